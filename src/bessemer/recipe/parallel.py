@@ -32,23 +32,17 @@ class Parallel(Section):
     """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
 
     auto: bool = False
-    """Let the planner choose the layout it predicts to be fastest on the devices of [cluster], or of this machine."""
-    replicate: Positive = Field(1, description="Copies of the model, each for its own part of the batch.")
+    replicate: Positive = 1
     shard: Positive = 1
-    """Processes that share one copy's optimizer state, gradients and weights (see zero), and the batch."""
-    tensor: Positive = Field(1, description="Processes that share every matrix: heads, hidden units, vocabulary.")
-    pipeline: Positive = Field(1, description="Stages of blocks, each on its own process.")
-    context: Positive = Field(1, description="Processes that share every sequence.")
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    context: Positive = 1
     zero: Literal[1, 2, 3] = 3
-    """What `shard` divides: 1: optimizer state; 2: gradients too; 3: weights too."""
     schedule: PipelineSchedule = "1f1b"
-    """Order of the micro-batches in the pipeline: gpipe, 1f1b, interleaved, zbv or dualpipev."""
     virtual: Positive | None = None
-    """Stages a process of the pipeline holds; left out: 2 for interleaved, zbv and dualpipev, else 1."""
-    offload: bool = Field(False, description="Keep sharded weights, gradients and optimizer state in the CPU's memory.")
-    restarts: int = Field(3, ge=0, description="Times that the group starts again after a process was lost.")
+    offload: bool = False
+    restarts: int = Field(3, ge=0)
     elastic: bool = False
-    """Go on with fewer or more processes than before: replicate, else shard, follows their number."""
 
     @property
     def world(self) -> int:
@@ -142,49 +136,33 @@ class Cluster(Section):
     """The machines of a training on several nodes. Changes nothing of what is trained."""
 
     device: str | None = Field(None, min_length=1)
-    """Device to plan for, by its name in the catalogue (`bessemer plan --devices`); left out: this machine's."""
     devices: Positive | None = None
-    """Devices to plan for, all together; left out: nodes x devices_per_node, or what [parallel] comes to."""
-    devices_per_node: Positive | None = Field(None, description="Devices in a node; left out: as the catalogue has it.")
+    devices_per_node: Positive | None = None
     intra_bandwidth: float | None = Field(None, gt=0)
-    """GB/s that a device sends to others of its node, one way; left out: the catalogue's."""
     inter_bandwidth: float | None = Field(None, gt=0)
-    """GB/s that a device sends out of its node, one way; left out: the catalogue's."""
     storage_bandwidth: float = Field(2.0, gt=0)
-    """GB/s that a node writes to and reads from the storage of checkpoints and tokens."""
-    price: float | None = Field(None, gt=0, description="Dollars per device-hour; left out: the catalogue's, dated.")
+    price: float | None = Field(None, gt=0)
     failures_per_node_year: float | None = Field(None, gt=0)
-    """Failures of a node in a year that end a training; left out: a published rate."""
-    catalogue: str | None = Field(None, description="A file of your own devices, in the catalogue's form.")
+    catalogue: str | None = None
     framework: str = "bessemer"
-    """Framework whose memory and overlap the plan models: bessemer, or one it was validated on, as megatron-lm."""
     nodes: Positive = 1
-    """Nodes, with equally many processes each; left out: `launch` takes as many as the processes fill where device or
-    devices_per_node says what a node has."""
     min_nodes: Positive | None = None
-    """Fewest nodes to go on with when some are lost (needs parallel.elastic); left out: all."""
-    cpus_per_process: Positive = Field(8, description="Cores that the scheduler is asked for, for each process.")
+    cpus_per_process: Positive = 8
     memory: str | None = Field(None, pattern=r"^[0-9]+[KMGT]i?$")
-    """Memory of a node, as 900Gi; left out: all of it (slurm), or 32Gi a process without a limit (kubernetes)."""
     time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
-    """Time limit of a job (slurm), [DAYS-]HH:MM:SS; a training that is longer goes on in the next one."""
     save_seconds: Positive = 300
-    """Time to finish a step and save it: so long before the limit the job is told to stop."""
-    partition: str | None = Field(None, pattern=NAME, description="Partition (slurm).")
-    account: str | None = Field(None, pattern=NAME, description="Account to charge (slurm).")
-    qos: str | None = Field(None, pattern=NAME, description="Quality of service (slurm).")
-    constraint: str | None = Field(None, pattern=NAME, description="Features that nodes must have (slurm).")
+    partition: str | None = Field(None, pattern=NAME)
+    account: str | None = Field(None, pattern=NAME)
+    qos: str | None = Field(None, pattern=NAME)
+    constraint: str | None = Field(None, pattern=NAME)
     image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
-    """Container image; needed for kubernetes, for slurm with pyxis."""
-    mounts: Words = Field((), description="Folders in the container, as /here:/there (slurm with pyxis).")
-    setup: Words = Field((), description="Shell lines before the training starts, as module load cuda (slurm).")
-    port: int = Field(29500, ge=1024, le=64000, description="Port of the first node at which the nodes meet.")
-    namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="Namespace (kubernetes).")
+    mounts: Words = ()
+    setup: Words = ()
+    port: int = Field(29500, ge=1024, le=64000)
+    namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
     claim: str | None = Field(None, pattern=r"^[a-z0-9.-]+$")
-    """Volume claim (ReadWriteMany) for the run folder (kubernetes)."""
-    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$", description="Where the claim is mounted (kubernetes).")
+    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
     shared_memory: str = Field("16Gi", pattern=r"^[0-9]+[KMGT]i?$")
-    """Size of /dev/shm, which NCCL uses within a node (kubernetes)."""
 
     @model_validator(mode="after")
     def _fewer_are_fewer(self) -> Self:

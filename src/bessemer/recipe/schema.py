@@ -1,8 +1,8 @@
 """One run as one frozen, validated value.
 
-The recipe is the only configuration there is. Every key is declared here once, with its type, its default
-and one sentence that says what it means; `bessemer recipe --explain KEY` prints that sentence. Keys that are
-not declared are errors, so no setting can be silently ignored.
+The recipe is the only configuration there is. Every key is declared here once, with its type and its default; keys.toml has
+the sentence that says what it means, which `bessemer recipe --explain KEY` prints. Keys that are not declared are errors, so no
+setting can be silently ignored.
 
 Values left out (`None`) are derived: by the depth dial, from the corpus, or from the device. The run folder
 keeps the recipe with every derived value filled in.
@@ -28,9 +28,9 @@ from bessemer.recipe.train import Train
 class Run(Section):
     """Which run this is and where it lies."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; its folder is DIR/NAME.")
-    dir: str = Field("runs", description="Folder that holds run folders.")
-    seed: int = Field(0, ge=0, description="Seed of the training: initial weights, order of the data, samples.")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    dir: str = "runs"
+    seed: int = Field(0, ge=0)
 
     @property
     def folder(self) -> Path:
@@ -42,61 +42,53 @@ class Checkpoint(Section):
     """When the run is saved and how many saves are kept."""
 
     every: int | None = Field(None, gt=0)
-    """Steps between checkpoints; left out: a tenth of them, at most 1000; with train.minutes 30 seconds or more."""
-    keep: Positive = Field(3, description="Newest verified checkpoints kept; the older ones are removed.")
+    keep: Positive = 3
     asynchronous: bool | None = None
-    """Write checkpoints during training, from a copy in CPU memory; left out: on CUDA devices."""
 
 
 class Evaluate(Section):
     """What is measured on the held-out documents and shown as samples."""
 
     max_tokens: int | None = Field(None, gt=0)
-    """Held-out tokens used for a validation during training, at the most; left out: 2,000,000, with train.minutes as
-    many as keep all validations within about 8% of the time."""
-    ngram: bool = Field(True, description="Compare with an interpolated byte 5-gram model trained on the same text.")
+    ngram: bool = True
     ngram_max_bytes: Positive = 200_000_000
-    """Training text for the byte 5-gram, at the most; a longer text is cut and the report says so."""
-    prompts: Words = Field(("The ", "def "), description="Beginnings from which samples are written.")
-    sample_tokens: Positive = Field(120, description="Tokens in a sample.")
-    temperature: float = Field(0.8, ge=0, description="Temperature of the samples; 0: greedy.")
-    top_k: int = Field(50, ge=0, description="Samples draw from the so many most likely tokens; 0: from all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Samples draw from the likeliest tokens up to this probability.")
+    prompts: Words = ("The ", "def ")
+    sample_tokens: Positive = 120
+    temperature: float = Field(0.8, ge=0)
+    top_k: int = Field(50, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
 
 
 class Report(Section):
     """What is shown."""
 
-    tensorboard: bool = Field(True, description="Write TensorBoard event files beside metrics.jsonl.")
+    tensorboard: bool = True
 
 
 class Export(Section):
     """What leaves the run."""
 
-    hf: bool = Field(True, description="`bessemer run` ends with a checked export to the Hugging Face layout.")
+    hf: bool = True
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Of the exported weights, to which they are rounded; left out: float32, or what an imported model came in."""
     stream: bool | None = None
-    """Export tensor by tensor, and read each back, without loading the model to compare logits; left out: where the
-    model and transformers' copy of it do not fit into free memory."""
 
 
 class Recipe(Section):
     """One run, from raw text to an exported model."""
 
-    run: Run = Field(description="Which run this is and where it lies.")
-    corpus: Corpus = Field(Corpus(), description="Raw sources to clean documents.")
-    tokenizer: TokenizerChoice = Field(TokenizerChoice(), description="Text to token ids.")
-    tokens: Tokens = Field(Tokens(), description="Documents to token shards and sequences.")
-    model: Model = Field(Model(), description="The transformer.")
-    train: Train = Field(Train(), description="The step and the loop.")
-    parallel: Parallel = Field(Parallel(), description="How the run is split over processes.")
-    cluster: Cluster = Field(Cluster(), description="Machines of a training on several nodes.")
-    guard: Guard = Field(Guard(), description="What happens when a step or the run is sick.")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="When the run is saved.")
-    evaluate: Evaluate = Field(Evaluate(), description="What is measured after training.")
-    report: Report = Field(Report(), description="What is shown.")
-    export: Export = Field(Export(), description="What leaves the run.")
+    run: Run
+    corpus: Corpus = Corpus()
+    tokenizer: TokenizerChoice = TokenizerChoice()
+    tokens: Tokens = Tokens()
+    model: Model = Model()
+    train: Train = Train()
+    parallel: Parallel = Parallel()
+    cluster: Cluster = Cluster()
+    guard: Guard = Guard()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    report: Report = Report()
+    export: Export = Export()
 
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:

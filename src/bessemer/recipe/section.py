@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,8 +19,13 @@ def repeated(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)
 
 
+DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
+)
+
+
 class Section(BaseModel):
-    """A table of the recipe. A key's description is its Field's, or the string beneath it where that is longer."""
+    """A table of the recipe. keys.toml says what each of its keys means, under the name of its class."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -26,10 +33,13 @@ class Section(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Join the lines of descriptions."""
+        """Give each key its description."""
         super().__pydantic_init_subclass__(**kwargs)
-        for info in cls.model_fields.values():
-            info.description = " ".join((info.description or "").split())
+        known = {
+            key: text for base in reversed(cls.__mro__) for key, text in DESCRIPTIONS.get(base.__name__, {}).items()
+        }
+        for name, info in cls.model_fields.items():
+            info.description = " ".join(known.get(info.alias or name, info.description or "").split())
 
     def changed(self, **values: Any) -> Self:
         """The same table with these values, which are not validated; a dictionary changes keys of a table within it."""
