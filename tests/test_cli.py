@@ -23,6 +23,7 @@ from bessemer.cli import run_command
 from bessemer.run import read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text, write_text
+from tests.newest import weights_hash
 
 ENVIRONMENT = {**os.environ, "GOMP_SPINCOUNT": "1000"}
 
@@ -38,7 +39,7 @@ def trained(folder: Path) -> tuple[str, list[float]]:
     manifest = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())
     losses = [(row["step"], row["loss"]) for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
     assert [step for step, _ in losses] == list(range(1, manifest["step"] + 1)), "every step stands once"
-    return manifest["facts"]["weights"], [loss for _, loss in losses]
+    return weights_hash(folder), [loss for _, loss in losses]
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.train.measure import RunTiming
+from tests.newest import weights_hash
 
 WSD = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.25", "checkpoint.keep=1")
 
@@ -23,11 +24,9 @@ def train(recipe: Path, *overrides: str, flags: tuple[str, ...] = (), command: s
 
 def weights(folder: Path) -> tuple[str, list[tuple[int, float]]]:
     """The newest checkpoint's hash of the weights, and every step's loss."""
-    name = (folder / "checkpoints" / "latest").read_text()
     rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "every step stands once"
-    facts = json.loads((folder / "checkpoints" / name / "manifest.json").read_text())["facts"]
-    return facts["weights"], [(row["step"], row["loss"]) for row in rows]
+    return weights_hash(folder), [(row["step"], row["loss"]) for row in rows]
 
 
 def rates(folder: Path) -> list[float]:

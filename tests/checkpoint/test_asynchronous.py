@@ -1,30 +1,28 @@
-"""Saving beside the training: the same checkpoint, errors that surface, and a copy that nothing changes."""
+"""Saving beside the training, in a process: the same checkpoint, errors that surface, and a copy that nothing changes."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Event
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import torch as library
 
-from bessemer.checkpoint import AsyncSaver, asynchronous, format, latest, protocol, save
+from bessemer.checkpoint import AsyncSaver, files, format, latest, protocol, save, staging
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
 from bessemer.run import published
 from tests.parallel.processes import run_on
-
-WRITE = protocol.save_file
 
 
 def state(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -46,22 +44,29 @@ def test_it_is_what_a_save_in_the_foreground_writes(tmp_path: Path) -> None:
     assert (tmp_path / "beside" / "latest").read_text() == "step-00000030"
 
 
+def writer_of(saver: AsyncSaver) -> int:
+    """The process id of its writer, which is started where it does not run."""
+    saver.process.start()
+    assert saver.process._process is not None
+    return saver.process._process.pid
+
+
+def fill_disk(saver: AsyncSaver, size: int) -> None:
+    """Let the writer's files have so many bytes and no more, as on a disk that is full."""
+    resource.prlimit(writer_of(saver), resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
 def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
-    go = Event()
-
-    def wait_first(*arguments: Any) -> None:
-        assert go.wait(60)
-        WRITE(*arguments)
-
     tensors, facts = state(1.0), {"guard": [1, 2]}
-    with patch.object(protocol, "save_file", wait_first), AsyncSaver(tmp_path, keep=1) as saver:
+    with AsyncSaver(tmp_path, keep=1) as saver:
+        os.kill(writer_of(saver), signal.SIGSTOP)
         saver.save(10, tensors, facts)
         assert published(tmp_path) == []  # it returned before anything was written
         for named in tensors.values():
             for tensor in named.values():
                 tensor.fill_(99.0)
         facts["guard"].append(3)
-        go.set()
+        os.kill(writer_of(saver), signal.SIGCONT)
     found = latest(tmp_path)
     assert found is not None and found.facts == {"guard": [1, 2]}
     for part, named in state(1.0).items():
@@ -70,24 +75,23 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
 
 @pytest.mark.fault(8)
 def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
     saver = AsyncSaver(tmp_path, keep=2)
     saver.save(10, state(10.0), {})
     saver.finish()
-    with monkeypatch.context() as patched:
-        patched.setattr(protocol, "save_file", full)
-        saver.save(20, state(20.0), {})
-        saver._thread.join()  # type: ignore[union-attr]
-    with pytest.raises(BessemerError, match="the checkpoint of step 20 failed: .*No space left"):
+    fill_disk(saver, 1000)
+    saver.save(20, state(20.0), {})
+    assert saver._thread is not None
+    saver._thread.join()
+    assert published(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
+    fill_disk(saver, 1 << 30)
+    with pytest.raises(BessemerError, match="the checkpoint of step 20 failed: .*File too large"):
         saver.save(30, state(30.0), {})
     saver.finish()
     assert published(tmp_path) == [10, 30]
     bad = state(40.0)
     bad["model"]["a"][3, 3] = float("nan")
     saver.save(40, bad, {})
-    with pytest.raises(BessemerError, match="the checkpoint of step 40 failed: .*not finite"):
+    with pytest.raises(BessemerError, match="the checkpoint of step 40 failed: .*model tensor a .*not finite"):
         saver.finish()
     saver.finish()  # told once
     monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)
@@ -97,33 +101,75 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.fault(8)
+def test_a_writer_that_dies_fails_that_save_alone(tmp_path: Path) -> None:
+    with AsyncSaver(tmp_path, keep=3) as saver:
+        saver.save(10, state(10.0), {})
+        saver.finish()
+        died = writer_of(saver)
+        os.kill(died, signal.SIGSTOP)
+        saver.save(20, state(20.0), {})
+        os.kill(died, signal.SIGKILL)
+        with pytest.raises(BessemerError, match="step 20 failed: the process that writes checkpoints ended with -9"):
+            saver.finish()
+        assert published(tmp_path) == [10] and (tmp_path / "latest").read_text() == "step-00000010"
+        saver.save(30, state(30.0), {})
+        assert writer_of(saver) != died
+        os.kill(writer_of(saver), signal.SIGTERM)  # as a scheduler sends it to every process of a job
+    assert published(tmp_path) == [10, 30]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_writer_ends_with_its_process(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+import torch
+from bessemer.checkpoint import AsyncSaver
+saver = AsyncSaver(Path(sys.argv[1]), 2)
+saver.save(10, {"model": {"a": torch.ones(3)}}, {})
+print(saver.process._process.pid, flush=True)
+saver.finish()
+os.kill(saver.process._process.pid, 19)  # stopped: it cannot see that its input ends
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    writer = Path("/proc") / done.stdout.strip()
+    deadline = time.monotonic() + 20
+    while writer.exists() and "Z" not in (writer / "stat").read_text().rpartition(")")[2].split()[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)
+    monkeypatch.setattr(staging, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
     assert published(tmp_path) == [10]
-    assert not saver._buffers
+    assert not saver._staging._files
     bad = state(20.0)
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
         saver.save(20, bad, {})
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(staging, "available_memory", lambda: 10**9)
     saver.save(30, state(30.0), {})
-    held = {key: buffer.data_ptr() for key, buffer in saver._buffers.items()}
-    monkeypatch.setattr(asynchronous, "available_memory", lambda: 1000)  # what it holds already, it need not find free
+    held = {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()}
+    assert held.keys() == {"model", "optimizer"}
+    monkeypatch.setattr(staging, "available_memory", lambda: 1000)  # what it holds already, it need not find free
     saver.save(40, state(40.0), {})
-    assert {key: buffer.data_ptr() for key, buffer in saver._buffers.items()} == held
+    assert {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()} == held
     saver.finish()
     assert latest(tmp_path).step == 40  # type: ignore[union-attr]
 
 
 def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: object, **options: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+        raise OSError(12, "Cannot allocate memory")
 
     saver = AsyncSaver(tmp_path, keep=2)
     with monkeypatch.context() as patched:
-        patched.setattr(asynchronous.torch, "empty", none)
+        patched.setattr(staging.mmap, "mmap", none)
         saver.save(10, state(10.0), {})
     with pytest.raises(BessemerError, match="step 10 failed: no memory for the copy"):
         saver.finish()
@@ -162,25 +208,23 @@ def beside_collectives(folder: Path) -> list[str]:
     """The training's own collectives go on while checkpoints are written; what fails on one is told to both."""
     mesh = join(Parallel(replicate=2), torch.device("cpu"))
     weight, told = torch.zeros(300, 300), []
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with AsyncSaver(folder, keep=3, mesh=mesh) as saver:
         for step in range(1, 61):
             weight += 1.0
             dist.all_reduce(weight)
             weight /= 2.0
             if step % 10 == 0:
-                with patch.object(protocol, "save_file", full if step == 40 and mesh.rank == 1 else WRITE):
-                    try:
-                        saver.save(step, {"model": {f"w{n}": weight + n for n in range(6)}}, {})
-                    except BessemerError as error:
-                        told.append(f"{step}: {error}")
-                    if step == 40:  # while the patch lasts
-                        assert saver._thread is not None
-                        while float(reduced(saver._thread.is_alive())):
-                            saver._thread.join(0.05)
+                if step == 40:
+                    saver.finish()
+                if mesh.rank == 1:
+                    fill_disk(saver, 1000 if step == 40 else 1 << 30)
+                try:
+                    saver.save(step, {"model": {f"w{n}": weight + n for n in range(6)}}, {})
+                except BessemerError as error:
+                    told.append(f"{step}: {error}")
+                if step == 40:  # while the disk is full
+                    while float(reduced(saver.is_busy)):
+                        time.sleep(0.05)
     return told
 
 
@@ -190,11 +234,73 @@ def reduced(alive: bool) -> torch.Tensor:
     return flag
 
 
+def test_files_are_those_of_the_library(tmp_path: Path) -> None:
+    """Byte for byte, for all types and odd names; and so are the images in memory."""
+    dtypes = [getattr(torch, name.removeprefix("torch.")) for name in files.DTYPES if name != "torch.complex64"]
+    named = {f'{number % 3}/é"\\{dtype}': torch.arange(number).to(dtype) for number, dtype in enumerate(dtypes, 1)}
+    named |= {"empty": torch.zeros(0, 3), "one": torch.tensor(2.0), "turned": torch.arange(6.0).view(2, 3).T}
+    library.save_file({name: tensor.contiguous() for name, tensor in named.items()}, tmp_path / "theirs")
+    theirs = (tmp_path / "theirs").read_bytes()
+    written = files.save_file(protocol._sources(named), tmp_path / "ours")
+    assert (tmp_path / "ours").read_bytes() == theirs
+    image = staging.Staging()
+    path = image.copy({"model": named})()["model"]
+    assert Path(path).read_bytes() == theirs
+    assert files.copy(path, tmp_path / "copy") == files.scan(tmp_path / "theirs") == written
+    assert written == (len(theirs), hashlib.sha256(theirs).hexdigest(), None)
+    image.close()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn"])
+def test_a_value_that_is_not_finite_is_found_in_any_block(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    kind = getattr(torch, dtype)
+    largest = torch.finfo(kind).max
+    for number, value in enumerate((largest, -largest, float("nan"), float("-inf"))):
+        tensor = torch.zeros(100)
+        tensor = tensor.to(torch.float64)
+        tensor[77] = value
+        path = tmp_path / str(number)
+        library.save_file({"a": torch.ones(100), "b": tensor.to(kind)}, path)
+        is_finite = not bool(
+            tensor.to(kind).to(torch.float64).isnan().any() or tensor.to(kind).to(torch.float64).isinf().any()
+        )
+        found = files.scan(path)
+        assert found.nonfinite == (None if is_finite else "b")
+        assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        if number < 2:
+            assert is_finite
+        if dtype != "float8_e4m3fn" and number == 3:
+            assert not is_finite
+
+
+def test_any_bytes_can_be_scanned(tmp_path: Path) -> None:
+    library.save_file({"a": torch.ones(100), "b": torch.ones(3, dtype=torch.uint8)}, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    draw = random.Random(0)
+    for data in (
+        b"",
+        b"x",
+        whole[:8],
+        whole[:50],
+        whole[:-1],
+        whole[:-10],
+        whole + b"xyz",
+        bytes(100),
+        draw.randbytes(5000),
+    ):
+        (tmp_path / "some").write_bytes(data)
+        found = files.scan(tmp_path / "some")
+        assert found[:2] == (len(data), hashlib.sha256(data).hexdigest())
+
+
 def test_the_training_goes_on_beside_it(tmp_path: Path) -> None:
     first, second = run_on(2, beside_collectives, tmp_path)
     assert first == second
     (said,) = first
-    assert said.startswith("50: the checkpoint of step 40 failed: rank 1: ") and "No space left" in said
+    assert said.startswith("50: the checkpoint of step 40 failed: rank 1: ") and "File too large" in said
     assert published(tmp_path) == [30, 50, 60]
     for step in (30, 50, 60):
         found = protocol.verify(tmp_path / f"step-{step:08d}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.checkpoint import latest, protocol, save, verify
+from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
 from bessemer.errors import BessemerError
 
@@ -135,8 +135,7 @@ def test_a_checkpoint_with_valid_hashes_and_nan_weights_is_passed_over(
     state = tensors()
     state["model"]["a"][0, 0] = float("nan")
     with monkeypatch.context() as patched:
-        patched.setattr(protocol, "_require_finite", lambda tensors: None)
-        patched.setattr(protocol, "_require_finite_file", lambda path: None)
+        patched.setattr(files, "_is_finite", lambda dtype, block: True)
         save(folder, 40, state, {}, keep=5)
     assert latest(folder, on_damage=lambda line: None).step == 30  # type: ignore[union-attr]
 
@@ -155,9 +154,9 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for name in ("save_file", "write_atomic", "_sync_file"):
+    for module, name in ((protocol, "save_file"), (protocol, "write_atomic"), (files, "_sync")):
         with monkeypatch.context() as patched:
-            patched.setattr(protocol, name, full)
+            patched.setattr(module, name, full)
             with pytest.raises(OSError, match="No space"):
                 save(folder, 40, tensors(), {}, keep=1)
         assert protocol.published(folder) == [10, 20, 30]

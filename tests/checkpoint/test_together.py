@@ -17,7 +17,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bessemer.checkpoint import SavedCheckpoint, latest, protocol, save
+from bessemer.checkpoint import SavedCheckpoint, files, latest, protocol, save
+from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.protocol import exchange
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
@@ -54,8 +55,8 @@ def bug(*arguments: object, **options: object) -> None:
     raise ValueError("no such thing")
 
 
-def wrong(path: Path) -> dict[str, Any]:
-    return {"bytes": 1, "sha256": "another"}
+def wrong(*arguments: Any) -> Scan:
+    return files.save_file(*arguments)._replace(sha256="another")
 
 
 def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
@@ -76,16 +77,16 @@ def fail_in_turn(folder: Path) -> list[tuple[str, str, str]]:
         mesh.barrier()
 
     for rank, target, name, function in (
-        (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, protocol, "_sync_file", full),
+        (0, protocol, "save_file", full), (1, protocol, "save_file", full), (1, files, "_sync", full),
         (0, protocol, "write_atomic", full), (0, os, "rename", full), (1, protocol, "save_file", bug),
-        (0, protocol, "_require_space", bug), (1, protocol, "_require_finite_file", full),
+        (0, protocol, "_require_space", bug), (1, protocol, "scan", full),
     ):  # fmt: skip
         if mesh.rank == rank:
             with patch.object(target, name, function):
                 attempt(f"{name} on {rank}")
         else:
             attempt(f"{name} on {rank}")
-    with patch.object(protocol, "_fingerprint", wrong) if mesh.rank == 1 else nullcontext():
+    with patch.object(protocol, "save_file", wrong) if mesh.rank == 1 else nullcontext():
         attempt("fingerprint of 1, found by 0")
     for rank in (0, 1):
         tensors = state(20)
@@ -183,7 +184,7 @@ def killed_at(folder: Path, victim: int, operation: int) -> list[int]:
                     count = [0]
                     for module, name in (
                         (os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (os, "unlink"), (os, "rmdir"),
-                        (os, "mkdir"), (shutil, "rmtree"), (protocol, "save_file"), (protocol, "_fingerprint"),
+                        (os, "mkdir"), (shutil, "rmtree"), (protocol, "save_file"), (protocol, "scan"),
                     ):  # fmt: skip
                         setattr(module, name, deadly(operation, count, getattr(module, name)))
                 two_saves(folder, mesh)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainings import another, command, facts, losses
+from trainings import another, command, losses, weights
 
 from bessemer.parallel.replicas import bit_sums, differences
 from bessemer.run import read_json_lines
@@ -86,4 +86,4 @@ def test_a_flipped_bit_is_undone(made: Path, tmp_path: Path, layout: str, proces
     assert "rolled back to step 12; the same steps again" in found[0]["action"]
     assert found[-1]["rank"] == flips and f"rank {flips}" in found[-1]["cause"]
     assert losses(made, name) == losses(made, f"{name}-whole")
-    assert facts(made, name)["weights"] == facts(made, f"{name}-whole")["weights"]
+    assert weights(made, name) == weights(made, f"{name}-whole")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, differ, errors, facts, losses, metrics, wait_for_step
+from trainings import another, bessemer, command, differ, errors, facts, losses, metrics, wait_for_step, weights
 
 from bessemer.run import read_json_lines
 
@@ -135,7 +135,7 @@ def test_ranks_killed_at_random_steps_cost_nothing(
     assert process.returncode == 0, said
     assert bessemer("train", *another(made, "kills-none"), *sets).returncode == 0
     assert losses(made, "kills") == losses(made, "kills-none")
-    assert facts(made, "kills")["weights"] == facts(made, "kills-none")["weights"]
+    assert weights(made, "kills") == weights(made, "kills-none")
     resumed = [row["step"] for row in metrics(made, "kills", "resumed")]
     lost = [step - max([0, *(to for to in resumed if to <= step)]) for step in killed]
     assert max(lost) <= every + 2

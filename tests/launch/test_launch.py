@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step
+from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step, weights
 
 
 @pytest.mark.long
@@ -80,7 +80,7 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
     assert losses(made, "killed") == losses(made, straight)
-    assert facts(made, "killed")["weights"] == facts(made, straight)["weights"]
+    assert weights(made, "killed") == weights(made, straight)
 
 
 @pytest.mark.long
@@ -97,7 +97,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) ->
         assert "stopped by SIGTERM" in said, "the signal that the command received, not the one it passes on"
     assert bessemer("train", *stopped, *LAYOUT).returncode == 0
     assert losses(made, "stopped") == losses(made, straight)
-    assert facts(made, "stopped")["weights"] == facts(made, straight)["weights"]
+    assert weights(made, "stopped") == weights(made, straight)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainings import another, command, facts, losses, wait_for_step
+from trainings import another, command, losses, wait_for_step, weights
 
 from bessemer.guard import pulse
 from bessemer.guard.pulse import Pulse, Reading
@@ -137,4 +137,4 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(made: Path, tmp_path:
         whole = trained(made, "undisturbed", {})
         assert whole.wait(timeout=120) == 0
     assert losses(made, name) == losses(made, "undisturbed")
-    assert facts(made, name)["weights"] == facts(made, "undisturbed")["weights"]
+    assert weights(made, name) == weights(made, "undisturbed")

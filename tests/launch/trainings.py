@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.newest import weights_hash
+
 RECIPE = """
 [run]
 name = "t"
@@ -70,6 +72,10 @@ def facts(recipe: Path, name: str) -> dict[str, object]:
     folder = recipe.parent / "runs" / name / "checkpoints"
     found = json.loads((folder / (folder / "latest").read_text() / "manifest.json").read_text())
     return dict(found["facts"])
+
+
+def weights(recipe: Path, name: str) -> str:
+    return weights_hash(recipe.parent / "runs" / name)
 
 
 def wait_for_step(run: Path, step: int) -> None:

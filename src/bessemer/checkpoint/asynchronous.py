@@ -1,54 +1,161 @@
-"""Asynchronous checkpoints: the step waits while the state is copied, and not while it is written.
+"""Checkpoints written beside the training: the step waits while the state is copied into shared memory, and not while it is
+written.
 
-A thread writes, hashes, verifies and publishes the copy. It communicates with the threads of the other processes over its own
-process group: on the training's group the two would receive each other's messages.
+A process writes, hashes and reads back the copy (files.py). A thread only tells it what to do and communicates with the threads
+of the other ranks, over a process group of its own: on the training's group the two would receive each other's messages.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from bessemer.checkpoint import files
+from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import LocalTensors, PreparedSave, Retention, prepare, publish
-from bessemer.environment import available_memory
+from bessemer.checkpoint.protocol import PreparedSave, Retention, Writer, prepare, publish
+from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 TIMEOUT = timedelta(hours=1)  # for the other processes to write
-MEMORY_FACTOR = 1.1  # free memory required, as a multiple of the copy
 JOIN_SECONDS = 10.0  # that a failing run waits for a running save
 
 
-class AsyncSaver:
+class WriterProcess:
+    """A process of low priority that copies and reads files; started at the first use, and again after it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it where it does not run. It ends with the thread that calls this."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-P", files.__file__, str(os.getpid())]
+            # Schedulers send stop signals to every process, and the training saves after them: it never receives them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            try:
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def request(self, kind: str, *paths: str | Path) -> Scan:
+        """`files.copy` or `files.scan` in that process. Raises OSError, and BessemerError where it dies."""
+        process, answer = self._process, b""
+        assert process is not None and process.stdin is not None and process.stdout is not None, "started"
+        try:
+            process.stdin.write(json.dumps([kind, *map(str, paths)]).encode() + b"\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:  # of the pipe
+            pass
+        if not answer.endswith(b"\n"):
+            code = process.wait()
+            raise BessemerError(f"the process that writes checkpoints ended with {code}")
+        result = json.loads(answer)
+        if isinstance(result, dict):
+            raise OSError(result["errno"], result["error"])
+        return Scan(*result)
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class BackgroundWork:
+    """One piece of work at a time in a thread, collective, with a process that reads and writes for it."""
+
+    def __init__(self, mesh: ProcessMesh) -> None:
+        self.mesh = mesh
+        if not mesh.is_single:
+            self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
+            traffic.count(self.mesh.control)  # not part of the concurrent step
+        self.process = WriterProcess()
+        self._thread: Thread | None = None
+        self._failure: BaseException | None = None
+
+    def begin(self, what: str, work: Callable[[], object], in_background: bool = True) -> None:
+        """Begin some work after the last one. what: names it in its error."""
+
+        def attempt() -> None:
+            try:
+                work()
+            except (BessemerError, OSError) as error:
+                self._failure = BessemerError(f"{what} failed: {error}")
+                self._failure.__cause__ = error
+            except BaseException as error:
+                self._failure = error
+
+        if not in_background:
+            attempt()
+            return
+        self.process.start()
+        self._thread = Thread(target=attempt, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is being done."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self) -> BaseException | None:
+        """Wait for the work. Returns its error, once."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, failure, self._failure = None, self._failure, None
+        return failure
+
+    def finish(self) -> None:
+        """Wait for the work. Raises its error on every process."""
+        failure = self.join()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # with this frame it would be a reference cycle that keeps the group alive
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if error is None:
+                self.finish()
+            elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
+                self._thread.join(JOIN_SECONDS)
+        finally:
+            self.process.end()
+
+
+class AsyncSaver(BackgroundWork):
     """Saves one checkpoint at a time. Every process creates one, and calls `save` for the same steps.
 
-    The copy takes as much CPU memory as this process writes (page-locked on CUDA), from the first save on; where that is
+    The copy takes as much shared memory as this process writes (page-locked on CUDA), from the first save on; where that is
     not free, the save runs in the foreground. Use it as a context, or call `finish` before the group ends.
     """
 
     def __init__(self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
         """folder, keep: as `protocol.save`; keep may be changed between saves."""
+        super().__init__(mesh)
         self._folder, self.keep = folder, keep
-        self._mesh = mesh
-        if not mesh.is_single:
-            self._mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-            traffic.count(self._mesh.control)  # not part of the concurrent step
-        self._thread: Thread | None = None
-        self._failure: BaseException | None = None
-        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._staging = Staging()
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change when this returns.
@@ -56,100 +163,38 @@ class AsyncSaver:
         Waits for the previous save. If that one failed, its error (BessemerError, on every process) is raised here, after
         the new one has begun.
         """
-        before = self._join()
+        before = self.join()
         try:
-            prepared = prepare(self._folder, step, tensors, self._mesh)
+            prepared = prepare(self._folder, step, tensors, self.mesh)
         except Exception as error:
             if before is not None:
                 error.add_note(f"(and the save before failed: {before})")
             raise
-        copied: Callable[[], LocalTensors] | None = None
-        if in_background := self._fits(prepared.own):
-            try:
-                copied = self._copy(prepared.own)
-            except (RuntimeError, MemoryError) as error:  # raised in the thread, where the other ranks wait
-                copied = partial(_fail, BessemerError(f"no memory for the copy: {error}"))
-        arguments = prepared, copy.deepcopy(facts), copied, self.keep
-        self._thread = Thread(target=self._publish, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-        after = None if in_background else self._join()
+        writer = self._staged(prepared)
+        prepared = replace(prepared, own=prepared.own if writer is None else {})
+        facts, keep = copy.deepcopy(facts), self.keep
+        what = f"the checkpoint of step {step}"
+        self.begin(what, lambda: publish(prepared, facts, keep, self.mesh, writer), in_background=writer is not None)
+        after = self.join() if writer is None else None
         try:
             if before or after:
                 raise before or after  # type: ignore[misc]
         finally:
             del before, after  # with this frame they would be reference cycles that keep the group alive
 
-    def finish(self) -> None:
-        """Wait until the running save is published. Raises its error on every process."""
-        failure = self._join()
+    def __exit__(self, *error: Any) -> None:
         try:
-            if failure is not None:
-                raise failure
+            super().__exit__(*error)
         finally:
-            del failure
+            self._staging.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _staged(self, prepared: PreparedSave) -> Writer | None:
+        """Begin to copy what this process saves. Returns what writes the copy; None without memory for it."""
+        if not self._staging.fits(prepared.own):
+            return None
+        ready = self._staging.copy(prepared.own)
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.finish()
-        elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
-            self._thread.join(JOIN_SECONDS)
+        def write(part: str, path: Path) -> Scan:
+            return self.process.request("copy", ready()[part], path)
 
-    def _publish(
-        self, prepared: PreparedSave, facts: dict[str, Any], copied: Callable[[], LocalTensors] | None,
-        keep: Retention | int,
-    ) -> None:  # fmt: skip
-        try:
-            publish(prepared, facts, keep, self._mesh, copied)
-        except (BessemerError, OSError) as error:
-            self._failure = BessemerError(f"the checkpoint of step {prepared.step} failed: {error}")
-            self._failure.__cause__ = error
-        except BaseException as error:
-            self._failure = error
-
-    def _join(self) -> BaseException | None:
-        """Wait for the running save. Returns its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, failure, self._failure = None, self._failure, None
-        return failure
-
-    def _fits(self, own: LocalTensors) -> bool:
-        """Whether copies of all processes of this node fit into free memory."""
-        named = (((part, name), tensor) for part, tensors in own.items() for name, tensor in tensors.items())
-        missing = sum(tensor.nbytes for key, tensor in named if not _matches(self._buffers.get(key), tensor))
-        return MEMORY_FACTOR * missing * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= available_memory()
-
-    def _copy(self, own: LocalTensors) -> Callable[[], LocalTensors]:
-        """Start copying into this process's buffers. Returns a function that waits for the copy and returns it."""
-        buffers: dict[tuple[str, str], Tensor] = {}
-        event: torch.cuda.Event | None = None
-        for part, named in own.items():
-            for name, tensor in named.items():
-                buffer = self._buffers.pop((part, name), None)
-                if buffer is None or not _matches(buffer, tensor):
-                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                buffers[part, name] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
-                if tensor.is_cuda and event is None:
-                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._buffers = buffers
-        if event is not None:  # the next update follows the copies on the same stream, so the step need not wait
-            event.record()  # type: ignore[no-untyped-call]
-        copies = {part: {name: buffers[part, name] for name in named} for part, named in own.items()}
-
-        def ready() -> LocalTensors:
-            if event is not None:
-                event.synchronize()  # type: ignore[no-untyped-call]
-            return copies
-
-        return ready
-
-
-def _matches(buffer: Tensor | None, tensor: Tensor) -> bool:
-    return buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
-
-
-def _fail(error: BessemerError) -> LocalTensors:
-    raise error
+        return Writer(write, lambda path: self.process.request("scan", path))

@@ -14,21 +14,20 @@ write and verify; a failure of one raises on all.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from bessemer.checkpoint.files import DTYPES, ArraySource, Scan, save_file, scan
 from bessemer.checkpoint.format import (
     MANIFEST,
     Contents,
@@ -102,6 +101,13 @@ class PreparedSave:
         return self.folder / f"{_name(self.step)}.tmp"
 
 
+class Writer(NamedTuple):
+    """Who writes and reads files. write: a part of what this process saves, to a path; scan: reads a file back."""
+
+    write: Callable[[str, Path], Scan]
+    scan: Callable[[Path], Scan]
+
+
 def save(
     folder: Path, step: int, tensors: Tensors, facts: dict[str, Any], keep: Retention | int,
     mesh: ProcessMesh = SINGLE_PROCESS,
@@ -140,25 +146,28 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
 
 def publish(
     prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
-    copied: Callable[[], LocalTensors] | None = None,
+    writer: Writer | None = None,
 ) -> SavedCheckpoint:  # fmt: skip
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
-    copied: returns a copy of `prepared.own` to write in its place.
+    writer: writes copies of `prepared.own` and reads files back, in place of this process.
     """
     target, staged = prepared.target, prepared.staged
+    writer = writer or Writer(lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path))
 
     def write() -> dict[str, Any]:
-        tensors = prepared.own if copied is None else copied()
-        _require_finite(tensors)
         if not staged.is_dir():
             raise BessemerError(
                 f"{staged}: the first process made it, but it is not there; is the folder shared by all?"
             )
         files = {}
         for part, (file, _) in prepared.plan.items():
-            _write(tensors[part], staged / file)
-            files[file] = _fingerprint(staged / file)
+            written = writer.write(part, staged / file)
+            if written.nonfinite is not None:
+                raise BessemerError(
+                    f"checkpoint: {part} tensor {written.nonfinite} holds a value that is not finite; not saved"
+                )
+            files[file] = written.fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
@@ -180,7 +189,7 @@ def publish(
 
     try:
         exchange(mesh, write, write_manifest)
-        checkpoint = verify(staged, mesh)
+        checkpoint = verify(staged, mesh, writer.scan)
         exchange(mesh, lambda: None, move)
     except BaseException:
         if mesh.is_main:
@@ -250,10 +259,12 @@ def whole(
             yield checkpoint
 
 
-def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
+def verify(
+    folder: Path, mesh: ProcessMesh = SINGLE_PROCESS, read: Callable[[Path], Scan] | None = None
+) -> SavedCheckpoint:
     """Read a whole checkpoint and compare it with its manifest, the files divided among the processes; collective.
 
-    Raises BessemerError that names the file, on every process.
+    read: reads a file, in place of this process. Raises BessemerError that names the file, on every process.
     """
     manifests: list[Manifest] = []
 
@@ -264,11 +275,13 @@ def verify(folder: Path, mesh: ProcessMesh = SINGLE_PROCESS) -> SavedCheckpoint:
             if not path.is_file():
                 raise BessemerError(f"{path}: missing")
             try:
-                if _fingerprint(path) != manifests[0].files[name]:
-                    raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
-                _require_finite_file(path)
-            except (OSError, SafetensorError) as error:
+                found = (read or scan)(path)
+            except OSError as error:
                 raise BessemerError(f"{path}: cannot be read: {error}") from None
+            if found.fingerprint != manifests[0].files[name]:
+                raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
+            if found.nonfinite is not None:
+                raise BessemerError(f"{path}: tensor {found.nonfinite} holds a value that is not finite")
         return manifests[0].sha256
 
     def compare(hashes: list[str]) -> list[None]:
@@ -362,42 +375,16 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _write(named: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in named.items()}, path)
-    except SafetensorError as error:  # raised when the disk is full
-        raise BessemerError(f"checkpoint: {path}: {error}") from None
-    _sync_file(path)
+def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:
+    """Tensors as what is written; each is brought to the CPU when its turn comes."""
 
+    def bytes_of(tensor: Tensor) -> memoryview:
+        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
 
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
-
-
-def _require_finite(tensors: LocalTensors) -> None:
-    for part, named in tensors.items():
-        for name, tensor in named.items():
-            if not _is_finite(tensor):
-                raise BessemerError(f"checkpoint: {part} tensor {name} holds a value that is not finite; not saved")
-
-
-def _require_finite_file(path: Path) -> None:
-    with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-    for name in names:  # opened for each, since pages of a mapped file that were read stay in memory until it is closed
-        with safe_open(path, framework="pt") as file:
-            if not _is_finite(file.get_tensor(name)):
-                raise BessemerError(f"{path}: tensor {name} holds a value that is not finite")
+    return {
+        name: ArraySource(DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes, partial(bytes_of, tensor))
+        for name, tensor in named.items()
+    }
 
 
 def _require_space(folder: Path, needed: int) -> None:

@@ -20,7 +20,8 @@ from bessemer.model.dropout import splitmix64_finaliser
 from bessemer.parallel.mesh import ProcessMesh
 
 Box = tuple[int, ...]  # an offset or a shape
-HASH_CHUNK = 1 << 18  # elements hashed at a time, each with some 64 bytes of intermediates
+HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
+DEVICE_CHUNKS = 64  # so many times more on a device
 
 
 @torch.no_grad()
@@ -172,8 +173,9 @@ def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
     seeds = [int.from_bytes(hashlib.blake2b(f"{n}{name}".encode(), digest_size=7).digest(), "little") for n in (0, 1)]
     bits, strides = bits_of(shard).reshape(-1), [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     total = torch.zeros(2, dtype=torch.int64)
-    for start in range(0, bits.numel(), HASH_CHUNK):
-        chunk = bits[start : start + HASH_CHUNK].to(torch.int64)
+    size = HASH_CHUNK * (1 if shard.device.type == "cpu" else DEVICE_CHUNKS)
+    for start in range(0, bits.numel(), size):
+        chunk = bits[start : start + size].to(torch.int64)
         index = torch.arange(start, start + len(chunk), device=shard.device)
         if shape != tuple(shard.shape):  # row-major in the whole tensor
             places = zip(torch.unravel_index(index, shard.shape), offset, strides, strict=True)

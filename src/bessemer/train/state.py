@@ -76,7 +76,6 @@ def capture(
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": data_digest(store),
-        "weights": weights_digest(step),
         "bessemer": __version__,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),

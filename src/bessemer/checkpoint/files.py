@@ -1,0 +1,215 @@
+"""Safetensors files written, hashed and read back in one pass, without torch.
+
+Run as a program it is the process that does so during the training: each line of standard input is a request, a JSON list
+["copy", SOURCE, TARGET] or ["scan", PATH], and is answered by a line, the JSON list of a `Scan` or {"error": ..., "errno": ...}.
+A thread would hold the interpreter that the training needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+BLOCK_BYTES = 4 << 20  # read, hashed, checked and written at a time
+NICE = 10  # of the program: the training's threads go first
+
+DTYPES = {
+    "torch.uint64": "U64", "torch.int64": "I64", "torch.float64": "F64", "torch.complex64": "C64", "torch.float32": "F32",
+    "torch.uint32": "U32", "torch.int32": "I32", "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.uint16": "U16",
+    "torch.int16": "I16", "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2", "torch.int8": "I8",
+    "torch.uint8": "U8", "torch.bool": "BOOL",
+}  # fmt: skip
+"""The format's names of types, in the order in which the library writes them: so each tensor is aligned."""
+
+_ORDER = {name: number for number, name in enumerate(DTYPES.values())}
+# The bits that are all set in what is not finite. numpy knows the other types.
+_EXPONENTS: dict[str, tuple[str, int]] = {
+    "BF16": ("<u2", 0x7F80),
+    "F8_E5M2": ("u1", 0x7C),
+    "F8_E4M3": ("u1", 0x7F),
+}
+_FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
+
+Block = tuple[
+    str, str, memoryview
+]  # name of a tensor, its type, some of its bytes; two empty names for what is no tensor's
+
+
+class Scan(NamedTuple):
+    """What a pass over a file found. nonfinite: the first tensor with a value that is not finite."""
+
+    bytes: int
+    sha256: str
+    nonfinite: str | None = None
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """As a manifest has it."""
+        return {"bytes": self.bytes, "sha256": self.sha256}
+
+
+class ArraySource(NamedTuple):
+    """A tensor to write. dtype: the format's name; data: returns its bytes, when they are written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    data: Callable[[], memoryview]
+
+
+def layout(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[bytes, dict[str, int]]:
+    """The beginning of a safetensors file, and where in the file each tensor begins. tensors: dtype, shape, bytes by name."""
+    begin, header, begins = 0, {}, {}
+    for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name][0]], name)):
+        dtype, shape, nbytes = tensors[name]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
+        begins[name] = begin
+        begin += nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: len(head) + at for name, at in begins.items()}
+
+
+def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) -> Scan:
+    """Write a new file, synced, one tensor in memory at a time. The file is not complete where a value is not finite."""
+
+    def blocks() -> Iterator[Block]:
+        head, begins = layout({name: (one.dtype, one.shape, one.nbytes) for name, one in tensors.items()})
+        yield "", "", memoryview(head)
+        for name in begins:
+            data = tensors[name].data()
+            for at in range(0, len(data), BLOCK_BYTES):
+                yield name, tensors[name].dtype, data[at : at + BLOCK_BYTES]
+
+    return _write(blocks(), path)
+
+
+def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Scan:
+    """Write a new file, synced, with what is in another. As `save_file`."""
+    with open(source, "rb", buffering=0) as file:
+        return _write(_blocks(file), target)
+
+
+def scan(path: str | os.PathLike[str]) -> Scan:
+    """Hash a file and look for values that are not finite. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        return _pass(_blocks(file), None)
+
+
+def _write(blocks: Iterable[Block], path: str | os.PathLike[str]) -> Scan:
+    with open(path, "xb", buffering=0) as file:
+        found = _pass(blocks, file)
+        _sync(file)
+    return found
+
+
+def _sync(file: BinaryIO | Any) -> None:
+    os.fsync(file.fileno())
+
+
+def _pass(blocks: Iterable[Block], target: Any) -> Scan:
+    """Hash, check and, where there is a target, write blocks up to a value that is not finite. A thread hashes meanwhile."""
+    digest, size, nonfinite, pending = hashlib.sha256(), 0, None, None
+    with ThreadPoolExecutor(1) as hasher:
+        for name, dtype, block in blocks:
+            if pending is not None:
+                pending.result()
+            pending = hasher.submit(digest.update, block)
+            size += len(block)
+            if nonfinite is None and not _is_finite(dtype, block):
+                nonfinite = name
+                if target is not None:
+                    break
+            while target is not None and len(block):
+                block = block[target.write(block) :]
+    return Scan(size, digest.hexdigest(), nonfinite)
+
+
+def _blocks(file: Any) -> Iterator[Block]:
+    """The blocks of a file; two buffers take turns, so that a block is valid until the next but one is read. A file without a
+    valid header is one of bytes."""
+    buffers = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(2)]
+    head, tensors = _header(file)
+    yield "", "", memoryview(head)
+    turn = 0
+    for name, dtype, nbytes in [*tensors, ("", "", sys.maxsize)]:  # after the last tensor nothing should follow
+        while nbytes:
+            turn = 1 - turn
+            count = file.readinto(buffers[turn][: min(nbytes, BLOCK_BYTES)])
+            if not count:
+                break
+            while count % 8 and count < min(nbytes, BLOCK_BYTES):  # whole elements
+                more = file.readinto(buffers[turn][count : min(nbytes, BLOCK_BYTES)])
+                if not more:  # the file ends within an element
+                    dtype = ""
+                    break
+                count += more
+            yield name, dtype, buffers[turn][:count]
+            nbytes -= count
+
+
+def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
+    """The beginning of a file up to its first tensor, and its tensors in order: name, dtype, bytes; none where it is damaged."""
+    head = bytes(file.read(8))
+    length, rest = int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size - 8
+    if length > rest:
+        return head, []
+    while len(head) < 8 + length and (more := file.read(8 + length - len(head))):
+        head += more
+    tensors, end = [], 0
+    try:
+        header = json.loads(head[8:])
+        for name, of in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
+            begin, stop = of["data_offsets"]
+            if begin != end or stop < begin or of["dtype"] not in _ORDER or prod(of["shape"]) < 0:
+                return head, []
+            tensors.append((name, of["dtype"], stop - begin))
+            end = stop
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return head, []
+    return head, tensors
+
+
+def _is_finite(dtype: str, block: memoryview) -> bool:
+    if dtype in _FLOATS:
+        return bool(np.isfinite(np.frombuffer(block, _FLOATS[dtype])).all())
+    if dtype not in _EXPONENTS:
+        return True
+    kind, mask = _EXPONENTS[dtype]
+    bits = np.frombuffer(block, kind)
+    chunks = (bits[at : at + (1 << 16)] & mask for at in range(0, len(bits), 1 << 16))  # in the processor's cache
+    return not any((chunk == mask).any() for chunk in chunks)
+
+
+def _serve() -> None:
+    """Answer the requests of the process that started this one, whose id is the argument, and end with it."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(sys.argv[1]):
+        return
+    for line in sys.stdin.buffer:
+        kind, *paths = json.loads(line)
+        try:
+            answer: Any = (copy if kind == "copy" else scan)(*paths)
+        except OSError as error:
+            answer = {"error": str(error), "errno": error.errno}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,16 @@
+"""The newest checkpoint of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bessemer.checkpoint import latest
+from bessemer.parallel.mesh import SINGLE_PROCESS
+from bessemer.parallel.sharded import fingerprint
+
+
+def weights_hash(run: Path) -> str:
+    """A hash of its weights: equal for two runs that agree bit for bit, whatever their layouts."""
+    checkpoint = latest(run / "checkpoints")
+    assert checkpoint is not None
+    return fingerprint(checkpoint.tensors("model").items(), SINGLE_PROCESS)
