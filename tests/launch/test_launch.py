@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step, weights
 
+from bessemer.guard.goodput import accounts
+
 
 @pytest.mark.long
 def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
@@ -81,6 +83,25 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
         assert process.returncode == 0, said
     assert losses(made, "killed") == losses(made, straight)
     assert weights(made, "killed") == weights(made, straight)
+
+
+@pytest.mark.fault(1)
+def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Path, straight: str) -> None:
+    killed = another(made, "in-memory")
+    run = made.parent / "runs" / "in-memory"
+    sets = "--set", "checkpoint.every=20", "--set", "checkpoint.memory_every=3"
+    with subprocess.Popen(command("train", *killed, *LAYOUT, *sets), stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(run, 15)
+        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+    (resumed,) = metrics(made, "in-memory", "resumed")
+    assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 9
+    assert f"going on from step {resumed['step']} of 40, from the copy in memory" in said
+    assert losses(made, "in-memory") == losses(made, straight)
+    assert weights(made, "in-memory") == weights(made, straight)
+    sessions = accounts(run / "time.jsonl")
+    assert sessions is not None and 0 < sessions["memory"] < sessions["total"]
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -36,6 +36,9 @@ FORMAT = 2
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
 WritePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
+Writers = dict[
+    Key, dict[tuple[Box, Box], dict[int, int]]
+]  # of each shard (offset, shape), the rank that writes it, by node
 
 
 @dataclass(frozen=True)
@@ -155,13 +158,17 @@ def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
     return shards
 
 
-def assign(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[WritePlan], Contents]:
-    """Which rank writes what, by rank, and the contents of the checkpoint.
+def assign(
+    by_rank: list[dict[Key, ShardMetadata]], nodes: Sequence[int] | None = None
+) -> tuple[list[WritePlan], list[Contents]]:
+    """Which rank writes what, by rank, and the contents of the checkpoint, by node.
 
-    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. A part's file is
-    `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks
-    disagree about a tensor, or their shards do not cover the whole.
+    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. nodes: of each rank, where
+    every node keeps what its own ranks hold; None: all write to one place. A part's file is `PART.safetensors` when one rank
+    writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks disagree about a tensor, or their shards
+    do not cover the whole.
     """
+    nodes = nodes or [0] * len(by_rank)
     holders: dict[Key, dict[tuple[Box, Box], list[int]]] = {}
     first_seen: dict[Key, tuple[int, ShardMetadata]] = {}
     for rank, shards in enumerate(by_rank):
@@ -175,33 +182,38 @@ def assign(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[WritePlan], Co
             boxes = holders.setdefault(key, {})
             if prod(shard.size):
                 boxes.setdefault((shard.offset, shard.size), []).append(rank)
-    writers: dict[Key, dict[tuple[Box, Box], int]] = {}
+    writers: Writers = {}
     load = [0] * len(by_rank)
     for key in sorted(holders, key=lambda key: (-first_seen[key][1].nbytes, key)):
         require_cover(f"checkpoint: {key[0]} tensor {key[1]}", first_seen[key][1].shape, holders[key])
         writers[key] = {}
         for box, ranks in holders[key].items():
-            writer = min(ranks, key=lambda rank: (load[rank], rank))
-            load[writer] += by_rank[writer][key].nbytes
-            writers[key][box] = writer
+            writers[key][box] = {}
+            for node in sorted({nodes[rank] for rank in ranks}):
+                writer = min((rank for rank in ranks if nodes[rank] == node), key=lambda rank: (load[rank], rank))
+                load[writer] += by_rank[writer][key].nbytes
+                writers[key][box][node] = writer
     file_of = _file_names(writers)
     plans: list[WritePlan] = [{} for _ in by_rank]
-    contents: Contents = {part: {} for part, _ in first_seen}
+    contents: list[Contents] = [{part: {} for part, _ in first_seen} for _ in range(max(nodes) + 1)]
     for (part, name), (_, shard) in first_seen.items():
-        stored = []
-        for (offset, shape), rank in writers[part, name].items():
-            file = file_of[part, rank]
-            plans[rank].setdefault(part, (file, []))[1].append(name)
-            stored.append(StoredShard(file, name, offset, shape))
-        contents[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
+        for by_node in writers[part, name].values():
+            for rank in by_node.values():
+                plans[rank].setdefault(part, (file_of[part, rank], []))[1].append(name)
+        for node, of_node in enumerate(contents):
+            stored = (
+                StoredShard(file_of[part, by_node.get(node, min(by_node.values()))], name, offset, shape)
+                for (offset, shape), by_node in writers[part, name].items()
+            )
+            of_node[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
     return plans, contents
 
 
-def _file_names(writers: dict[Key, dict[tuple[Box, Box], int]]) -> dict[tuple[str, int], str]:
+def _file_names(writers: Writers) -> dict[tuple[str, int], str]:
     """The file of each part and writing rank."""
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():
-        ranks_of.setdefault(part, set()).update(boxes.values())
+        ranks_of.setdefault(part, set()).update(rank for by_node in boxes.values() for rank in by_node.values())
     return {
         (part, rank): f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
         if len(ranks) > 1

@@ -31,7 +31,9 @@ from bessemer.checkpoint.files import DTYPES, ArraySource, Scan, save_file, scan
 from bessemer.checkpoint.format import (
     MANIFEST,
     Contents,
+    Key,
     Manifest,
+    ShardMetadata,
     Tensors,
     WritePlan,
     assign,
@@ -81,14 +83,14 @@ class Retention:
 class PreparedSave:
     """A save that has begun: its folder exists, and each process knows what it writes.
 
-    own: the local tensors to write, not copied; contents: on rank 0 only.
+    own: the local tensors to write, not copied; contents: on rank 0 only, by node.
     """
 
     folder: Path
     step: int
     plan: WritePlan
     own: LocalTensors
-    contents: Contents
+    contents: list[Contents]
 
     @property
     def target(self) -> Path:
@@ -124,22 +126,34 @@ def save(
 
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
     """Agree on which rank writes what, and create the staging folder. Raises as `save`, on every process."""
-    shards = local_shards(tensors)
-    prepared = PreparedSave(folder, step, {}, {}, {})
 
-    def decide(by_rank: list[Any]) -> list[WritePlan]:
-        plans, contents = assign(by_rank)
-        prepared.contents.update(contents)
-        mine = [
-            (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
-        ]
-        needed = sum(by_rank[rank][part, name].nbytes for rank, part, name in mine)
+    def make_room(prepared: PreparedSave, needed: int) -> None:
         _require_space(folder, needed)
         shutil.rmtree(prepared.staged, ignore_errors=True)
         prepared.staged.mkdir(parents=True)
+
+    return agree(folder, step, tensors, mesh, make_room)
+
+
+def agree(
+    folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh,
+    make_room: Callable[[PreparedSave, int], None] = lambda prepared, needed: None, node: int = 0,
+) -> PreparedSave:  # fmt: skip
+    """Agree on which rank writes what. make_room: on rank 0, for so many bytes; node: of this process, where each keeps what
+    its ranks hold."""
+    shards = local_shards(tensors)
+    prepared = PreparedSave(folder, step, {}, {}, [])
+
+    def decide(by_rank: list[tuple[int, dict[Key, ShardMetadata]]]) -> list[WritePlan]:
+        plans, contents = assign([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
+        prepared.contents.extend(contents)
+        mine = [
+            (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
+        ]
+        make_room(prepared, sum(by_rank[rank][1][part, name].nbytes for rank, part, name in mine))
         return plans
 
-    plan = exchange(mesh, lambda: {key: metadata for key, (metadata, _) in shards.items()}, decide)
+    plan = exchange(mesh, lambda: (node, {key: metadata for key, (metadata, _) in shards.items()}), decide)
     own = {part: {name: shards[part, name][1] for name in names} for part, (_, names) in plan.items()}
     return replace(prepared, plan=plan, own=own)
 
@@ -162,19 +176,14 @@ def publish(
             )
         files = {}
         for part, (file, _) in prepared.plan.items():
-            written = writer.write(part, staged / file)
-            if written.nonfinite is not None:
-                raise BessemerError(
-                    f"checkpoint: {part} tensor {written.nonfinite} holds a value that is not finite; not saved"
-                )
-            files[file] = written.fingerprint
+            files[file] = require_finite(part, writer.write(part, staged / file)).fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
         files = {name: fingerprint for written in by_rank for name, fingerprint in written.items()}
         if missing := [name for name in files if not (staged / name).is_file()]:
             raise BessemerError(f"{staged}: {missing[0]} was written elsewhere; is the folder shared by all processes?")
-        write_atomic(staged / MANIFEST, dump_manifest(prepared.step, files, prepared.contents, facts))
+        write_atomic(staged / MANIFEST, dump_manifest(prepared.step, files, prepared.contents[0], facts))
         sync_folder(staged)
         return [None] * len(by_rank)
 
@@ -196,6 +205,13 @@ def publish(
             shutil.rmtree(staged, ignore_errors=True)
         raise
     return replace(checkpoint, folder=target)
+
+
+def require_finite(part: str, found: Scan) -> Scan:
+    """What was found, where it is finite. Raises BessemerError that names the tensor."""
+    if found.nonfinite is not None:
+        raise BessemerError(f"checkpoint: {part} tensor {found.nonfinite} holds a value that is not finite; not saved")
+    return found
 
 
 def latest(

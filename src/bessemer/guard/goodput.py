@@ -24,6 +24,7 @@ KINDS = {
     "data_wait": "waiting for data",
     "validation": "validation",
     "saving": "saving",
+    "memory": "copies in memory",
     "start": "start-up",
     "recovery": "rolling back",
     "redone": "steps done again",
@@ -110,7 +111,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
                     }
                 )
                 seconds["stopped"] += pause
-        for kind in ("data_wait", "validation", "saving", "start", "recovery"):
+        for kind in ("data_wait", "validation", "saving", "memory", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)
         redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
         seconds["redone"] += redone_seconds

@@ -95,6 +95,7 @@ def main() -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from bessemer.checkpoint.memory import hold
     from bessemer.launch import status
 
     def fail(kind: str, message: str) -> int:
@@ -120,7 +121,8 @@ def main() -> int:
         signals_to_handle="SIGHUP",
     )
     try:
-        elastic_launch(config, sys.executable)(*spec.arguments)
+        with hold(place, spec.processes):
+            elastic_launch(config, sys.executable)(*spec.arguments)
     except ChildFailedError as error:
         exits = {one.local_rank: one.exitcode for one in error.failures.values()}
         killed = sorted(

@@ -44,6 +44,7 @@ class Checkpoint(Section):
     every: int | None = Field(None, gt=0)
     keep: Positive = 3
     asynchronous: bool | None = None
+    memory_every: int = Field(0, ge=0)
 
 
 class Evaluate(Section):

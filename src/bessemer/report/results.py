@@ -21,7 +21,8 @@ AXES = {
     "context": "processes that share every sequence",
 }
 WALL_TIME_INKS = {
-    "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4", "start": "part-5",
+    "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4", "memory": "part-6",
+    "start": "part-5",
     "recovery": "accent", "redone": "lost", "stopped": "raw", "other": "reference",
 }  # fmt: skip
 

@@ -91,8 +91,8 @@ def compare_replicas(training: Training, log: MetricsLog, position: Position) ->
     """Where it is due, compare the weights of processes that should hold the same, before they are saved. Returns where the run
     goes on after a rollback, else None. Collective."""
     mesh, step, every = training.step.mesh, position.step, training.guard.compare_replicas_every
-    is_last = step == training.pace.steps
-    if mesh.is_single or not every or not (step % every == 0 or training.saver.is_due(step) or is_last):
+    is_kept = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.pace.steps
+    if mesh.is_single or not every or not (step % every == 0 or is_kept):
         return None
     by_rank = mesh.gather(bit_sums(owned_parameters(training.step.model)))
     replicas, found = training.replicas, differences(by_rank)

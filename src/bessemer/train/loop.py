@@ -89,12 +89,14 @@ def train_here(
     gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
     try:
         started, journal = perf_counter(), run_journal(run, mesh)
+        checkpoint = run_checkpoint(run, journal, mesh, recipe)
         training = set_up(
-            recipe, config, run, store, device, mesh, pulse, journal, run_checkpoint(run, journal, mesh), recomputed, started,
+            recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
             peak=peak, planned_memory=memory["total"], observe=observe or profiler or (lambda batches: batches),
         )  # fmt: skip
         if training.position.step:
-            say(f"  going on from step {training.position.step} of {recipe.train.steps}")
+            source = "" if training.is_on_disk else ", from the copy in memory"
+            say(f"  going on from step {training.position.step} of {recipe.train.steps}{source}")
         summary = train(training)
     finally:
         gc.unfreeze()
@@ -119,7 +121,7 @@ def train(training: Training) -> TrainSummary:
         trends = Trends(training.run.incidents if step.mesh.is_main else None)
         watch = Watch(step, log, trends, step.settings.watch_every)
         if position.step:
-            log.write("resumed", position.step)
+            log.write("resumed", position.step, **({} if training.is_on_disk else {"from": "memory"}))
         if training.scores_first:
             scores = _validate(training, log, position)
         for batch in training.batches():
@@ -132,6 +134,9 @@ def train(training: Training) -> TrainSummary:
             if training.saver.is_due(position.step) and not is_last and stopped_by is None:
                 with training.timing("saving"):
                     training.saver.save(position)
+            if training.saver.is_copied(position.step) and not is_last and stopped_by is None:
+                with training.clock.counting("memory"):
+                    training.saver.copy(position)
             training.clock.stepped(position.step, training.rates.data_wait)
             trends.stepped(position.step, training.rates.seconds, training.rates.data_wait)
             note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
@@ -220,7 +225,7 @@ def _save_now(training: Training, position: Position) -> None:
 def _finish(training: Training, log: MetricsLog, position: Position, scores: Validation | None) -> TrainSummary:
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
     step, mesh, resumed_at = training.step, training.step.mesh, training.position.step
-    if position.step > resumed_at or not training.has_checkpoint:
+    if position.step > resumed_at or not training.is_on_disk:
         _save_now(training, position)
         log.write("time", position.step, resumed_at=resumed_at, **training.pace.seconds())
     memory = mesh.gather(memory_in_use(step.device))

@@ -12,6 +12,7 @@ from time import perf_counter
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
+from bessemer.checkpoint.memory import NodeMemory, newest_in_memory
 from bessemer.checkpoint.protocol import drop_newer, exchange
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
@@ -25,7 +26,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.replicas import Difference
-from bessemer.recipe import Guard, Recipe
+from bessemer.recipe import Guard, Recipe, digest
 from bessemer.run import RunFolder
 from bessemer.terminal import say, warn
 from bessemer.tokens.held_out import HeldOut
@@ -57,7 +58,7 @@ class Training:
     """The parts of a training on this process, built by `session.set_up`.
 
     journal: the guard's decisions so far; reference: what losses and gradients are compared with; position: where it starts;
-    has_checkpoint: whether it was read from one; scores_first: validate before the first step; planned_memory: bytes; started:
+    is_on_disk: whether a checkpoint of it is; scores_first: validate before the first step; planned_memory: bytes; started:
     by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas: compared so far.
     """
 
@@ -73,7 +74,7 @@ class Training:
     rates: Rates
     saver: Saver
     position: Position
-    has_checkpoint: bool
+    is_on_disk: bool
     scores_first: bool
     tensorboard: bool
     planned_memory: int
@@ -145,7 +146,7 @@ def set_up(
         rates=rates,
         saver=Saver(recipe, run, step, store),
         position=position,
-        has_checkpoint=checkpoint is not None,
+        is_on_disk=checkpoint is not None and checkpoint.folder.parent == run.checkpoints,
         scores_first=position.step == 0 and is_continued(recipe.model, recipe.train),
         tensorboard=recipe.report.tensorboard,
         planned_memory=planned_memory,
@@ -170,7 +171,25 @@ def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
     return journal
 
 
-def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
+def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
+    """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. Collective."""
+    on_disk, memory = (
+        _checkpoint_on_disk(run, journal, mesh),
+        NodeMemory.here() if recipe.checkpoint.memory_every else None,
+    )
+    first = 0 if on_disk is None else on_disk.step
+
+    def accepts(copied: SavedCheckpoint) -> bool:
+        num_rollbacks = GuardState.from_dict(copied.facts["guard"]).num_rollbacks
+        is_on_path = num_rollbacks <= journal.num_rollbacks and journal.keeps(copied.step, num_rollbacks)
+        return copied.step > first and is_on_path and copied.facts["recipe"] == digest(recipe)
+
+    if not mesh.any(memory is None) and memory is not None:
+        return newest_in_memory(memory, accepts, mesh, warn) or on_disk
+    return on_disk
+
+
+def _checkpoint_on_disk(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
     while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks

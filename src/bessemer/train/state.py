@@ -10,6 +10,7 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
+from bessemer.checkpoint.memory import MemorySaver, NodeMemory
 from bessemer.checkpoint.protocol import Retention, newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.errors import BessemerError, InputError
@@ -21,7 +22,7 @@ from bessemer.parallel.sharded import as_shard_of, fingerprint
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, digest
 from bessemer.run import RunFolder
-from bessemer.terminal import warn
+from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
 from bessemer.train.audit import MixtureCounts
@@ -105,12 +106,12 @@ def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> 
             checkpoint.fill("ema", [(name, as_shard_of(parameter, value)) for name, parameter, value in averaged])
         else:
             step.average.restart()
-    rng = checkpoint.tensors("rng")
-    suffix = "" if step.mesh.is_single else f"-{step.mesh.rank}"
-    if f"cpu{suffix}" in rng:
-        torch.set_rng_state(rng[f"cpu{suffix}"])
-    if step.device.is_cuda and f"cuda{suffix}" in rng:
-        torch.cuda.set_rng_state(rng[f"cuda{suffix}"])
+    suffix, saved = "" if step.mesh.is_single else f"-{step.mesh.rank}", checkpoint.contents["rng"]
+    with checkpoint.opened() as files:  # its own alone: in the memory of a node are those of the node's ranks
+        if f"cpu{suffix}" in saved:
+            torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
+        if step.device.is_cuda and f"cuda{suffix}" in saved:
+            torch.cuda.set_rng_state(files.whole("rng", f"cuda{suffix}"))
     scale = LossScale(**facts.get("loss_scale", {}))
     counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(step.mesh)
     return Position(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
@@ -126,6 +127,12 @@ class Saver:
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
         self._async: AsyncSaver | None = None
+        self._memory: MemorySaver | None = None
+        if config.memory_every:
+            if (memory := NodeMemory.here()) is not None:
+                self._memory = MemorySaver(memory, step.mesh)
+            else:
+                say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh)
 
@@ -136,6 +143,18 @@ class Saver:
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is saved after `step` steps."""
         return step % self._every == 0 or step == self._decay_start
+
+    def is_copied(self, step: int) -> bool:
+        """Whether the state after `step` steps is copied into the memory of the nodes."""
+        return self._memory is not None and step % self._recipe.checkpoint.memory_every == 0
+
+    def copy(self, position: Position) -> None:
+        """Copy the state into the memory of the nodes. A failure is recorded."""
+        assert self._memory is not None, "is_copied"
+        try:
+            self._memory.save(position.step, *capture(self._step, position, self._recipe, self._store))
+        except (BessemerError, OSError) as error:
+            self._report(position, error)
 
     def save(self, position: Position) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
@@ -182,8 +201,12 @@ class Saver:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._async is not None:
-            self._async.__exit__(*error)
+        try:
+            if self._memory is not None:
+                self._memory.__exit__(*error)
+        finally:
+            if self._async is not None:
+                self._async.__exit__(*error)
 
 
 def _decay_start_step(train: Train) -> int | None:
