@@ -25,7 +25,8 @@ import torch.distributed as dist
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import PreparedSave, Retention, Writer, prepare, publish
+from bessemer.checkpoint.protocol import PreparedSave, Writer, prepare, publish
+from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic

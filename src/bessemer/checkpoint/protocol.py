@@ -42,6 +42,7 @@ from bessemer.checkpoint.format import (
     local_shards,
 )
 from bessemer.checkpoint.reading import SavedCheckpoint
+from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import published, sync_folder, write_atomic
@@ -52,31 +53,6 @@ SPACE_FACTOR = 1.2
 LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-
-
-@dataclass(frozen=True)
-class Retention:
-    """newest: so many of the newest stay; decay_start: the newest at or before this step stays too, from which a longer run
-    of the same recipe goes on; healthy_until: and the newest at or before this one, the last before an alarm; distance: and one
-    that is at least about so many steps older than the newest, for a rollback; 0: none."""
-
-    newest: int
-    decay_start: int | None = None
-    healthy_until: int = 0
-    distance: int = 0
-
-    def kept(self, steps: list[int]) -> set[int]:
-        """Of the published steps, those that stay."""
-        ascending = sorted(steps)
-        kept = set(ascending[-self.newest :])
-        kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
-        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
-        if self.distance:
-            # The first of each of the last three spans: as the newest moves on, one of them is always old enough.
-            last = ascending[-1] // self.distance
-            for span in range(last - 2, last + 1):
-                kept |= set([step for step in ascending if step // self.distance == span][:1])
-        return kept
 
 
 @dataclass(frozen=True)
@@ -383,7 +359,7 @@ def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> lis
 def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     """Remove the checkpoints that do not stay. One of a step after `current` is not looked at."""
     steps = [step for step in published(folder) if step <= current]
-    kept = (keep if isinstance(keep, Retention) else Retention(keep)).kept(steps)
+    kept = Retention.of(keep).kept(steps)
     for step in steps:
         if step not in kept:
             shutil.rmtree(folder / _name(step))

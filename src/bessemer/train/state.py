@@ -11,8 +11,9 @@ from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.memory import MemorySaver, NodeMemory
-from bessemer.checkpoint.protocol import Retention, newest
+from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
+from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.guard.policy import GuardState

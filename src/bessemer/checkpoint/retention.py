@@ -1,0 +1,35 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Retention:
+    """newest: so many of the newest stay; decay_start: the newest at or before this step stays too, from which a longer run
+    of the same recipe goes on; healthy_until: and the newest at or before this one, the last before an alarm; distance: and one
+    that is at least about so many steps older than the newest, for a rollback; 0: none."""
+
+    newest: int
+    decay_start: int | None = None
+    healthy_until: int = 0
+    distance: int = 0
+
+    @classmethod
+    def of(cls, keep: Retention | int) -> Retention:
+        """From how many of the newest stay."""
+        return keep if isinstance(keep, Retention) else cls(keep)
+
+    def kept(self, steps: list[int]) -> set[int]:
+        """Of the published steps, those that stay."""
+        ascending = sorted(steps)
+        kept = set(ascending[-self.newest :])
+        kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
+        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
+        if self.distance:
+            # The first of each of the last three spans: as the newest moves on, one of them is always old enough.
+            last = ascending[-1] // self.distance
+            for span in range(last - 2, last + 1):
+                kept |= set([step for step in ascending if step // self.distance == span][:1])
+        return kept
