@@ -266,6 +266,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
                 made = train_here(
                     recipe, run, prepared.plan, profile, devices.choose(recipe.train), SINGLE_PROCESS, pulse
                 )
+        for line in made.stragglers:
+            warn(f"{line}; see incidents.jsonl")
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None

@@ -19,6 +19,7 @@ from bessemer.train.task import task_of
 EPOCHS = 1.7  # of a trial over the first documents
 TOLERANCES = {"fp64": 1e-9, "fp32": 1e-5}  # of a loss by the same weights on another number of processes
 LOOSE = 1e-2  # in narrower precisions
+PAIR = Parallel(replicate=2)
 
 
 def checked_resume(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
@@ -36,6 +37,8 @@ def checked_resume(asked: Recipe, run: RunFolder, reference: str) -> list[CheckR
 def _ways(subject: Subject) -> Iterator[CheckRow]:
     """One straight trial over a few epochs of few documents in each layout, and its stopped ones."""
     own, alone = subject.trial, _in_layout(subject.trial, Parallel())
+    if own.train.batch_ramp is not None:  # which grows by whole micro-batches: the same on one process and on two
+        alone = _in_layout(_in_layout(own, PAIR), Parallel())
     tokens = alone.batches.tokens_before(STEPS)
     store = sample.beginning_of(subject.store, own, subject.place / "beginning", int(tokens / EPOCHS))
     features = _features(subject)
@@ -80,15 +83,15 @@ def _another_world(
 ) -> Iterator[CheckRow]:
     """Begun on one process and continued on two: the samples and their order stay, and the first loss is that of the same
     weights."""
-    name, layout = "one process, then two", Parallel(replicate=2)
+    name = "one process, then two"
     sequences = alone.batches.full
     if sequences % 2 or alone.batches.sequences(0) % 2:
         yield CheckRow(learning.RESUME, name, "not here", f"two processes do not divide {sequences} sequences")
         return
-    if not trial.fits_here(layout, subject.device.is_cuda):
+    if not trial.fits_here(PAIR, subject.device.is_cuda):
         yield CheckRow(learning.RESUME, name, "not here", "this machine has one device")
         return
-    other = subject.trained("resized", alone, stops=(stop,), tokens=store.folder, then=_in_layout(alone, layout))
+    other = subject.trained("resized", alone, stops=(stop,), tokens=store.folder, then=_in_layout(alone, PAIR))
     tolerance = TOLERANCES.get(subject.device.precision, LOOSE)
     differences = {step: abs(straight.losses[step] - other.losses.get(step, math.inf)) for step in straight.losses}
     at_once, later = max(differences[step] for step in range(1, stop + 2)), max(differences.values())

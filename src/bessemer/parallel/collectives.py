@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
+from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
 
 functional = torch.ops._c10d_functional
@@ -100,7 +101,11 @@ def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
 
 def wait(x: Tensor) -> Tensor:
     """The finished result of a functional collective."""
-    result: Tensor = functional.wait_tensor(x)
+    if torch.compiler.is_compiling():
+        compiled: Tensor = functional.wait_tensor(x)
+        return compiled
+    with waiting.counting():
+        result: Tensor = functional.wait_tensor(x)
     return result
 
 

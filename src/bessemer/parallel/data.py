@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
+from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
 
 
@@ -122,6 +123,7 @@ def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: all-reduce without DDP's division by the number of ranks."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
+    waiting.bucket_sent()
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future

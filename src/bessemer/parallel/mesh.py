@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.parallel import traffic
+from bessemer.parallel import traffic, waiting
 from bessemer.recipe import Parallel
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
@@ -169,6 +169,7 @@ def join(
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     traffic.count(control)
+    waiting.count()
     return ProcessMesh(layout, rank, device_mesh, control)
 
 

@@ -27,6 +27,7 @@ class Guard(Section):
     max_rollbacks: Positive = 3
 
     compare_replicas_every: int = Field(100, ge=0)
+    stragglers_every: int = Field(50, ge=0)
     hang_seconds: float | None = Field(None, ge=0)
 
     def distance(self, steps: int) -> int:

@@ -118,6 +118,7 @@ class RunData:
     train: Curves = field(default_factory=Curves)
     validation: Curves = field(default_factory=Curves)
     inside: Curves = field(default_factory=Curves)
+    ranks: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
     forks: list[Curves] = field(default_factory=list)
     times: Json = field(default_factory=dict)
@@ -182,7 +183,7 @@ def read(run: RunFolder) -> RunData:
         notes=notes,
         **_curves(run.metrics, notes),
     )
-    if not any(bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside")):
+    if not any(bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside", "ranks")):
         raise InputError(
             f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
         )
@@ -191,7 +192,7 @@ def read(run: RunFolder) -> RunData:
 
 def _curves(path: Path, notes: list[str]) -> dict[str, Any]:
     """The Curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
-    columns = {kind: _LogColumns() for kind in ("train", "validation", "inside")}
+    columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks")}
     damaged = 0
     for row in _lines(path):
         if as_number(row, "step") is None:

@@ -10,9 +10,10 @@ import numpy as np
 from bessemer.guard.goodput import KINDS
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import clock, known, words
-from bessemer.terminal import size
+from bessemer.terminal import size, step_time
 
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
+MAX_RANKS = 16
 AXES = {
     "replicate": "copies of the model",
     "shard": "processes that share one copy's state",
@@ -57,8 +58,18 @@ def processes(data: RunData) -> Json:
             rows.append((kind.replace("_", "-"), known(formula, size), known(sent, size), ratio))
     return {
         "world": world, "axes": [(axis, size_, AXES[axis]) for axis, size_ in sizes.items() if size_ > 1], "more": more,
-        "sent": sum(measured.values()), "communication": rows,
+        "sent": sum(measured.values()), "communication": rows, "ranks": _rank_times(data),
+        "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == "straggler"],
     }  # fmt: skip
+
+
+def _rank_times(data: RunData) -> list[tuple[str, str, str]]:
+    """Mean seconds of each rank over the run, the slowest first; so many that the page stays short."""
+    waits = data.ranks.groups.get("data_wait", {})
+    means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("compute_seconds", {}).items()}
+    slowest = sorted(means, key=lambda rank: -means[rank])[:MAX_RANKS]
+    waited = {rank: float(np.nanmean(waits[rank])) for rank in slowest if rank in waits}
+    return [(rank, step_time(means[rank]), known(waited.get(rank), step_time)) for rank in slowest]
 
 
 def visible(value: Any) -> str:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data
+from bessemer.parallel import data, waiting
 from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import Pipeline
@@ -187,6 +187,7 @@ def accumulate(
             with around(last=number == len(losses)):
                 loss = compute()
                 torch.autograd.backward(loss.total / divisor * factor)
+            waiting.backward_ended()
             results.append(loss.detached())
     finally:
         if two_at_a_time:

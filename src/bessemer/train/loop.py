@@ -38,7 +38,7 @@ from bessemer.train.watch import Watch
 @dataclass(frozen=True)
 class TrainSummary:
     """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks."""
+    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks; stragglers: in words."""
 
     step: int
     resumed_at: int
@@ -50,6 +50,7 @@ class TrainSummary:
     rescaled: int
     peak_memory: int
     recomputed: int
+    stragglers: tuple[str, ...] = ()
 
 
 def train_here(
@@ -129,6 +130,7 @@ def train(training: Training) -> TrainSummary:
             position, rate = _guarded_update(training, watch, log, position, batch, gradients)
             if rate is None:  # rolled back
                 continue
+            training.stragglers.stepped(log, position.step, training.rates.busy(), training.rates.data_wait)
             scores = _revise_log_validate(training, log, position, gradients, rate) or scores
             is_last, stopped_by = position.step == pace.steps, stop.asked()
             if training.saver.is_due(position.step) and not is_last and stopped_by is None:
@@ -249,4 +251,5 @@ def _finish(training: Training, log: MetricsLog, position: Position, scores: Val
         rescaled=position.scale.skipped,
         peak_memory=max(memory),
         recomputed=step.recomputed,
+        stragglers=tuple(training.stragglers.found.values()),
     )

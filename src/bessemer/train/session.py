@@ -40,6 +40,7 @@ from bessemer.train.split import initial_weights
 from bessemer.train.start import is_continued, no_dropout_line, start_from, starting_model
 from bessemer.train.state import Position, Saver, restore
 from bessemer.train.step import TrainStep
+from bessemer.train.stragglers import Stragglers
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
 
@@ -59,7 +60,8 @@ class Training:
 
     journal: the guard's decisions so far; reference: what losses and gradients are compared with; position: where it starts;
     is_on_disk: whether a checkpoint of it is; scores_first: validate before the first step; planned_memory: bytes; started:
-    by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas: compared so far.
+    by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas,
+    stragglers: compared so far.
     """
 
     run: RunFolder
@@ -83,6 +85,7 @@ class Training:
     pulse: Pulse
     clock: WallClock
     replicas: Replicas
+    stragglers: Stragglers
 
     def batches(self) -> Iterator[Batch]:
         """The batches of the run from its position on, timed; after a rollback those from there on."""
@@ -155,6 +158,7 @@ def set_up(
         pulse=pulse,
         clock=clock,
         replicas=Replicas(position.step),
+        stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
     )
 
 

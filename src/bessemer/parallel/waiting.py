@@ -1,0 +1,64 @@
+"""Seconds that this process has waited for others: in collectives and sends, on a CPU.
+
+With NCCL a wait makes the device wait and not the process, so nothing is counted there; nor in compiled graphs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch.distributed as dist
+
+_waited = 0.0
+_last_bucket: float | None = None  # when DDP's last bucket of gradients was sent
+_is_counting = False
+
+
+def waited() -> float:
+    """Seconds since counting began."""
+    return _waited
+
+
+def count() -> None:
+    """Start counting. All collectives and sends of torch end in `Work.wait`, which has no hook of its own."""
+    global _is_counting
+    if not _is_counting:
+        dist.Work.wait = _timed(dist.Work.wait)  # type: ignore[method-assign]
+        _is_counting = True
+
+
+def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():  # a checkpoint is written beside the step
+            return wait(*arguments, **options)
+        with counting():
+            return wait(*arguments, **options)
+
+    return timed
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """Around a wait for other processes."""
+    global _waited
+    began = perf_counter()
+    yield
+    _waited += perf_counter() - began
+
+
+def bucket_sent() -> None:
+    """DDP has the gradients of a bucket, and sends them while the backward pass goes on."""
+    global _last_bucket
+    _last_bucket = perf_counter()
+
+
+def backward_ended() -> None:
+    """After the backward pass: since its last bucket was sent, DDP has waited for the sums in C++."""
+    global _waited, _last_bucket
+    if _last_bucket is not None:
+        _waited += perf_counter() - _last_bucket
+        _last_bucket = None

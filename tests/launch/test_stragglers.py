@@ -1,0 +1,84 @@
+"""A process that is slower than those with the same work is found by the time it computes, and named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trainings import another, command, metrics, wait_for_step
+
+from bessemer.report import data, page
+from bessemer.run import RunFolder, read_json_lines
+from bessemer.train.stragglers import RankTime, excess
+from tests.choose import long_but
+
+NEW_SETS = ("guard.stragglers_every=20", "train.steps=130", "checkpoint.every=1000", "train.log_every=10")
+
+
+def times(*seconds: float, work: int = 0) -> list[RankTime]:
+    return [RankTime(rank, "node", one, 0.0, work) for rank, one in enumerate(seconds)]
+
+
+def test_a_rank_is_compared_with_those_of_the_same_work() -> None:
+    assert excess(times(1.0, 1.0, 1.3, 1.0))[2] == pytest.approx(0.3)
+    assert excess(times(1.0, 1.4)) == pytest.approx({0: 0.0, 1: 0.4}), "of two, the other is the measure"
+    stages = [*times(1.0, 1.1), RankTime(2, "node", 5.0, 0.0, 1), RankTime(3, "node", 5.5, 0.0, 1)]
+    assert excess(stages) == pytest.approx({0: 0.0, 1: 0.1, 2: 0.0, 3: 0.1})
+    assert excess([RankTime(0, "a", 1.0, 0.0, 0), RankTime(1, "b", 9.0, 0.0, 1)]) == {}, "no peers, no verdict"
+
+
+@contextlib.contextmanager
+def pulses(pid: int) -> Iterator[None]:
+    """Stop a process for half of the time."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.03)
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.03)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("layout", long_but(("replicate", "shard", "tensor"), "replicate"))
+def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path, layout: str) -> None:
+    name = f"slow-{layout}"
+    arguments = another(made, name)
+    run = made.parent / "runs" / name
+    sets = [part for key in (f"parallel.{layout}=2", *NEW_SETS) for part in ("--set", key)]
+    with subprocess.Popen(command("train", *arguments, *sets), stderr=subprocess.PIPE, text=True) as training:
+        wait_for_step(run, 10)
+        pid = int((run / ".training" / "rank-1.pid").read_text())
+        with pulses(pid):
+            _, said = training.communicate(timeout=300)
+    assert training.returncode == 0, said
+    windows = metrics(made, name, "ranks")
+    assert [row["step"] for row in windows] == [20, 40, 60, 80, 100, 120]
+    assert windows[-1]["slowest"] == 1
+    assert windows[-1]["compute_seconds"]["1"] > 1.3 * windows[-1]["compute_seconds"]["0"]
+    incidents = [row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "straggler"]
+    assert [row["rank"] for row in incidents] == [1], "once, and no other rank"
+    assert incidents[0]["cause"].startswith(f"rank 1 on {incidents[0]['host']} is ")
+    assert "all others wait for it" in said
+    assert said.count("rank 1 on") == 2, "when it is found, and at the end"
+    shown = page.render(data.read(RunFolder(run)))
+    assert "Rank 1 on" in shown
+    assert "Computing, a step" in shown
