@@ -58,18 +58,30 @@ def pulses(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("layout", long_but(("replicate", "shard", "tensor"), "replicate"))
-def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path, layout: str) -> None:
-    name = f"slow-{layout}"
-    arguments = another(made, name)
+SLOW = """
+import os, sys, threading, time
+def patch():
+    while not hasattr(sys.modules.get("bessemer.model.transformer"), "Transformer"):
+        time.sleep(0.001)
+    from bessemer.model.transformer import Transformer
+    honest = Transformer.forward
+    def forward(self, *arguments, **options):
+        time.sleep(0.02)
+        return honest(self, *arguments, **options)
+    Transformer.forward = forward
+if os.environ.get("LOCAL_RANK") == "1":
+    threading.Thread(target=patch, daemon=True).start()
+"""
+
+
+def trained(made: Path, name: str, *sets: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    sets_ = [part for key in (*NEW_SETS, *sets) for part in ("--set", key)]
+    return subprocess.Popen(command("train", *another(made, name), *sets_), stderr=subprocess.PIPE, text=True,
+                            env=os.environ | (environment or {}))  # fmt: skip
+
+
+def require_named(made: Path, name: str, said: str) -> None:
     run = made.parent / "runs" / name
-    sets = [part for key in (f"parallel.{layout}=2", *NEW_SETS) for part in ("--set", key)]
-    with subprocess.Popen(command("train", *arguments, *sets), stderr=subprocess.PIPE, text=True) as training:
-        wait_for_step(run, 10)
-        pid = int((run / ".training" / "rank-1.pid").read_text())
-        with pulses(pid):
-            _, said = training.communicate(timeout=300)
-    assert training.returncode == 0, said
     windows = metrics(made, name, "ranks")
     assert [row["step"] for row in windows] == [20, 40, 60, 80, 100, 120]
     assert windows[-1]["slowest"] == 1
@@ -82,3 +94,26 @@ def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path, layout: str) -
     shown = page.render(data.read(RunFolder(run)))
     assert "Rank 1 on" in shown
     assert "Computing, a step" in shown
+
+
+def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
+    with trained(made, "stopped", "parallel.replicate=2") as training:
+        run = made.parent / "runs" / "stopped"
+        wait_for_step(run, 10)
+        with pulses(int((run / ".training" / "rank-1.pid").read_text())):
+            _, said = training.communicate(timeout=300)
+    assert training.returncode == 0, said
+    require_named(made, "stopped", said)
+
+
+@pytest.mark.parametrize("layout", long_but(("shard", "tensor", "context"), "shard"))
+def test_a_rank_whose_model_is_slow_is_named_in_every_layout(made: Path, layout: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    sets = (f"parallel.{layout}=2", "model.depth=2")
+    if layout == "context":  # whose parts of the sequences are no equal work: a second pair
+        sets = (*sets, "parallel.replicate=2", "train.micro_batch=1")
+    with trained(made, f"slow-{layout}", *sets, environment={"PYTHONPATH": path}) as training:
+        _, said = training.communicate(timeout=400)
+    assert training.returncode == 0, said
+    require_named(made, f"slow-{layout}", said)

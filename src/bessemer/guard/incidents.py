@@ -26,7 +26,7 @@ ADVICE = {
     "corruption": "A bit of memory or a result was wrong without an error. If the same rank is named again, take its device out: "
     "six of Llama 3's interruptions in 54 days were silent corruption (Dubey et al. 2024, section 3.3.4), and vendors' "
     "diagnostics find about 70% of such devices (ByteRobust 2025, section 9).",
-    "straggler": "All processes wait for it in every step. Look at its node: other work there, a lowered clock, a hot device, a slow "
+    "straggler": "All processes wait for it in every step. Look at its node: other work there, a lowered clock, a slow "
     "disk; run `bessemer check` there, and leave it out if it stays slow, as MegaScale does (Jiang et al. 2024).",
     "hang": "The stacks say where each process waits. One that was stopped or blocked in the system: look at its node (disk, "
     "network file system, device). One that computes: look for a step that is far longer than the others.",

@@ -183,7 +183,9 @@ def read(run: RunFolder) -> RunData:
         notes=notes,
         **_curves(run.metrics, notes),
     )
-    if not any(bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside", "ranks")):
+    if not any(
+        bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside", "ranks")
+    ):
         raise InputError(
             f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
         )
