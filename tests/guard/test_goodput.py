@@ -16,7 +16,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
     rows = [
         {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "start": 5.0, "steps": 40.0, "validation": 5.0},
         {"began": 0.0, "at": 120.0, "from": 0, "step": 100, "redone_steps": 0, "start": 5.0, "steps": 100.0,
-         "validation": 10.0, "saving": 5.0, "data_wait": 4.0},
+         "validation": 10.0, "saving": 5.0, "memory": 1.0, "data_wait": 4.0},
         {"began": 130.0, "at": 190.0, "from": 80, "step": 120, "redone_steps": 5, "start": 5.0, "steps": 45.0,
          "recovery": 3.0, "saving": 5.0, "data_wait": 0.0},
     ]  # fmt: skip
@@ -27,11 +27,12 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "data_wait": 4.0,
         "validation": 10.0,
         "saving": 10.0,
+        "memory": 1.0,
         "start": 10.0,
         "recovery": 3.0,
         "redone": pytest.approx(20 + 5),
         "stopped": 10.0,
-        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 10 - 3 - 10),
+        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 1 - 10 - 3 - 10),
         "total": 190.0,
         "effective": pytest.approx(116 / 190),
         "sessions": 2,
