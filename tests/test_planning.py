@@ -179,14 +179,11 @@ def test_auto_and_a_layout_exclude_each_other(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--corpus", "100TB"), "bessemer crawl SIZE"),
-        (("--schedule", "1f1b", "--stages", "4"), "bessemer schedule NAME"),
-        (("--params", "7B", "--stack", "megatron-core"), "--framework NAME"),
-        (("--layers", "32"), "--set model.layers=N"),
+        (("--layers", "32"), "--set model.layers=VALUE"),
         (("--learning-rate", "1"), "--set train.optimizer.learning_rate=VALUE"),
     ],
 )
-def test_an_option_that_moved_is_named(
+def test_an_option_that_is_a_key_of_the_recipe_is_named(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:

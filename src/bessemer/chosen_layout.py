@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bessemer.errors import InputError
 
@@ -30,12 +30,11 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
 
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
-        return recipe.model_copy(update={"parallel": Parallel(shard=recipe.cluster.nodes)})
+        return recipe.changed(parallel=Parallel(shard=recipe.cluster.nodes))
     if run.recipe.exists() and recipe.train.micro_batch is None:
-        recipe = _with_train(recipe, micro_batch=load(run.recipe).train.micro_batch)
+        recipe = recipe.changed(train={"micro_batch": load(run.recipe).train.micro_batch})
     if recipe.cluster.device is None:
-        local = {"devices_per_node": count, "device": device.name if device else None}
-        recipe = recipe.model_copy(update={"cluster": recipe.cluster.model_copy(update=local)})
+        recipe = recipe.changed(cluster={"devices_per_node": count, "device": device.name if device else None})
     goal = planning_goal(recipe)
     refusal: InputError | None = None
     found = outcome.of(goal).found
@@ -71,12 +70,7 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
     recompute = {"recompute": layout.recompute} if "recompute" in goal.free else {}
-    recipe = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update=parallel)})
-    return _with_train(recipe, micro_batch=layout.micro_batch, **recompute)
-
-
-def _with_train(recipe: Recipe, **changes: Any) -> Recipe:
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
+    return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute})
 
 
 def _require_fit(recipe: Recipe, goal: Goal) -> None:

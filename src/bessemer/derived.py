@@ -82,7 +82,7 @@ def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
         section = attrgetter(choice["table"])(recipe)
         explicit = section.model_fields_set | ({"minutes", "max_epochs"} if has_horizon else set())
         values = {key: value for key, value in choice["values"].items() if key not in explicit}
-        recipe = sizing.with_values(recipe, choice["table"], values)
+        recipe = Choice(choice["table"], values, "").applied(recipe)
     return recipe
 
 

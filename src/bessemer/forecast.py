@@ -49,7 +49,7 @@ def plan_only(
         preflight.require_warmup(resolved)
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
-        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": resolved.train.steps})})
+        recipe = recipe.changed(train={"steps": resolved.train.steps})
     plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds)
     return {**plan, **outlook.outlook(final, run.tokens)}, final
 
@@ -145,7 +145,7 @@ class Planner:
         too large for it; None where they are too."""
         from bessemer.train.measure import FEW_LAYERS, time_layers, time_run
 
-        alone = recipe.model_copy(update={"parallel": Parallel()})
+        alone = recipe.changed(parallel=Parallel())
         few = replace(self.config, layers=FEW_LAYERS[-1])
         few_again = few.layers if self.recomputed == self.config.layers else 0
         for config, again, timed in ((self.config, self.recomputed, time_run), (few, few_again, time_layers)):

@@ -299,7 +299,8 @@ def plan() -> dict[str, Any]:
     }
     return {
         "device": "AMD EPYC, 2 threads",
-        "parameters": {"total": PARAMETERS, "embedding": 524_288, "non_embedding": PARAMETERS - 524_288},
+        "parameters": PARAMETERS,
+        "parameters_by_part": {"embedding": 524_288, "non_embedding": PARAMETERS - 524_288},
         "flops_per_token": 7_474_176.0,
         "total_flops": 7_474_176.0 * BATCH * 1200,
         "steps": 1200,

@@ -165,19 +165,6 @@ def test_the_report_of_a_run_says_where_it_stands(make_run: Callable[..., RunFol
     assert (place["x"], place["y"]) == ([1_377_664], [4096 * 1200])
 
 
-def test_parameters_are_read_of_old_and_new_plans(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=10)
-    old = read_json(run.plan)
-    assert isinstance(old["parameters"], dict)
-    new = {**old, "parameters": old["parameters"]["total"], "parameters_by_part": {"non_embedding": 853_376}}
-    texts = []
-    for plan_of in (old, new):
-        write_json(run.plan, plan_of)
-        texts.append("".join(Reader(page.write(run).read_text(encoding="utf-8")).text))
-    assert "1.38M-parameter" in texts[0] and "853k without embeddings" in texts[0]
-    assert texts[0] == texts[1]
-
-
 def test_damaged_pictures_are_left_out(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     whole_plan = {**read_json(run.plan), **standing()}

@@ -9,9 +9,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from functools import partial
+from typing import NoReturn
 
 from bessemer import __version__, interrupt
 from bessemer.errors import BessemerError, InputError, Stopped
@@ -41,7 +42,6 @@ RESUMABLE = frozenset({"run", "demo", "corpus", "tokens", "train", "ladder", "ev
 def run_command(arguments: Sequence[str]) -> int:
     """Parse and do one command. Returns its exit code; every expected failure is one line on standard error."""
     parser = _parser()
-    parser.command = next((word for word in arguments if not word.startswith("-")), "")
     args = parser.parse_args(arguments)
     if not hasattr(args, "do"):
         parser.print_help()
@@ -74,20 +74,14 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an unknown option what to type instead, where it has moved or is a key of the recipe."""
-
-    command = ""
+    """Says of an unknown option what to type instead, where it is a key of the recipe."""
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):
             if close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
                 message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
         elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
-            from bessemer.cli.plan import MOVED_OPTIONS
             from bessemer.recipe.keys import keys, nearest
-
-            if self.command == "plan" and match[1] in MOVED_OPTIONS:
-                super().error(f"{message}; {MOVED_OPTIONS[match[1]]}")
 
             name, known = match[1].replace("-", "_"), list(keys())
             same = [key for key in known if key == name or key.endswith(f".{name}")]
@@ -100,24 +94,9 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-class _Commands:
-    """Adds commands to the parser."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.added = parser.add_subparsers(title="commands", metavar="COMMAND")
-
-    def add(self, name: str, help: str, do: Callable[[argparse.Namespace], Any]) -> argparse.ArgumentParser:
-        """A command that calls `do` with its arguments; what it returns is printed under --json."""
-        described = f"{help[0].upper()}{help[1:]}."
-        command: argparse.ArgumentParser = self.added.add_parser(name, help=help, description=described)
-        command.set_defaults(do=do, command=name)
-        command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
-        return command
-
-
 def _parser() -> _Parser:
     from bessemer.cli.commands import COMMANDS
-    from bessemer.cli.options import Command, add_options
+    from bessemer.cli.options import add_options
 
     parser = _Parser(
         prog="bessemer",
@@ -126,15 +105,19 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bessemer {__version__}")
-    commands = _Commands(parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for one in COMMANDS:
-        if not isinstance(one, Command):
-            one.add(commands)
-            continue
-        command = commands.add(one.name, one.help, one.do)
+        command = commands.add_parser(
+            one.name, help=one.help, description=f"{one.help[0].upper()}{one.help[1:]}.", usage=one.usage,
+            formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
+        )  # fmt: skip
+        command.set_defaults(do=one.do, command=one.name)
+        command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
         add_options(command, one.options)
         if one.either:
             add_options(command.add_mutually_exclusive_group(required=True), one.either)
+        for title, options in one.groups.items():
+            add_options(command.add_argument_group(title), options)
     return parser
 
 

@@ -1,7 +1,4 @@
-"""Every command with its options, in the order in which `bessemer --help` lists them.
-
-`plan` stands as a module, which adds its own groups of options.
-"""
+"""Every command with its options, in the order in which `bessemer --help` lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,49 @@ COMMANDS = (
     Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, *CHANGES)),
     Command("corpus", "raw sources to clean documents", run.corpus, OF_RECIPE),
     Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
-    plan,
+    Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
+        option("recipe", "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?"),
+        OVERRIDES,
+        flag("--search", "list the layouts that fit, and why others do not"),
+        option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
+               metavar="NAME=VALUE,..."),
+        flag("--devices", "list the catalogue of devices instead"),
+        flag("--simulate", "trace a step's memory on tensors without storage"),
+        option("--measured", "scale by this run's measured over planned time", metavar="RUN"),
+        option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
+    ), groups={  # values stay text: plan/ask.py reads 70B and 2048xH100
+        "the devices": (
+            option("--gpus", "plan for a cluster, for example 2048xH100", metavar="NxDEVICE"),
+            option("--catalogue", "a file of your own devices, in the catalogue's form", metavar="FILE"),
+            option("--price", "dollars of a device-hour", metavar="P"),
+            option("--framework", "whose memory and overlap to model (default bessemer)", metavar="NAME"),
+        ),
+        "the model, without a recipe or in place of its own": (
+            option("--model", "a published shape, for example llama-3-70b", metavar="NAME"),
+            option("--params", "a shape of so many parameters, for example 70B", metavar="N"),
+        ),
+        "the training": (
+            option("--tokens", "tokens to train on, for example 2T", metavar="N"),
+            option("--unique", "tokens that differ, where they are fewer than --tokens", metavar="N"),
+            option("--seq", "tokens of a sequence (default 4096)", metavar="N"),
+            option("--batch", "tokens of a step, for example 4M", metavar="N"),
+            option("--precision", "bf16, fp8, ...", metavar="NAME"),
+            option("--recompute", "none, selective or full; left out: what fits", metavar="NAME"),
+            option("--micro-batch", "sequences of a forward pass; left out: the fastest", metavar="N"),
+        ),
+        "or a budget: model size and tokens are proposed": (
+            option("--flops", "FLOPs, for example 6e23", metavar="N"),
+            option("--days", "days on the devices of --gpus", metavar="N"),
+            option("--money", "dollars", metavar="N"),
+        ),
+        "the layout; left out: the fastest that fits": (
+            option("--dp", "data-parallel ranks (parallel.shard)", metavar="N"),
+            option("--tp", "parallel.tensor", metavar="N"),
+            option("--pp", "parallel.pipeline", metavar="N"),
+            option("--cp", "parallel.context", metavar="N"),
+            option("--zero", "parallel.zero: 1, 2 or 3", metavar="N"),
+        ),
+    }, usage="bessemer plan [RECIPE] [options]"),
     Command("schedule", "a pipeline schedule drawn: bubble, utilisation, activations", planning.schedule, (
         option("name", "gpipe, 1f1b, interleaved, zbv or dualpipev", metavar="NAME"),
         option("recipe", f"cut the model of this recipe into stages: {RECIPE}", nargs="?"),

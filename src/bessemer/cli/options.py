@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
@@ -20,13 +20,15 @@ RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run fo
 @dataclass(frozen=True)
 class Command:
     """A command. do: called with the parsed arguments; what it returns is printed under --json. either: options of which
-    exactly one is given."""
+    exactly one is given; groups: more options, by the title under which the help lists them."""
 
     name: str
     help: str
     do: Callable[[argparse.Namespace], Any]
     options: tuple[Option, ...] = ()
     either: tuple[Option, ...] = ()
+    groups: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+    usage: str | None = None
 
 
 def option(name: str, help: str, **how: Any) -> Option:
@@ -65,11 +67,6 @@ SAMPLING = (
            default=1.0, metavar="P"),
     option("--seed", "seed of the sampling (default 0)", type=int, default=0, metavar="S"),
 )  # fmt: skip
-
-
-def add_recipe(command: Any, help: str = RECIPE, **how: Any) -> None:
-    """The recipe that the command is about, and changes of its keys."""
-    add_options(command, (option("recipe", help, **how), OVERRIDES))
 
 
 def average(args: argparse.Namespace) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import HelpFormatter
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.cli import options, runs
+from bessemer.cli import runs
 from bessemer.errors import InputError
 from bessemer.terminal import amount, duration, rate, size, text_table
 
@@ -25,70 +23,6 @@ SHORT_NAMES = (
     "zero", "price", "framework", "catalogue",
 )  # fmt: skip
 BUDGETS = ("flops", "days", "money")
-_CRAWL = "a crawl is planned by `bessemer crawl SIZE`"
-_SCHEDULE = "a pipeline schedule is drawn by `bessemer schedule NAME --stages P --microbatches M`"
-# Options that this command had: what to type instead.
-MOVED_OPTIONS = {
-    **dict.fromkeys(("corpus", "cores", "machines", "memory", "storage-price", "rates"), _CRAWL),
-    **dict.fromkeys(("stages", "microbatches", "backward", "send", "svg"), _SCHEDULE),
-    "schedule": f"{_SCHEDULE}; that of a plan is given as --set parallel.schedule=NAME",
-    "stack": "the framework to model is given as --framework NAME",
-    "per-node": "give it as --set cluster.devices_per_node=N",
-    **{name: f"give it as --set model.{name.replace('-', '_')}=N"
-       for name in ("layers", "width", "heads", "kv-heads", "mlp-width", "vocabulary")},
-    **{name: f"give it as --set parallel.{name}=N" for name in ("replicate", "virtual")},
-}  # fmt: skip
-
-
-def add(commands: Any) -> None:
-    """Values stay text: plan/ask.py reads 70B and 2048xH100."""
-    plan_ = commands.add("plan", "what a training run takes: layout, memory, time, money", plan)
-    plan_.formatter_class = partial(HelpFormatter, max_help_position=28)
-    plan_.usage = "bessemer plan [RECIPE] [options]"
-    options.add_recipe(plan_, "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?")
-    plan_.add_argument("--search", action="store_true", help="list the layouts that fit, and why others do not")
-    plan_.add_argument("--what-if", action="append", default=[], metavar="NAME=VALUE,...",
-                       help="a plan with changes beside it, as gpus=64,precision=fp8; repeatable")  # fmt: skip
-    plan_.add_argument("--devices", action="store_true", help="list the catalogue of devices instead")
-    plan_.add_argument("--simulate", action="store_true", help="trace a step's memory on tensors without storage")
-    plan_.add_argument("--measured", metavar="RUN", help="scale by this run's measured over planned time")
-    plan_.add_argument("--html", metavar="FILE", help="write the plan as a page with pictures as well")
-    for title, rows in {
-        "the devices": (
-            ("--gpus", "NxDEVICE", "plan for a cluster, for example 2048xH100"),
-            ("--catalogue", "FILE", "a file of your own devices, in the catalogue's form"),
-            ("--price", "P", "dollars of a device-hour"),
-            ("--framework", "NAME", "whose memory and overlap to model (default bessemer)"),
-        ),
-        "the model, without a recipe or in place of its own": (
-            ("--model", "NAME", "a published shape, for example llama-3-70b"),
-            ("--params", "N", "a shape of so many parameters, for example 70B"),
-        ),
-        "the training": (
-            ("--tokens", "N", "tokens to train on, for example 2T"),
-            ("--unique", "N", "tokens that differ, where they are fewer than --tokens"),
-            ("--seq", "N", "tokens of a sequence (default 4096)"),
-            ("--batch", "N", "tokens of a step, for example 4M"),
-            ("--precision", "NAME", "bf16, fp8, ..."),
-            ("--recompute", "NAME", "none, selective or full; left out: what fits"),
-            ("--micro-batch", "N", "sequences of a forward pass; left out: the fastest"),
-        ),
-        "or a budget: model size and tokens are proposed": (
-            ("--flops", "N", "FLOPs, for example 6e23"),
-            ("--days", "N", "days on the devices of --gpus"),
-            ("--money", "N", "dollars"),
-        ),
-        "the layout; left out: the fastest that fits": (
-            ("--dp", "N", "data-parallel ranks (parallel.shard)"),
-            ("--tp", "N", "parallel.tensor"),
-            ("--pp", "N", "parallel.pipeline"),
-            ("--cp", "N", "parallel.context"),
-            ("--zero", "N", "parallel.zero: 1, 2 or 3"),
-        ),
-    }.items():
-        group = plan_.add_argument_group(title)
-        for name, metavar, help in rows:
-            group.add_argument(name, metavar=metavar, help=help)
 
 
 def plan(args: argparse.Namespace) -> Any:

@@ -100,12 +100,11 @@ def _print_demo(run: RunFolder) -> None:
     """Scores, a sample, where everything is, and what to try next."""
     from rich.markup import escape
 
-    from bessemer.plan.here import parameters_of
     from bessemer.run import read_json
 
-    evaluation, (parameters, _) = read_json(run.evaluation), parameters_of(read_json(run.plan))
+    evaluation, parameters = read_json(run.evaluation), read_json(run.plan)["parameters"]
     score, baseline = evaluation["bits_per_byte"], evaluation["ngram"]
-    say(f"\n[bold]A {amount(parameters or 0)}-parameter model, trained from raw text on this machine.[/]")
+    say(f"\n[bold]A {amount(parameters)}-parameter model, trained from raw text on this machine.[/]")
     if score is None and evaluation.get("accuracy") is not None:
         say(f"It is right on {evaluation['accuracy']:.1%} of the held-out text; the report shows where.")
     elif score is not None and baseline is not None:

@@ -66,7 +66,7 @@ class Rung:
     @classmethod
     def of(cls, kept: dict[str, Any], recipe: Recipe) -> Rung:
         """The rung that design.json keeps; recipe: resolved."""
-        model = recipe.model.model_copy(update={"depth": None, **kept["model"]})
+        model = recipe.model.changed(depth=None, **kept["model"])
         size = Size(model, kept["parameters"], kept["flops_per_token"])
         return cls(
             kept["name"], kept["group"], size, *(kept[key] for key in ("batch_tokens", "steps", "learning_rate"))

@@ -145,10 +145,8 @@ def proxy_recipe(ground: Ground, proxy: Rung, name: str, names: list[str], point
     made = runs.recipe_of(ground.planned.recipe, replace(proxy, name=name), ground.folder)
     weights = {source: round(float(share), 6) for source, share in zip(names, point, strict=True)}
     phase = MixturePhase.model_validate({"from": 0.0, "weights": weights})
-    tokens = made.tokens.model_copy(update={"schedule": (phase,), "max_epochs": None})
-    sources = tuple(source.model_copy(update={"max_epochs": None}) for source in made.corpus.sources)
-    corpus = made.corpus.model_copy(update={"sources": sources})
-    return made.model_copy(update={"tokens": tokens, "corpus": corpus})
+    sources = tuple(source.changed(max_epochs=None) for source in made.corpus.sources)
+    return made.changed(tokens={"schedule": (phase,), "max_epochs": None}, corpus={"sources": sources})
 
 
 def result(

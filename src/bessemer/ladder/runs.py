@@ -106,13 +106,8 @@ def _resolved(session: Session, store: TokenStore) -> Recipe:
             return forecast.plan_only(recipe, run)[1]
         steps = stored.train.steps
         limit = recipe.evaluate.max_tokens or stored.evaluate.max_tokens
-        recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"max_tokens": limit})})
-    return derived_keys.resolve(recipe, store.vocabulary, steps, _micro_batch(recipe))
-
-
-def _micro_batch(recipe: Recipe) -> int:
-    is_cuda = devices.choose(recipe.train).is_cuda
-    return derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
+        recipe = recipe.changed(evaluate={"max_tokens": limit})
+    return derived_keys.resolve(recipe, store.vocabulary, steps, forecast.micro_batch_tokens(recipe))
 
 
 def measured(ground: Ground) -> Json | None:
@@ -139,13 +134,12 @@ def timing(ground: Ground) -> list[tuple[int, float]]:
         devices.keep_freed_memory()
     batch = batch_tokens(planned.recipe, planned.flops * 0.03, planned.flops)
     changed = {"global_batch_tokens": batch, "micro_batch": None, "batch_ramp": None}
-    train = planned.recipe.train.model_copy(update=changed)
     found: list[tuple[int, float]] = []
     for size in ground.sizes:
         if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not ground.sizes[-1]:
             continue
-        recipe = planned.recipe.model_copy(update={"model": size.model, "train": train})
-        probe = derived_keys.resolve(recipe, vocabulary, 100, _micro_batch(recipe))
+        recipe = planned.recipe.changed(model=size.model, train=changed)
+        probe = derived_keys.resolve(recipe, vocabulary, 100, forecast.micro_batch_tokens(recipe))
         seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
@@ -221,20 +215,19 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     train, steps = planned.train, rung.steps
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
-    changed = {
-        "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,
-        "batch_ramp": None, "schedule": train.schedule.model_copy(update={"warmup_steps": warmup}), "validate_every": steps,
-        "optimizer": train.optimizer.model_copy(update={"learning_rate": rung.learning_rate}),
-    }  # fmt: skip
-    parts = {
-        "run": planned.run.model_copy(update={"name": rung.name, "dir": str(folder / "runs")}),
-        "model": rung.size.model,
-        "train": train.model_copy(update=changed),
-        "parallel": Parallel(),
-        "checkpoint": planned.checkpoint.model_copy(update={"every": max(steps // 4, 1), "keep": 1}),
-        "export": planned.export.model_copy(update={"hf": False}),
-    }
-    return parse(dump(planned.model_copy(update=parts)), f"rung {rung.name}")
+    made = planned.changed(
+        run={"name": rung.name, "dir": str(folder / "runs")},
+        model=rung.size.model,
+        train={
+            "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,
+            "batch_ramp": None, "schedule": {"warmup_steps": warmup}, "validate_every": steps,
+            "optimizer": {"learning_rate": rung.learning_rate},
+        },
+        parallel=Parallel(),
+        checkpoint={"every": max(steps // 4, 1), "keep": 1},
+        export={"hf": False},
+    )  # fmt: skip
+    return parse(dump(made), f"rung {rung.name}")
 
 
 def score(run: RunFolder, steps: int) -> Score | None:

@@ -78,7 +78,7 @@ def smaller(recipe: Recipe, vocabulary: int) -> list[Size]:
             "head_dim": max(inner, WIDTH_STEP) // count,
             "mlp_width": max(round(mlp_width * wide / width / WIDTH_STEP), 1) * WIDTH_STEP,
         }  # fmt: skip
-        size = size_of(recipe.model_copy(update={"model": model.model_copy(update=shape)}), vocabulary)
+        size = size_of(recipe.changed(model=shape), vocabulary)
         if size.parameters < planned:
             found.append(size)
     return sorted(found, key=lambda size: size.parameters)

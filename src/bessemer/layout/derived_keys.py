@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 from bessemer import hub
 from bessemer.errors import InputError
@@ -56,7 +55,7 @@ def resolve(
     model = dimensions(recipe.model)
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
-    config = model_config(recipe.model_copy(update={"model": model}), vocabulary, labels=classes)
+    config = model_config(recipe.changed(model=model), vocabulary, labels=classes)
     train = recipe.train
     limit = None  # of tokens read
     if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
@@ -75,39 +74,27 @@ def resolve(
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
     micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens, layout)
-    batches = Batches.of(train.model_copy(update={"global_batch_tokens": batch, "micro_batch": micro}), length)
+    batches = Batches.of(train.changed(global_batch_tokens=batch, micro_batch=micro), length)
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
         steps = min(steps, batches.steps_for(math.ceil(limit / length)))
     warmup = train.schedule.warmup_steps
     validate_every, scored = _validations(recipe, steps, batches.tokens_before(steps), held_out_tokens)
     optimizer = train.optimizer
-    filled: dict[str, Any] = {
-        "global_batch_tokens": batch,
-        "steps": steps,
-        "tokens": None,  # steps says it from here on
-        "micro_batch": micro,
-        "validate_every": validate_every,
-        "schedule": train.schedule.model_copy(
-            update={"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup}
-        ),
-        "optimizer": optimizer.model_copy(
-            update={
+    return recipe.changed(
+        model=model,
+        train={
+            "global_batch_tokens": batch, "steps": steps, "micro_batch": micro, "validate_every": validate_every,
+            "tokens": None,  # steps says it from here on
+            "schedule": {"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup},
+            "optimizer": {
                 "learning_rate": optimizer.learning_rate or _learning_rate(flops, config, _is_tuned(recipe)),
                 "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
-            }
-        ),
-    }
-    checkpoint = recipe.checkpoint.model_copy(
-        update={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)}
-    )
-    changed = {
-        "model": model,
-        "train": train.model_copy(update=filled),
-        "checkpoint": checkpoint,
-        "evaluate": recipe.evaluate.model_copy(update={"max_tokens": scored}),
-    }
-    return recipe.model_copy(update=changed)
+            },
+        },
+        checkpoint={"every": recipe.checkpoint.every or min(math.ceil(steps / _checkpoints(train.minutes)), 1000)},
+        evaluate={"max_tokens": scored},
+    )  # fmt: skip
 
 
 def _checkpoints(minutes: float | None) -> int:
@@ -143,7 +130,7 @@ def dimensions(model: Model) -> Model:
         if not hub.is_name(name):
             return _imported(model, Path(name))
         found = hub.fetched(name, weights=False)
-        return _imported(model.model_copy(update={"from_": f"hf:{found.pinned}"}), found.folder)
+        return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder)
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(
@@ -155,7 +142,7 @@ def dimensions(model: Model) -> Model:
     heads = model.heads or max(width // head_dim, 1)
     hidden = model.mlp_width or default_mlp_width(width, FAMILIES[model.family].options.get("gated", True))
     sizes = {"layers": model.layers or depth, "width": width, "heads": heads, "kv_heads": model.kv_heads or heads}
-    return model.model_copy(update={**sizes, "head_dim": head_dim, "mlp_width": hidden})
+    return model.changed(**sizes, head_dim=head_dim, mlp_width=hidden)
 
 
 def _imported(model: Model, folder: Path) -> Model:
@@ -165,7 +152,7 @@ def _imported(model: Model, folder: Path) -> Model:
         if key in model.model_fields_set and key in given and given[key] != value:
             raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")
     read = Model.model_validate({key: value for key, value in found.items() if value is not None})
-    return model.model_copy(update={key: getattr(read, key) for key in found})
+    return model.changed(**{key: getattr(read, key) for key in found})
 
 
 def _is_tuned(recipe: Recipe) -> bool:

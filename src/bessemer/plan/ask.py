@@ -199,7 +199,7 @@ def filled(recipe: Recipe, asked: set[str]) -> Recipe:
         changed = {"replicate": devices // rest}
     else:
         changed = {"replicate": copies, "shard": devices // rest // copies}
-    return recipe.model_copy(update={"parallel": layout.model_copy(update=changed)})
+    return recipe.changed(parallel=changed)
 
 
 def _gpus(text: str) -> dict[str, str]:

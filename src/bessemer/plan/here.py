@@ -16,19 +16,6 @@ from bessemer.plan.standing import standing
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Recipe
 
-
-def parameters_of(plan: dict[str, Any]) -> tuple[int | None, int | None]:
-    """All parameters, and those without embeddings, of a plan.json; of one written before 2026-11 too, where both stood under
-    `parameters`. None for what is missing or no number."""
-    whole = plan.get("parameters")
-    parts = whole if isinstance(whole, dict) else plan.get("parameters_by_part")
-    inner = parts.get("non_embedding") if isinstance(parts, dict) else None
-    if isinstance(whole, dict):
-        whole = whole.get("total")
-    numbers = (each if isinstance(each, int) and not isinstance(each, bool) else None for each in (whole, inner))
-    return next(numbers), next(numbers)
-
-
 # Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
 # models of 1B to 70B on A100 and H100 lies at 0.38 to 0.55.
 ASSUMED_MFU = 0.40
@@ -123,9 +110,8 @@ def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:
 
 
 def drawn(plan: dict[str, Any]) -> dict[str, Any]:
-    """What a run's report draws of a plan.json: the loss around it. Nothing where the plan has no place among the laws, or was
-    written before plans had one."""
-    (parameters, _), tokens = parameters_of(plan), plan.get("tokens")
+    """What a run's report draws of a plan.json: the loss around it. Nothing where the plan has no place among the laws."""
+    parameters, tokens = plan.get("parameters"), plan.get("tokens")
     if not plan.get("chinchilla") or not parameters or not tokens:
         return {}
     surface = pictures.loss_surface(parameters, tokens, SURFACE_POINTS)

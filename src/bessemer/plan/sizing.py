@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,6 +77,11 @@ class Choice:
     values: dict[str, object]
     why: str
 
+    def applied(self, recipe: Recipe) -> Recipe:
+        """The recipe with these keys; `train.schedule` is a table within another."""
+        outer, _, inner = self.table.partition(".")
+        return recipe.changed(**{outer: {inner: self.values} if inner else self.values})
+
     def __str__(self) -> str:
         shown = (f"{self.table}.{key} = {_shown(value)}" for key, value in self.values.items())
         return f"{', '.join(shown)}: {self.why}"
@@ -108,16 +112,6 @@ def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
     return _Derivation(recipe, basis).made()
 
 
-def with_values(recipe: Recipe, table: str, values: Mapping[str, object]) -> Recipe:
-    """The recipe with these keys of a table; `train.schedule` is one within another."""
-    *outer, last = table.split(".")
-    section = recipe if not outer else getattr(recipe, outer[0])
-    filled = getattr(section, last).model_copy(update=dict(values))
-    if outer:
-        filled = section.model_copy(update={last: filled})
-    return recipe.model_copy(update={outer[0] if outer else last: filled})
-
-
 class _Derivation:
     def __init__(self, recipe: Recipe, basis: Basis) -> None:
         self.recipe, self.basis, self.choices = recipe, basis, list[Choice]()
@@ -140,7 +134,7 @@ class _Derivation:
     def _set(self, table: str, why: str, **values: object) -> None:
         """Fill in keys of a table; `train.schedule` is one within another."""
         self.choices.append(Choice(table, values, why))
-        self.recipe = with_values(self.recipe, table, values)
+        self.recipe = self.choices[-1].applied(self.recipe)
 
     def _held_out(self) -> None:
         tokens, basis = self.recipe.tokens, self.basis

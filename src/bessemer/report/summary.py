@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.plan.here import parameters_of
 from bessemer.report import parts
 from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
 from bessemer.terminal import amount, duration, size, step_time
@@ -18,7 +17,7 @@ MAX_VALIDATIONS = 25
 
 def headline(data: RunData) -> str:
     """The run in one sentence."""
-    parameters = parameters_of(data.plan)[0] or as_number(data.export, "parameters")
+    parameters = as_number(data.plan, "parameters") or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
     if not len(data.train):
@@ -82,7 +81,7 @@ def training_seconds(data: RunData) -> float | None:
 def tiles(data: RunData) -> list[Json]:
     """Up to six key figures."""
     found = [_score_tile(data)]
-    total, inner = parameters_of(data.plan)
+    total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
     if total is not None:
         found.append(parts.tile("Parameters", amount(total), f"{amount(inner)} without embeddings" if inner else ""))
     tokens, seconds = data.train.last("tokens"), training_seconds(data)

@@ -86,7 +86,7 @@ def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: st
         "train.dropout.attention": case.dropout, "train.optimizer.learning_rate": sizes.learning_rate,
         "train.schedule.warmup_steps": max(sizes.steps // 10, 1),
     })  # fmt: skip
-    return recipe.model_copy(update={"parallel": layout})
+    return recipe.changed(parallel=layout)
 
 
 def batch_of(sizes: CertificateRun, case: Case, number: int, mesh: ProcessMesh) -> Batch:
