@@ -44,7 +44,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
-    from bessemer.layout.derived_keys import CPU_MICRO_BATCH_TOKENS, resolve
+    from bessemer.layout.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
     from bessemer.layout.flops import flops_per_token
     from bessemer.model.huggingface.config import model_config
     from bessemer.model.transformer import build_model
@@ -75,7 +75,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
             """,
         "benchmark",
     )
-    recipe = resolve(asked, VOCABULARY, micro_batch_tokens=CPU_MICRO_BATCH_TOKENS)
+    recipe = resolve(asked, VOCABULARY, micro_batch_tokens=MICRO_BATCH_TOKENS_ON[False])
     devices.keep_freed_memory()
     config = model_config(recipe, VOCABULARY)
     device = devices.choose(recipe.train)

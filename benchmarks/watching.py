@@ -20,7 +20,7 @@ from machine import describe
 from planned import beside, plan_of, print_beside
 
 from bessemer.guard.trends import Trends
-from bessemer.layout.derived_keys import CPU_MICRO_BATCH_TOKENS, MICRO_BATCH_TOKENS, resolve
+from bessemer.layout.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.recipe import parse
@@ -55,7 +55,7 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
         "benchmark",
     )
     cuda = torch.cuda.is_available()
-    recipe = resolve(asked, 8192, micro_batch_tokens=MICRO_BATCH_TOKENS if cuda else CPU_MICRO_BATCH_TOKENS)
+    recipe = resolve(asked, 8192, micro_batch_tokens=MICRO_BATCH_TOKENS_ON[cuda])
     config, device = model_config(recipe, 8192), devices.choose(recipe.train)
     devices.keep_freed_memory()
     plan = plan_of(recipe, config, device)

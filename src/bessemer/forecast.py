@@ -219,5 +219,4 @@ def micro_batch_tokens(recipe: Recipe) -> int:
     from bessemer.layout import derived_keys
     from bessemer.train import device as devices
 
-    is_cuda = devices.choose(recipe.train).is_cuda
-    return derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
+    return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]

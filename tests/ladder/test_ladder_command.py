@@ -236,7 +236,6 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
     [
         (["--rungs", "1"], "--rungs 1: a ratio ladder needs 5 rungs"),
         (["--rungs", "6", "--design", "isoflop"], "isoflop ladder needs 7"),
-        (["--design", "isoflops"], "no such design; there are ratio and isoflop; did you mean isoflop?"),
         (["--budget", "1e7"], "too small; 6 rungs"),
         (["--budget", "1s"], "too small; 6 rungs"),
         (["--budget=-3min"], "give a time as 5min"),
@@ -252,3 +251,9 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
 def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ladder(wide, *options) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_design_that_is_none_is_told(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ladder(wide, "--design", "isoflops")
+    assert "--design: invalid choice: 'isoflops'; did you mean isoflop?" in capsys.readouterr().err

@@ -133,7 +133,7 @@ COMMANDS = (
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
         *OF_RECIPE,
         option("--design", "ratio (default): a fixed number of tokens a parameter; isoflop: several sizes at each of several "
-               "amounts of compute", metavar="NAME"),
+               "amounts of compute", choices=("ratio", "isoflop")),
         option("--rungs", "small runs (default: 6 of ratio, 12 of isoflop)", type=int, metavar="N"),
         option("--budget", "of all together: 5min, 2h, or FLOPs as 1e15 (default 5min)", metavar="B"),
         option("--ratio", "tokens a parameter (default: the planned run's)", type=float, metavar="R"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.ladder import law, page, runs
-from bessemer.ladder.design import DESIGNS, RUNGS, Design, Rung, did_you_mean, parse_budget, refuse_few, rungs_within
+from bessemer.ladder.design import RUNGS, Design, Rung, parse_budget, refuse_few, rungs_within
 from bessemer.ladder.law import FittedLaw, Interval, Point
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import RATE_RULES, rate_rule
@@ -27,7 +27,7 @@ COUNTED = "those of the matrix products: blocks and output matrix, without the i
 class LadderOptions:
     """The options of the command. folder: None for ladder/ in the run folder; rungs, ratio: None for the design's own."""
 
-    design: str = "ratio"
+    design: Design = "ratio"
     rungs: int | None = None
     budget: str | None = None
     ratio: float | None = None
@@ -41,7 +41,7 @@ def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
     Goes on where it was stopped: finished rungs are kept, the one in hand resumes. Raises InputError for options that make no
     ladder, Stopped on a signal.
     """
-    design = _known_design(options.design)
+    design = options.design
     parse_budget(options.budget)
     refuse_few(design, RUNGS[design] if options.rungs is None else options.rungs)
     if options.ratio is not None and (design != "ratio" or not options.ratio > 0):
@@ -61,14 +61,6 @@ def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
         write_json(folder / "ladder.json", found)
         found["page"] = str(page.write(folder / "ladder.html", found))
     return found
-
-
-def _known_design(name: str) -> Design:
-    """Raises InputError for a name that is none."""
-    for known in DESIGNS:
-        if name == known:
-            return known  # type: ignore[return-value]
-    raise InputError(f"--design {name}: no such design; there are {' and '.join(DESIGNS)}{did_you_mean(name, DESIGNS)}")
 
 
 def _design(

@@ -20,7 +20,6 @@ from bessemer.recipe import Recipe
 from bessemer.terminal import amount, duration
 
 Design = Literal["ratio", "isoflop"]
-DESIGNS = ("ratio", "isoflop")
 FEWEST = {"ratio": 5, "isoflop": 7}  # the law's numbers, one rung to leave out, and one for the error
 RUNGS = {"ratio": 6, "isoflop": 12}
 SIZE_STEP = 2.0  # at most, between the sizes of a ratio ladder

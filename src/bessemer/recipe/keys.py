@@ -14,21 +14,9 @@ from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
 from bessemer.recipe.schema import Recipe
+from bessemer.recipe.section import DESCRIPTIONS
 
-# How other programs call them (transformers, nanoGPT, Megatron-LM, torchtitan), by the last part of the name.
-OTHER_NAMES = {
-    "lr": "train.optimizer.learning_rate", "max_lr": "train.optimizer.learning_rate", "grad_clip": "train.optimizer.clip_norm",
-    "max_grad_norm": "train.optimizer.clip_norm", "batch_size": "train.global_batch_tokens",
-    "global_batch_size": "train.global_batch_tokens", "per_device_train_batch_size": "train.micro_batch",
-    "micro_batch_size": "train.micro_batch", "max_steps": "train.steps", "max_iters": "train.steps",
-    "seq_len": "tokens.sequence_length", "seq_length": "tokens.sequence_length", "block_size": "tokens.sequence_length",
-    "context_length": "tokens.sequence_length", "vocab_size": "tokenizer.vocabulary", "hidden_size": "model.width",
-    "n_embd": "model.width", "dim": "model.width", "n_layer": "model.layers", "n_layers": "model.layers",
-    "num_layers": "model.layers", "num_hidden_layers": "model.layers", "n_head": "model.heads", "n_heads": "model.heads",
-    "num_attention_heads": "model.heads", "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.mlp_width",
-    "ffn_hidden_size": "model.mlp_width", "dtype": "train.precision", "activation_checkpointing": "train.recompute",
-    "gradient_checkpointing": "train.recompute", "save_steps": "checkpoint.every", "eval_steps": "train.validate_every",
-}  # fmt: skip
+OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 

@@ -204,8 +204,7 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     On GPUs, unless the recipe names the CPU; the plan's allowance for a CPU's heap is left out.
     """
     is_cuda = recipe.train.device != "cpu"
-    tokens = derived_keys.MICRO_BATCH_TOKENS if is_cuda else derived_keys.CPU_MICRO_BATCH_TOKENS
-    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=tokens)
+    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=derived_keys.MICRO_BATCH_TOKENS_ON[is_cuda])
     config, train, layout = config_of(resolved, vocabulary, 0), resolved.train, resolved.parallel
     widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
     for part in parts_of(config, layout):

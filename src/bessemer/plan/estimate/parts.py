@@ -46,11 +46,17 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
     return tuple(parts_of_stages(blocks_of_stages(config, count, cut), schedule, pipeline, each))
 
 
+def even(layers: int, stages: int) -> tuple[int, ...]:
+    """So many blocks over so many stages, the later ones one fewer where they do not divide."""
+    least, extra = divmod(layers, stages)
+    return tuple(least + (stage < extra) for stage in range(stages))
+
+
 def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
     """Blocks of each of `count` stages, as a program cuts them (see frameworks.toml)."""
     layers, (least, extra) = config.layers, divmod(config.layers, count)
-    if cut == "even":  # what is left over goes to the first stages
-        return tuple(least + (stage < extra) for stage in range(count))
+    if cut == "even":
+        return even(layers, count)
     if cut == "ceiling":  # every stage takes the larger number while there are blocks
         most = -(-layers // count)
         return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))

@@ -20,6 +20,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
+from bessemer.plan.estimate.parts import even
 from bessemer.plan.timetable import passage
 from bessemer.recipe.parallel import interleaved_rounds
 
@@ -158,19 +159,14 @@ def _cut(layers: int, stages: int, head: float) -> tuple[int, ...]:
     what it weighs in blocks), so that the slowest stage is as fast as can be. What pipeline_stages.balanced
     finds, for blocks alike."""
     if head <= 0 or stages == 1:
-        return _even(layers, stages)
+        return even(layers, stages)
 
     def worth(last: int) -> tuple[float, float]:
-        rest = _even(layers - last, stages - 1)
+        rest = even(layers - last, stages - 1)
         return max(rest[0], last + head), sum(each * each for each in rest) + (last + head) ** 2
 
     last = min(range(layers // stages + 1), key=worth)
-    return (*_even(layers - last, stages - 1), last)
-
-
-def _even(layers: int, stages: int) -> tuple[int, ...]:
-    """So many blocks over so many stages, the later ones one fewer where they do not divide."""
-    return tuple(layers // stages + (1 if stage < layers % stages else 0) for stage in range(stages))
+    return (*even(layers - last, stages - 1), last)
 
 
 def _send(job: Job, how: Physics) -> float:
