@@ -176,6 +176,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import longer
+    from bessemer.checkpoint.mirror import restore_missing
     from bessemer.guard.journal import Journal
     from bessemer.layout import derived_keys
     from bessemer.plan import here
@@ -184,6 +185,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     from bessemer.tokens.shards import TokenStore
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
+    restore_missing(session.recipe, run)
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None

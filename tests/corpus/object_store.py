@@ -1,10 +1,11 @@
-"""A public bucket on this machine: the few requests of S3 and of Google's store that reading takes."""
+"""A bucket on this machine: the few requests of S3 and of Google's store that reading takes, and those of S3 for writing."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
         self.log = folder.with_suffix(".log")
+        self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
 
     @property
     def objects(self) -> dict[str, bytes]:
@@ -60,6 +62,72 @@ class Handler(BaseHTTPRequestHandler):
             self._list(path, query)
         else:
             self._object(path)
+
+    def do_PUT(self) -> None:
+        """An object, or a part of one."""
+        path, query, body = self._sent()
+        if self.server.refuse:
+            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+        elif "uploadId" in query:
+            self.server.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
+            self._answer(200, b"", "application/xml")
+        else:
+            self._keep(path, body)
+            self._answer(200, b"", "application/xml")
+
+    def do_POST(self) -> None:
+        """Begin or complete an object of parts."""
+        path, query, _ = self._sent()
+        if self.server.refuse:
+            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+        elif "uploads" in query:
+            bucket, _, key = path.partition("/")
+            identity = f"{len(self.server.parts)}-{threading.get_ident()}"
+            self.server.parts[identity] = {}
+            body = (
+                f"<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{identity}</UploadId>"
+                "</InitiateMultipartUploadResult>"
+            )
+            self._answer(200, body.encode(), "application/xml")
+        else:
+            parts = self.server.parts.pop(query["uploadId"])
+            self._keep(path, b"".join(parts[number] for number in sorted(parts)))
+            self._answer(200, b"<CompleteMultipartUploadResult></CompleteMultipartUploadResult>", "application/xml")
+
+    def do_DELETE(self) -> None:
+        path, _, _ = self._sent()
+        (self.server.folder / path).unlink(missing_ok=True)
+        self._answer(204, b"", "application/xml")
+
+    def _sent(self) -> tuple[str, dict[str, str], bytes]:
+        """Path, query and body of a request; a body in signed chunks is put together."""
+        place = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(place.query, keep_blank_values=True).items()}
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        if "aws-chunked" in self.headers.get("Content-Encoding", ""):
+            whole, rest = b"", body
+            while True:
+                line, _, rest = rest.partition(b"\r\n")
+                size = int(line.split(b";")[0] or b"0", 16)
+                if not size:
+                    break
+                whole, rest = whole + rest[:size], rest[size + 2 :]
+            body = whole
+        return unquote(place.path).strip("/"), query, body
+
+    def _keep(self, path: str, body: bytes) -> None:
+        target = self.server.folder / path
+        if self.path.partition("?")[0].endswith("/"):  # what stands for a folder
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(body)
 
     def _object(self, path: str) -> None:
         data = self.server.objects.get(path)

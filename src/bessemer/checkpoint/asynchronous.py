@@ -153,9 +153,10 @@ class AsyncSaver(BackgroundWork):
     """
 
     def __init__(self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
-        """folder, keep: as `protocol.save`; keep may be changed between saves."""
+        """folder, keep: as `protocol.save`; keep may be changed between saves, and `on_published` is called after each."""
         super().__init__(mesh)
         self._folder, self.keep = folder, keep
+        self.on_published: Callable[[], None] = lambda: None
         self._staging = Staging()
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
@@ -175,7 +176,12 @@ class AsyncSaver(BackgroundWork):
         prepared = replace(prepared, own=prepared.own if writer is None else {})
         facts, keep = copy.deepcopy(facts), self.keep
         what = f"the checkpoint of step {step}"
-        self.begin(what, lambda: publish(prepared, facts, keep, self.mesh, writer), in_background=writer is not None)
+
+        def work() -> None:
+            publish(prepared, facts, keep, self.mesh, writer)
+            self.on_published()
+
+        self.begin(what, work, in_background=writer is not None)
         after = self.join() if writer is None else None
         try:
             if before or after:

@@ -122,9 +122,17 @@ def require_stage(args: argparse.Namespace, made: Path, what: str, command: str)
 
 
 def restart(args: argparse.Namespace, session: Session) -> None:
-    """Set the earlier training aside where --restart asks for it."""
+    """Set the earlier training aside where --restart asks for it. Raises InputError where its mirror would restore it."""
+    from bessemer.checkpoint.mirror import Mirror
     from bessemer.previous import set_aside
 
+    if args.restart and (url := session.recipe.checkpoint.mirror) is not None:
+        mirror = Mirror(url, session.recipe.run.name, session.run)
+        if steps := mirror.steps():
+            raise InputError(
+                f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; name "
+                "another folder with --set checkpoint.mirror=URL, or remove them"
+            )
     if args.restart and (place := set_aside(session.run)) is not None:
         say(f"what was trained before is in {place}")
 

@@ -156,11 +156,12 @@ class _RemoteFile(io.RawIOBase):
 def filesystem(url: str, source: Source) -> tuple[Any, str]:
     """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
     scheme, _, path = url.partition("://")
-    return _filesystem(scheme, source.anonymous, source.endpoint), path
+    return arrow_filesystem(scheme, source.anonymous, source.endpoint), path
 
 
 @cache
-def _filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
+def arrow_filesystem(scheme: str, anonymous: bool, endpoint: str | None) -> Any:
+    """Arrow's file system for the URLs of a scheme. InputError when a library for it is not installed."""
     from pyarrow import fs
 
     where: dict[str, str] = {}

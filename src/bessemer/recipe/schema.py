@@ -45,6 +45,7 @@ class Checkpoint(Section):
     keep: Positive = 3
     asynchronous: bool | None = None
     memory_every: int = Field(0, ge=0)
+    mirror: str | None = None
 
 
 class Evaluate(Section):

@@ -13,6 +13,7 @@ import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.memory import NodeMemory, newest_in_memory
+from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import drop_newer, exchange
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
@@ -27,7 +28,7 @@ from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.replicas import Difference
 from bessemer.recipe import Guard, Recipe, digest
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
@@ -177,10 +178,18 @@ def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
 
 def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. Collective."""
-    on_disk, memory = (
-        _checkpoint_on_disk(run, journal, mesh),
-        NodeMemory.here() if recipe.checkpoint.memory_every else None,
-    )
+    newest = mesh.broadcast(published(run.checkpoints)[-1:])
+    damage: BessemerError | None = None
+    try:
+        on_disk = _checkpoint_on_disk(run, journal, mesh)
+    except BessemerError as error:
+        on_disk, damage = None, error
+    is_damaged = newest == published(run.checkpoints)[-1:] != [] and (on_disk is None or on_disk.step < newest[0])
+    if mesh.any(mesh.is_main and is_damaged and refetch(recipe, run, newest[0])):
+        on_disk = _checkpoint_on_disk(run, journal, mesh)
+    elif damage is not None:
+        raise damage
+    memory = NodeMemory.here() if recipe.checkpoint.memory_every else None
     first = 0 if on_disk is None else on_disk.step
 
     def accepts(copied: SavedCheckpoint) -> bool:

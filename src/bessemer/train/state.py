@@ -11,6 +11,7 @@ from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.memory import MemorySaver, NodeMemory
+from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.checkpoint.retention import Retention
@@ -22,7 +23,7 @@ from bessemer.model.transformer import build_model
 from bessemer.parallel.sharded import as_shard_of, fingerprint
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, digest
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -136,6 +137,11 @@ class Saver:
                 say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh)
+            self._async.on_published = self._follow
+        self._mirror: Mirror | None = None
+        if config.mirror is not None and step.mesh.is_main:
+            self._mirror = Mirror(config.mirror, recipe.run.name, run)
+            self._follow()  # what a run that ended early had not copied
 
     def follow(self, recipe: Recipe) -> None:
         """Continue under a recipe with another number of steps."""
@@ -185,6 +191,17 @@ class Saver:
         release_unused(self._step.device)
         tensors, facts = capture(self._step, position, self._recipe, self._store)
         save(self._run.checkpoints, position.step, tensors, facts, self._retention(position), self._step.mesh)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Have the mirror copy what was published."""
+        if self._mirror is not None:
+            self._mirror.follow(self._report_mirror)
+
+    def _report_mirror(self, message: str) -> None:
+        warn(f"{message}; training goes on, the next checkpoint tries again")
+        step = (published(self._run.checkpoints) or [0])[-1]
+        record(self._run.incidents, step=step, what="mirror_failed", cause=message, action="training went on")
 
     def _retention(self, position: Position) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps or 0
@@ -208,6 +225,9 @@ class Saver:
         finally:
             if self._async is not None:
                 self._async.__exit__(*error)
+        ends_well = error[1] is None or isinstance(error[1], BessemerError)
+        if self._mirror is not None and ends_well and not self._mirror.finish():
+            self._report_mirror(f"{self._mirror.place}: this mirror of the checkpoints still copies and is left behind")
 
 
 def _decay_start_step(train: Train) -> int | None:

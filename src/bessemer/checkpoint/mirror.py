@@ -1,0 +1,261 @@
+"""A mirror: published checkpoints, and the files that a resume needs besides, in another folder or an object store.
+
+    MIRROR/RUN/step-00001000/...    as in the run's folder; the manifest comes last and goes first
+    MIRROR/RUN/recipe.toml ...      files of the run
+
+The mirror has the checkpoints that the run keeps; only what this run has copied is removed, by mirrored.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from bessemer.checkpoint.files import BLOCK_BYTES
+from bessemer.checkpoint.format import MANIFEST, load_manifest
+from bessemer.checkpoint.protocol import LATEST, verify
+from bessemer.corpus import storage
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe
+from bessemer.run import RunFolder, published, read_json, sync_folder, write_atomic, write_json
+from bessemer.terminal import say, warn
+
+RUN_FILES = (
+    "recipe.toml", "derived.json", "plan.json", "journal.jsonl", "metrics.jsonl", "incidents.jsonl", "forks.jsonl", "time.jsonl",
+)  # fmt: skip
+COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
+FINISH_SECONDS = 600.0  # that the end of a run waits for copies
+
+
+def restore_missing(recipe: Recipe, run: RunFolder) -> None:
+    """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files.
+
+    Raises InputError where the mirror cannot be reached, BessemerError where none of its checkpoints is whole: the run would
+    start at step 0.
+    """
+    mirror = None if recipe.checkpoint.mirror is None else Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
+    if mirror is None or published(run.checkpoints):
+        return
+    try:
+        steps = mirror.steps()
+    except BessemerError as error:
+        raise InputError(
+            f"checkpoint.mirror: {error}; the run has no checkpoint here, and whether it has one there is not known"
+        ) from None
+    if not steps:
+        return
+    step = mirror.restore(steps, warn)
+    if step is None:
+        raise BessemerError(
+            f"{mirror.place}: none of its {len(steps)} checkpoints is whole, and none is in {run.checkpoints}"
+        )
+    say(f"  no checkpoint in {run.checkpoints}: restored that of step {step}, and the run's logs, from {mirror.place}")
+
+
+def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
+    """Fetch a checkpoint that is damaged here from the run's mirror. Returns whether it is whole now."""
+    if recipe.checkpoint.mirror is None:
+        return False
+    mirror = Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
+    try:
+        if step not in mirror.steps():
+            return False
+        mirror.fetch(step)
+    except (BessemerError, OSError) as error:
+        warn(f"{mirror.place}: step {step} cannot be fetched: {storage.redacted(error)}")
+        return False
+    warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
+    return True
+
+
+class Mirror:
+    """The mirror of a run. Use from one process."""
+
+    def __init__(self, url: str, name: str, run: RunFolder) -> None:
+        """url: an absolute folder, s3:// or gs://. Raises InputError for another."""
+        self.place, self._run = f"{url.rstrip('/')}/{name}", run
+        where = "checkpoint.mirror"
+        if url.startswith(("s3://", "gs://")):
+            storage.check_url(url, where)
+        elif not os.path.isabs(os.path.expanduser(url)):
+            raise InputError(f"{where}: {url}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
+        self._thread: Thread | None = None
+        self._has_more = False
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are whole there, ascending. Raises BessemerError where it cannot be reached."""
+        return sorted(step for step, files in self._listed().items() if MANIFEST in files)
+
+    def follow(self, on_failure: Callable[[str], None]) -> None:
+        """Copy what is published and remove what no longer is, in a thread. on_failure: called with a message."""
+        self._has_more = True
+        if self._thread is None or not self._thread.is_alive():
+
+            def work() -> None:
+                while self._has_more:
+                    self._has_more = False
+                    try:
+                        self.update()
+                    except (BessemerError, OSError, ValueError) as error:
+                        on_failure(
+                            f"{self.place}: this mirror of the checkpoints is not up to date: {storage.redacted(error)}"
+                        )
+
+            self._thread = Thread(target=work, name="mirror", daemon=True)
+            self._thread.start()
+
+    def finish(self) -> bool:
+        """Wait for the copies, for some minutes. Returns whether they are done."""
+        if self._thread is not None:
+            self._thread.join(FINISH_SECONDS)
+        return self._thread is None or not self._thread.is_alive()
+
+    def update(self) -> None:
+        """Make the mirror have what is published. Raises BessemerError, OSError."""
+        there, own, here = self._listed(), self._copied(), published(self._run.checkpoints)
+        if foreign := sorted(set(there) - own):
+            raise BessemerError(f"it has a checkpoint of step {foreign[-1]} from another training; name another folder")
+        new = [step for step in here if self._differs(step, there)]
+        self._note({*own, *new})  # before the first byte, so that what a kill leaves is known as this run's
+        if new:
+            for name in RUN_FILES:
+                if (self._run.path / name).exists():
+                    self._put(self._run.path / name, name)
+        for step in reversed(new):
+            folder = self._run.checkpoints / _name(step)
+            if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
+                self._remove(step, there[step])
+            try:
+                for name, of in load_manifest(folder).files.items():
+                    if self._put(folder / name, f"{folder.name}/{name}") != of["sha256"]:
+                        raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
+                self._put(folder / MANIFEST, f"{folder.name}/{MANIFEST}")
+            except (BessemerError, FileNotFoundError):
+                if folder.exists():  # else newer ones have taken its place meanwhile
+                    raise
+        for step in sorted(set(there) - set(published(self._run.checkpoints))):
+            self._remove(step, there[step])
+        self._note(set(published(self._run.checkpoints)))
+
+    def restore(self, steps: list[int], on_damage: Callable[[str], None]) -> int | None:
+        """Fetch the newest of these checkpoints that verifies, and the run's files that are missing here. Returns its step."""
+        for step in sorted(steps, reverse=True):
+            try:
+                self.fetch(step)
+            except (BessemerError, OSError) as error:
+                on_damage(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
+                continue
+            for name in RUN_FILES:
+                if not (self._run.path / name).exists() and (data := self._get(name)) is not None:
+                    write_atomic(self._run.path / name, data)
+            write_atomic(self._run.checkpoints / LATEST, _name(step))
+            self._note({*steps})
+            return step
+        return None
+
+    def fetch(self, step: int) -> None:
+        """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
+        target = self._run.checkpoints / _name(step)
+        staged = target.with_name(f"{target.name}.tmp")
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            self._get(f"{target.name}/{MANIFEST}", staged / MANIFEST)
+            for name in load_manifest(staged).files:
+                self._get(f"{target.name}/{name}", staged / name)
+            verify(staged)
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(staged, target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _copied(self) -> set[int]:
+        path = self._run.checkpoints / COPIED
+        return set(read_json(path)) if path.exists() else set()
+
+    def _note(self, steps: set[int]) -> None:
+        if steps != self._copied():
+            write_json(self._run.checkpoints / COPIED, sorted(steps))
+
+    def _differs(self, step: int, there: dict[int, dict[str, int]]) -> bool:
+        """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
+        here = self._run.checkpoints / _name(step) / MANIFEST
+        return MANIFEST not in there.get(step, {}) or self._get(f"{_name(step)}/{MANIFEST}") != here.read_bytes()
+
+    def _opened(self) -> tuple[Any, str]:
+        """Arrow's file system and the path of this mirror in it."""
+        if storage.is_remote(self.place):
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            scheme, _, path = self.place.partition("://")
+            return storage.arrow_filesystem(scheme, False, endpoint if scheme == "s3" else None), path
+        from pyarrow import fs
+
+        return fs.LocalFileSystem(), os.path.expanduser(self.place)
+
+    def _listed(self) -> dict[int, dict[str, int]]:
+        """Size of each file, by step and name."""
+        from pyarrow import fs
+
+        files, path = self._opened()
+        try:
+            infos = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
+        except (OSError, ValueError) as error:
+            raise BessemerError(f"{self.place}: cannot be listed: {storage.redacted(error)}") from None
+        found: dict[int, dict[str, int]] = {}
+        for info in infos:
+            folder, _, name = str(info.path).rpartition("/")
+            folder = folder.rpartition("/")[2]
+            if info.type == fs.FileType.File and folder.startswith("step-") and folder[5:].isdigit():
+                found.setdefault(int(folder[5:]), {})[name] = info.size
+        return found
+
+    def _put(self, source: Path, name: str) -> str:
+        """Copy a file there, and check its size. Returns the SHA-256 of what was copied."""
+        files, path = self._opened()
+        target, digest, size = f"{path}/{name}", hashlib.sha256(), 0
+        if not storage.is_remote(self.place):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
+            while block := file.read(BLOCK_BYTES):
+                stream.write(block)
+                digest.update(block)
+                size += len(block)
+        if (there := files.get_file_info(target).size) != size:
+            raise BessemerError(f"{self.place}/{name}: {there} bytes arrived of {size}")
+        return digest.hexdigest()
+
+    def _get(self, name: str, target: Path | None = None) -> bytes | None:
+        """Copy a file from there; without a target its content, None where it is not there."""
+        files, path = self._opened()
+        try:
+            stream = files.open_input_stream(f"{path}/{name}")
+        except FileNotFoundError:
+            if target is None:
+                return None
+            raise
+        with stream:
+            if target is None:
+                return bytes(stream.read())
+            with open(target, "wb") as file:
+                while block := stream.read(BLOCK_BYTES):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+        return None
+
+    def _remove(self, step: int, names: dict[str, int]) -> None:
+        files, path = self._opened()
+        for name in sorted(names, key=lambda name: name != MANIFEST):
+            files.delete_file(f"{path}/{_name(step)}/{name}")
+        if not storage.is_remote(self.place):
+            files.delete_dir(f"{path}/{_name(step)}")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"

@@ -1,0 +1,171 @@
+"""The mirror of checkpoints: what is published is there, what is damaged here comes back, a fresh machine goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.checkpoint import SavedCheckpoint, latest, save
+from bessemer.checkpoint.mirror import Mirror
+from bessemer.checkpoint.protocol import drop_newer
+from bessemer.cli import run_command
+from bessemer.errors import BessemerError, InputError
+from bessemer.guard.journal import Journal
+from bessemer.parallel.mesh import SINGLE_PROCESS
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json_lines
+from bessemer.train.measure import RunTiming
+from bessemer.train.session import run_checkpoint
+from tests.corpus.object_store import Store, store
+from tests.newest import weights_hash
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with store(tmp_path / "store") as served:
+        (served.folder / "bucket").mkdir()
+        (served.folder / "bucket" / "there").write_bytes(b"")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
+        yield served
+
+
+def saved(run: RunFolder, step: int, keep: int = 2) -> SavedCheckpoint:
+    tensors = {"model": {"a": torch.full((300, 10), float(step)), "b": torch.arange(step)}}
+    return save(run.checkpoints, step, tensors, {"samples": step}, keep=keep)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("step-*/*")}
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) -> None:
+    url, place = (
+        ("s3://bucket/deep", bucket.folder / "bucket" / "deep") if remote else (str(tmp_path / "m"), tmp_path / "m")
+    )
+    run = RunFolder(tmp_path / "run")
+    mirror = Mirror(url, "name", run)
+    assert mirror.steps() == []
+    failures: list[str] = []
+    for step in (10, 20, 30):
+        saved(run, step)
+        run.journal.write_text(f"{step}\n")
+        mirror.follow(failures.append)
+        assert mirror.finish()
+    assert not failures and mirror.steps() == [20, 30]
+    assert files(place / "name") == files(run.checkpoints)
+    assert (place / "name" / "journal.jsonl").read_text() == "30\n"
+    drop_newer(run.checkpoints, 20)  # a rollback: step 30 comes again, with other weights
+    saved(run, 30).folder.rename(run.checkpoints / "x")
+    shutil.rmtree(run.checkpoints / "x")
+    mirror.update()
+    assert mirror.steps() == [20]
+    # A fresh machine: a damaged checkpoint there is left out.
+    saved(run, 40)
+    mirror.update()
+    damaged = next((place / "name" / "step-00000040").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\7")
+    fresh = RunFolder(tmp_path / "fresh")
+    said: list[str] = []
+    again = Mirror(url, "name", fresh)
+    assert again.restore(again.steps(), said.append) == 20
+    assert len(said) == 1 and "step 40" in said[0] and "damaged" in said[0]
+    found = latest(fresh.checkpoints)
+    assert found is not None and found.step == 20 and found.facts == {"samples": 20}
+    assert fresh.journal.read_text() == "30\n"
+    saved(fresh, 50, keep=1)
+    again.update()
+    assert again.steps() == [50], "what it was restored from is its own to remove"
+
+
+def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:
+    run, said = RunFolder(tmp_path / "run"), list[str]()
+    saved(run, 10)
+    mirror = Mirror("s3://bucket/deep", "name", run)
+    bucket.refuse()
+    mirror.follow(said.append)
+    assert mirror.finish()
+    assert len(said) == 1 and said[0].startswith(
+        "s3://bucket/deep/name: this mirror of the checkpoints is not up to date"
+    )
+    assert "a-secret" not in said[0]
+    other = RunFolder(tmp_path / "other")
+    saved(other, 20)
+    Mirror(str(tmp_path / "m"), "name", other).update()
+    (run.checkpoints / "step-00000010" / "model.safetensors").write_bytes(b"x")
+    mine = Mirror(str(tmp_path / "m"), "name", run)
+    mine.follow(said.append)
+    mine.finish()
+    assert "it has a checkpoint of step 20 from another training" in said[-1]
+    mine = Mirror(str(tmp_path / "n"), "name", run)
+    mine.follow(said.append)
+    mine.finish()
+    assert "damaged: SHA-256 differs" in said[-1] and mine.steps() == []
+    for url in ("relative/folder", "https://somewhere", "hf://datasets/a/b", "s3://key:secret@bucket/x"):
+        with pytest.raises(InputError, match="checkpoint.mirror: "):
+            Mirror(url, "name", run)
+
+
+def test_a_fresh_machine_goes_on(
+    recipe_file: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    fresh, straight = tmp_path / "fresh", tmp_path / "straight"
+    shutil.copytree(runs, fresh)
+    shutil.copytree(runs, straight)
+
+    def train(place: Path, *overrides: str, expected: int = 0, flags: tuple[str, ...] = ()) -> str:
+        values = f"run.dir={place}", "report.tensorboard=false", "train.schedule.kind=wsd", *overrides
+        sets = [part for value in values for part in ("--set", value)]
+        assert run_command(["train", str(recipe_file), *sets, *flags]) == expected
+        return capfd.readouterr().err
+
+    mirrored = f"checkpoint.mirror={tmp_path / 'mirror'}"
+    there = tmp_path / "mirror" / "small"
+    train(runs, mirrored)
+    assert files(there) == files(runs / "small" / "checkpoints")
+    shutil.rmtree(there / "step-00000024")  # the machine was lost before its last save
+    said = train(fresh, mirrored)
+    assert (
+        f"restored that of step 19, and the run's logs, from {there}" in said and "going on from step 19 of 24" in said
+    )
+    assert weights_hash(fresh / "small") == weights_hash(runs / "small")
+    losses = [
+        [row["loss"] for row in read_json_lines(one / "small" / "metrics.jsonl") if row["kind"] == "train"]
+        for one in (runs, fresh)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 24
+    # A damaged checkpoint comes back from the mirror.
+    run = RunFolder(fresh / "small")
+    whole = files(run.checkpoints)
+    (run.checkpoints / "step-00000024" / "model.safetensors").write_bytes(b"x")
+    found = run_checkpoint(run, Journal.read(run.journal), SINGLE_PROCESS, load(run.recipe))
+    assert found is not None and found.step == 24 and files(run.checkpoints) == whole
+    assert "the checkpoint of step 24 was fetched again from" in capfd.readouterr().err
+    for path in run.checkpoints.glob("step-*/model.safetensors"):
+        path.write_bytes(b"x")
+    found = run_checkpoint(run, Journal.read(run.journal), SINGLE_PROCESS, load(run.recipe))
+    assert found is not None and found.step == 24, "also where none is whole"
+    shutil.rmtree(there)
+    for path in run.checkpoints.glob("step-*/model.safetensors"):
+        path.write_bytes(b"x")
+    with pytest.raises(BessemerError, match="is whole"):
+        run_checkpoint(run, Journal.read(run.journal), SINGLE_PROCESS, load(run.recipe))
+    train(runs, mirrored, "train.steps=30")
+    said = train(runs, mirrored, flags=("--restart",), expected=2)
+    assert "has checkpoints of the earlier training, the newest of step 30" in said
+    said = train(straight, "checkpoint.mirror=relative", expected=2)
+    assert "checkpoint.mirror: relative: give an absolute folder" in said
+    # One that fails stops nothing.
+    (tmp_path / "file").write_text("")
+    said = train(straight, expected=0)
+    said = train(straight, f"checkpoint.mirror={tmp_path / 'file'}", "train.steps=26")
+    incidents = read_json_lines(straight / "small" / "incidents.jsonl")
+    assert "is not up to date" in said and {row["what"] for row in incidents} >= {"mirror_failed"}
