@@ -222,7 +222,7 @@ def test_datasets_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "datasets/owner/name/data/test-0.jsonl": lines("no"),
     }
     system = fs.PyFileSystem(fs.FSSpecHandler(Hub(files)))
-    monkeypatch.setattr(storage, "_filesystem", lambda scheme, *_: {"hf": system}[scheme])
+    monkeypatch.setattr(storage, "arrow_filesystem", lambda scheme, *_: {"hf": system}[scheme])
     of = SimpleNamespace(endpoint="")
     wanted = source(of, "hf://datasets/owner/name/data/train-*", endpoint=None)  # type: ignore[arg-type]
     found = find(wanted)
