@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import language, personal
 from bessemer.corpus.document import Record
+from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import apply, judge_url
 from bessemer.errors import BessemerError
@@ -220,12 +221,10 @@ def check_tally(tally: Tally, num_rows: int, where: str) -> list[dict[str, Any]]
     entered, left = tally.of(ENTERED), tally.of(LEFT)
     rows, expected = [], num_rows
     for name in (READ, *(name for name, _ in STEPS)):
-        if entered[name] != expected:
-            wrong = f"{expected} documents should have come to the step {name!r} but {entered[name]} did"
-            raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
+        came = f"{expected} documents should have come to the step {name!r} but {entered[name]} did"
+        require(entered[name] == expected, f"{where}: {came}")
         rows.append({"step": name, "documents_in": entered[name], "rejected": left[name]})
         expected -= left[name]
-    if expected != tally.passed:
-        wrong = f"the steps rejected {num_rows - expected} documents but {num_rows - tally.passed} were counted"
-        raise BessemerError(f"corpus: {where}: {wrong}; nothing was written; please report this")
+    counted = f"the steps rejected {num_rows - expected} documents but {num_rows - tally.passed} were counted"
+    require(expected == tally.passed, f"{where}: {counted}")
     return rows

@@ -56,6 +56,12 @@ def check_stop() -> None:
         raise Stopped("corpus: stopped")
 
 
+def require(holds: bool, problem: str) -> None:
+    """Raise BessemerError for counts that do not add up, which is a fault of this program."""
+    if not holds:
+        raise BessemerError(f"corpus: {problem}; nothing was written; please report this")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; "" for none."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -20,7 +20,6 @@ from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus
 from bessemer.run import read_json, write_json
 
@@ -120,11 +119,8 @@ class Bucket:
                 present = [name for name in columns if name in file.schema_arrow.names]
                 tables.append(file.read_row_group(group, columns=present))
         table = pa.concat_tables(tables)
-        if table.num_rows != self.size:
-            raise BessemerError(
-                f"corpus: source {self.source}, bucket {self.number}: {self.size} rows were written but {table.num_rows} "
-                "came back; nothing was written; please report this"
-            )
+        came = f"{self.size} rows were written but {table.num_rows} came back"
+        engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
         return table.sort_by("identity")
 
 
@@ -175,11 +171,9 @@ def _chunks(partition: Partition, settings: Settings, tally: Tally) -> Iterator[
                 yield _table(rows, settings)
                 rows, size = [], 0
         arrived = tally.documents_in - before
-        if unit.format in ("text", "code", "html") and arrived != len(unit.pieces):
-            raise BessemerError(
-                f"corpus: source {partition.source}: {len(unit.pieces)} files but {arrived} documents came in "
-                f"({partition}: {unit.pieces[0].name}, ...); nothing was written; please report this"
-            )
+        if unit.format in ("text", "code", "html"):
+            came = f"{len(unit.pieces)} files but {arrived} documents came in ({unit.pieces[0].name}, ...)"
+            engine.require(arrived == len(unit.pieces), f"source {partition.source}, {partition}: {came}")
     if rows:
         yield _table(rows, settings)
 

@@ -19,7 +19,7 @@ import pickle
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,18 +37,17 @@ from bessemer.corpus.clean import (
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, find, listing
-from bessemer.corpus.partition import Bucket, Partition, buckets_of, cut, num_buckets, write_context
+from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.work import close_work, made_once, open_work
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.recipe import Contamination, Corpus, Recipe, digest
 from bessemer.run import RunFolder, mark_stage, staging, write_json
 
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
-    from bessemer.corpus.whole import WholeReceipts
 
 VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
 # the steps over the whole corpus, with the reasons for which they reject
@@ -94,7 +93,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
 
 
 def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
-    from bessemer.corpus.publish import assemble
+    from bessemer.corpus.publish import PublishBucket, assemble
     from bessemer.corpus.whole import QUALITY_REPORT, judge_whole
 
     work = open_work(run, inputs)
@@ -116,10 +115,11 @@ def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs:
     passed = sum(tally.passed for tally in tallies.values())
     whole = judge_whole(corpus, work, buckets, made_of, passed, step)
     with _timed(seconds, "publish"):
-        tasks, funnels = _publish(corpus, work, partitions, buckets, tallies, made_of)
+        tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
+        funnels = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
-    _check_whole(funnels, whole)
+    _check_counts(whole.rejected, funnels.values())
     _check_left(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), staging(run.corpus) as staged:
@@ -209,18 +209,10 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
 
 
 def _publish(
-    corpus: Corpus,
-    work: Path,
-    partitions: list[Partition],
-    buckets: list[Bucket],
-    tallies: dict[str, Tally],
-    made_of: str,
-) -> tuple[list[PublishBucket], dict[str, Funnel]]:
+    corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, Tally]
+) -> dict[str, Funnel]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned."""
-    from bessemer.corpus.publish import PublishBucket
-
-    tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
-    num_bytes, rows = sum(one.size for one in partitions), sum(bucket.size for bucket in buckets)
+    num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
     worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
     funnels: dict[str, Funnel] = {}
     for source in corpus.sources:
@@ -231,7 +223,7 @@ def _publish(
             if task.bucket.source == source.name:
                 funnel.add(task.funnel())
         _check(funnel, tallies[source.name])
-    return tasks, funnels
+    return funnels
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
@@ -248,15 +240,13 @@ def _check(funnel: Funnel, tally: Tally) -> None:
     """Raise BessemerError unless what was published is what was cleaned, reason by reason; adds the counts of the
     steps."""
     funnel.check()
-    where = f"source {funnel.source}"
-    if funnel.documents_in != tally.documents_in or funnel.bytes_in != tally.of(BYTES).total():
-        raise BessemerError(
-            f"corpus: {where}: {tally.documents_in} documents were cleaned but {funnel.documents_in} were published; "
-            "nothing was written; please report this"
-        )
-    for reason, count in tally.of(REJECTED).items():
-        _check_count(reason, count, [funnel], f"{where}: ")
-    funnel.steps = check_tally(tally, funnel.documents_in, where)
+    where = f"source {funnel.source}: "
+    engine.require(
+        (funnel.documents_in, funnel.bytes_in) == (tally.documents_in, tally.of(BYTES).total()),
+        f"{where}{tally.documents_in} documents were cleaned but {funnel.documents_in} were published",
+    )
+    _check_counts(tally.of(REJECTED), [funnel], where)
+    funnel.steps = check_tally(tally, funnel.documents_in, f"source {funnel.source}")
     left = tally.passed
     for step, reasons_of in WHOLE_STEPS:
         gone = funnel.num_rejected(*reasons_of)
@@ -265,22 +255,12 @@ def _check(funnel: Funnel, tally: Tally) -> None:
     funnel.tables = {name: table for name, table in tally.to_json().items() if name not in HIDDEN}
 
 
-def _check_whole(funnels: dict[str, Funnel], whole: WholeReceipts) -> None:
-    removed = whole.duplicates["statistics"]["removed"]
-    expected = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
-    if whole.quality is not None:
-        expected["low_quality"] = whole.quality["rejected"]
+def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], where: str = "") -> None:
+    """Raise BessemerError unless as many documents as expected were published as rejected, reason by reason."""
     for reason, count in expected.items():
-        _check_count(reason, count, [*funnels.values()])
-
-
-def _check_count(reason: str, count: int, funnels: list[Funnel], where: str = "") -> None:
-    published = sum(funnel.num_rejected(reason) for funnel in funnels)
-    if published != count:
-        raise BessemerError(
-            f"corpus: {where}{count} documents were rejected as {reason} but {published} were published as such; "
-            "nothing was written; please report this"
-        )
+        published = sum(funnel.num_rejected(reason) for funnel in funnels)
+        problem = f"{where}{count} documents were rejected as {reason} but {published} were published as such"
+        engine.require(published == count, problem)
 
 
 def _contamination(corpus: Corpus, tallies: dict[str, Tally]) -> list[dict[str, Any]]:

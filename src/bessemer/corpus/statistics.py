@@ -14,8 +14,8 @@ from typing import Any
 from bessemer.corpus import storage
 from bessemer.corpus.clean import Tally
 from bessemer.corpus.document import ADVICE, REASONS
+from bessemer.corpus.engine import require
 from bessemer.corpus.units import Unit
-from bessemer.errors import BessemerError
 from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
@@ -102,11 +102,9 @@ class Funnel:
     def check(self) -> None:
         """Raise BessemerError unless documents in = kept + rejected for each reason."""
         rejected = sum(entry.documents for entry in self.rejected.values())
-        if self.documents_in != self.documents_kept + rejected:
-            raise BessemerError(
-                f"corpus: the counts of source {self.source} do not add up: {self.documents_in} documents "
-                f"in, {self.documents_kept} kept, {rejected} rejected; nothing was written; please report it"
-            )
+        counts = f"{self.documents_in} documents in, {self.documents_kept} kept, {rejected} rejected"
+        adds_up = self.documents_in == self.documents_kept + rejected
+        require(adds_up, f"the counts of source {self.source} do not add up: {counts}")
 
     def num_rejected(self, *reasons: str) -> int:
         """Documents rejected for any of these reasons."""

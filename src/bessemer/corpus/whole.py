@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bessemer.corpus import engine
 from bessemer.corpus.dedup.verdicts import (
     KEPT,
     Edit,
@@ -31,7 +32,6 @@ from bessemer.corpus.dedup.verdicts import (
 )  # fmt: skip
 from bessemer.corpus.partition import Bucket
 from bessemer.corpus.work import made_once
-from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Dedup, digest
 from bessemer.run import STAGE_FILE, read_json
 
@@ -101,18 +101,23 @@ class KeptDocuments:
 
 @dataclass(frozen=True)
 class WholeReceipts:
-    """The receipts of the steps, and the digest that everything after them depends on."""
+    """The receipts of the steps."""
 
-    inputs: str
     quality: dict[str, Any] | None
     duplicates: dict[str, Any]
     repeats: dict[str, Any] | None
 
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Documents that the steps reject, by reason."""
+        removed = self.duplicates["statistics"]["removed"]
+        found = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
+        return found if self.quality is None else found | {"low_quality": self.quality["rejected"]}
+
     def statistics(self) -> dict[str, Any]:
         """For statistics.json."""
         duplicates = self.duplicates["statistics"]
-        removed = duplicates["removed"]
-        values = {"duplicates": duplicates | {"exact": removed["exact"], "near": removed["near"]}}
+        values = {"duplicates": duplicates | duplicates["removed"]}
         return values if self.repeats is None else values | {"repeats": self.repeats["counts"]}
 
 
@@ -138,7 +143,7 @@ def judge_whole(
         decided = replace(documents.decided, verdicts=Verdicts.load(work / "duplicates"))
         documents = replace(documents, decided=decided)
         repeats = step("repeats", lambda staged: _cut_repeats(documents, corpus.dedup, staged))
-    return WholeReceipts(inputs, quality, duplicates, repeats)
+    return WholeReceipts(quality, duplicates, repeats)
 
 
 def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: Path) -> dict[str, Any]:
@@ -160,11 +165,9 @@ def judge_all(
     from bessemer.corpus.dedup.judging import judge
 
     verdicts = judge(documents, settings, staged / "scratch", sources)
-    if verdicts.num_documents != expected:
-        raise BessemerError(
-            f"corpus: {expected} documents passed the steps but {verdicts.num_documents} came to the search for "
-            "duplicates; nothing was written; please report this"
-        )
+    came = verdicts.num_documents
+    problem = f"{expected} documents passed the steps but {came} came to the search for duplicates"
+    engine.require(came == expected, problem)
     verdicts.save(staged)
     return {"documents": expected, "statistics": verdicts.statistics}
 

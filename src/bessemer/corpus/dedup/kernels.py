@@ -11,16 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bessemer.corpus.text.hashing import (
-    BASE,
-    NEWLINE,
-    Array,
-    compiled,
-    hash_characters,
-    hash_ngrams,
-    hash_words,
-    mix,
-)  # fmt: skip
+from bessemer.corpus.text.hashing import BASE, NEWLINE, Array, compiled, hash_characters, hash_ngrams, hash_words, mix
 
 NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 SALT = np.uint64(0xD6E8FEB86659FD93)

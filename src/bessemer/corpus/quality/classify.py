@@ -17,14 +17,14 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from bessemer.corpus.dedup.verdicts import identity_of, load_arrays, packed, rows_of, save_arrays
-from bessemer.corpus.engine import check_stop
+from bessemer.corpus.engine import check_stop, require
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import extract
 from bessemer.corpus.quality.fit import fit, platt, telling
 from bessemer.corpus.quality.model import Classifier, LinearModel, fingerprint, open_model
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
 from bessemer.corpus.quality.scores import Bools, Names, Scores
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.recipe import Quality
 from bessemer.recipe.corpus import band_part
 from bessemer.run import STAGE_FILE, read_json, write_json
@@ -212,9 +212,8 @@ def _score(model: Classifier, names: tuple[str, ...], tables: Tables, seed: int)
     order = np.argsort(identities, kind="stable")
     identities = identities[order]
     twice = identities[1:][identities[1:] == identities[:-1]]
-    if len(twice):
-        name = identity_of(twice[0])
-        raise BessemerError(f"corpus: document {name} came twice to the quality classifier; please report this")
+    came = "".join(f"document {identity_of(name)} came twice to the quality classifier" for name in twice[:1])
+    require(not len(twice), came)
     examples = [
         {"identity": identity, "source": names[place], "score": score, "excerpt": text}
         for _, identity, place, score, text in sorted(chain(*shown.values()), key=lambda row: (row[3], row[1]))

@@ -12,16 +12,7 @@ from functools import cache
 import numpy as np
 
 from bessemer.corpus.extract import code_points
-from bessemer.corpus.text.hashing import (
-    BASE,
-    FNV_OFFSET,
-    FNV_PRIME,
-    Array,
-    compiled,
-    find_slot,
-    hash_table,
-    mix,
-)  # fmt: skip
+from bessemer.corpus.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
 
 ALONE = 1 << 31  # marks a letter that is a word of its own
 

@@ -12,17 +12,7 @@ from bessemer.corpus.extract import code_points
 from bessemer.corpus.text import characters as kinds
 from bessemer.corpus.text import lines as passes
 from bessemer.corpus.text.characters import classes, table
-from bessemer.corpus.text.hashing import (
-    BASE,
-    MULTIPLIER,
-    ONE,
-    SHIFT,
-    Array,
-    compiled,
-    find_slot,
-    hash_span,
-    hash_table,
-)  # fmt: skip
+from bessemer.corpus.text.hashing import BASE, MULTIPLIER, ONE, SHIFT, Array, compiled, find_slot, hash_span, hash_table
 from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
