@@ -116,7 +116,7 @@ def test_killed_anywhere_it_goes_on_and_encodes_nothing_twice(
     encoded: list[str] = []
     call = encode.Encoder.__call__
 
-    def counted(self: encode.Encoder, batch: list[encode.Item]) -> encode.Encoded:
+    def counted(self: encode.Encoder, batch: list[encode.Document]) -> encode.Encoded:
         encoded.extend(item.identity for item in batch)
         return call(self, batch)
 

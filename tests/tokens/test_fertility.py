@@ -20,7 +20,7 @@ def tokenizer(single_byte: Any, ids: list[int]) -> Tokenizer:
 
 def measured(documents: list[tuple[str, str, str]]) -> Tally:
     encoder = Encoder(tokenizer(SINGLE[0], [0, 1, 1, 3]), [tokenizer(SINGLE[1], [1, 2])], None, 1.0, 0)
-    return encoder([Document("", source, text, language=language) for source, language, text in documents]).tally
+    return encoder([Document("", source, text, language=language) for source, language, text in documents]).counts.tally
 
 
 def test_the_table_counts() -> None:

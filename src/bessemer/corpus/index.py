@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +42,11 @@ def index_file(corpus: Path, kind: str, source: str) -> Path:
 def records(identities: list[str], groups: list[tuple[int, int]]) -> bytes:
     """Index records of rows in their order; groups: (part, rows) of each row group, in the order of the rows."""
     packed = bytearray()
-    names = iter(identities)
-    next_group: dict[int, int] = {}
+    names, next_group = iter(identities), Counter[int]()
     for part, num_rows in groups:
-        group = next_group.get(part, 0)
-        next_group[part] = group + 1
         for row in range(num_rows):
-            packed += RECORD.pack(bytes.fromhex(next(names)), part, group, row)
+            packed += RECORD.pack(bytes.fromhex(next(names)), part, next_group[part], row)
+        next_group[part] += 1
     return bytes(packed)
 
 

@@ -18,7 +18,7 @@ from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
-from bessemer.corpus.units import Unit
+from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Corpus
 from bessemer.run import read_json, write_json
@@ -81,14 +81,7 @@ def cut(units: list[Unit], work: Path) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     smallest, largest = PARTITION_BYTES
     limit = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
-    groups: list[list[Unit]] = []
-    size = 0
-    for unit in units:
-        if not groups or groups[-1][0].source != unit.source or size + unit.size > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(unit)
-        size += unit.size
+    groups = in_groups(units, limit, lambda group, unit: group[0].source != unit.source)
     return [Partition(work, number, tuple(group)) for number, group in enumerate(groups)]
 
 

@@ -28,28 +28,30 @@ def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[
     store fails, InputError when the library of [corpus.extract] is not installed.
     """
     settings = settings or Extract()
-    source = unit.source
     if unit.format in ("html", "warc"):
         webpage.check_engine(settings)
     for piece in unit.pieces:
-        key = f"{piece.start}!"
-        changed = Record(key, piece.size, reason="unreadable", detail=CHANGED)
-        try:
-            if _has_changed(piece, source):
-                yield piece, changed
-                continue
-            records = _read_piece(unit, piece, rules, settings)
-            if unit.format in WHOLE_FILES:  # few and small: looked at before they are handed out
-                records = iter(list(records))
-                if _has_changed(piece, source):
-                    records = iter([changed])
-            for record in records:
-                record.label = record.label or source.label or ""
-                yield piece, record
-            if unit.format not in WHOLE_FILES and _has_changed(piece, source):
-                yield piece, Record(f"{piece.start}~", 0, reason="unreadable", detail=CHANGED)
-        except OSError as error:
-            yield piece, Record(key, 0, reason="unreadable", detail=error.strerror or str(error))
+        for record in _read_unchanged(unit, piece, rules, settings):
+            record.label = record.label or unit.source.label or ""
+            yield piece, record
+
+
+def _read_unchanged(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:
+    """The records of a piece, as long as the file is the one that was listed."""
+    key = f"{piece.start}!"
+    changed = Record(key, piece.size, reason="unreadable", detail=CHANGED)
+    try:
+        if _has_changed(piece, unit.source):
+            yield changed
+        elif unit.format in WHOLE_FILES:  # few and small: looked at before they are handed out
+            records = list(_read_piece(unit, piece, rules, settings))
+            yield from [changed] if _has_changed(piece, unit.source) else records
+        else:
+            yield from _read_piece(unit, piece, rules, settings)
+            if _has_changed(piece, unit.source):
+                yield Record(f"{piece.start}~", 0, reason="unreadable", detail=CHANGED)
+    except OSError as error:
+        yield Record(key, 0, reason="unreadable", detail=error.strerror or str(error))
 
 
 def _has_changed(piece: Piece, source: Source) -> bool:
@@ -131,12 +133,7 @@ def _text(raw: bytes, extracted: Callable[[], str]) -> Record:
 def _topics(raw: bytes) -> Iterator[Record]:
     """The texts of a pydoc_data/topics.py, each a record under its name."""
     topics: dict[str, str] = {}
-
-    def extracted() -> str:
-        topics.update(extract.topics(raw.decode()))
-        return ""
-
-    failed = _text(raw, extracted)
+    failed = _text(raw, lambda: topics.update(extract.topics(raw.decode())) or "")
     if failed.reason is not None:
         yield failed
     for name, text in topics.items():

@@ -97,8 +97,7 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
-        fix = f'; set text_key = "{named}"' if named else ""
-        detail = f"field {source.text_key!r} is {kind}, not a string{fix}"
+        detail = f"field {source.text_key!r} is {kind}, not a string" + (f'; set text_key = "{named}"' if named else "")
         return Record(key, size, shown[:4000], "bad_record", detail[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if source.label_key:
@@ -235,8 +234,7 @@ def _column(table: Any, key: str, in_bytes: bool) -> Any:
     column = table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    is_string = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    return column.cast(pa.large_binary()) if in_bytes or is_string else column
+    return column.cast(pa.large_binary()) if in_bytes or _is_text(column.type) else column
 
 
 def _is_text(kind: Any) -> bool:
@@ -269,18 +267,18 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
         return
     for row, cell in enumerate(value for chunk in texts.chunks for value in chunk):
         key, raw = f"{number}:{row}", cell.as_py()
-        if raw is None:
-            yield Record(key, 0, reason="bad_record", detail=f"column {source.text_key!r} is null")
-        elif len(raw) > MAX_RECORD_BYTES:
-            yield Record(key, len(raw), reason="bad_record", detail=f"a text of {len(raw)} bytes")
-        else:
-            try:
-                text = decode(raw, source.encoding or "")
-            except UnicodeDecodeError as error:
-                yield not_utf8(key, raw, error)
-                continue
-            record = Record(key, len(raw), text, metadata={"row_group": number, "row": row})
-            if labels:
-                label = labels[row].decode("utf-8", "replace") if isinstance(labels[row], bytes) else labels[row]
-                _set_label(record, f"column {source.label_key!r}", label)
-            yield record
+        if raw is None or len(raw) > MAX_RECORD_BYTES:
+            problem = f"column {source.text_key!r} is null" if raw is None else f"a text of {len(raw)} bytes"
+            yield Record(key, len(raw or b""), reason="bad_record", detail=problem)
+            continue
+        try:
+            record = Record(
+                key, len(raw), decode(raw, source.encoding or ""), metadata={"row_group": number, "row": row}
+            )
+        except UnicodeDecodeError as error:
+            yield not_utf8(key, raw, error)
+            continue
+        if labels:
+            label = labels[row].decode("utf-8", "replace") if isinstance(labels[row], bytes) else labels[row]
+            _set_label(record, f"column {source.label_key!r}", label)
+        yield record

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from bessemer.corpus import storage
 from bessemer.corpus.engine import STOP
@@ -73,7 +73,13 @@ def plan(source: Source, files: list[File], spool: Path) -> list[Unit]:
         if budget is not None and len(mine) < len(files):  # each format contributes its part of the budget
             budget = max(round(budget * (sum(file.size for file in mine) / max(total, 1))), 1)
         pieces = planner.pieces(kind, mine, budget)
-        units += [Unit(source, kind, tuple(bundle)) for bundle in _bundles(pieces, kind in (*RANGED, "parquet"))]
+        alone = kind in (*RANGED, "parquet")
+
+        def apart(bundle: list[Piece], _: Piece, alone: bool = alone) -> bool:
+            return alone or len(bundle) == UNIT_FILES
+
+        bundles = in_groups(pieces, UNIT_BYTES, apart)
+        units += [Unit(source, kind, tuple(bundle)) for bundle in bundles]
     planner.require_readable(units)
     return units
 
@@ -269,16 +275,20 @@ def _choose(pieces: list[Piece], budget: int) -> list[Piece]:
     return chosen or ordered[:1]
 
 
-def _bundles(pieces: list[Piece], alone: bool) -> list[list[Piece]]:
-    bundles: list[list[Piece]] = []
+Sized = TypeVar("Sized", Piece, Unit)
+
+
+def in_groups(items: Iterable[Sized], limit: int, apart: Callable[[list[Sized], Sized], bool]) -> list[list[Sized]]:
+    """Items in their order, in groups of at most `limit` bytes (or one item), and a new one where they are `apart`."""
+    groups: list[list[Sized]] = []
     size = 0
-    for piece in pieces:
-        if not bundles or alone or size + piece.size > UNIT_BYTES or len(bundles[-1]) == UNIT_FILES:
-            bundles.append([])
+    for item in items:
+        if not groups or size + item.size > limit or apart(groups[-1], item):
+            groups.append([])
             size = 0
-        bundles[-1].append(piece)
-        size += piece.size
-    return bundles
+        groups[-1].append(item)
+        size += item.size
+    return groups
 
 
 def _cut(file: File, layout: str, budget: int | None) -> Iterator[Piece]:

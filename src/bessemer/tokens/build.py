@@ -11,7 +11,6 @@ import itertools
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,7 +25,7 @@ from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resu
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
 from bessemer.tokens.documents import Document, is_held_out
-from bessemer.tokens.encode import Encoded, Encoder, Item, Tally, batches, fertility_table, in_order, merge
+from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
@@ -41,26 +40,6 @@ BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text
 FEW_CLASSES = 10  # so many may have a text each, as in a first try
 CAME_BACK = 0.99  # share of the sampled documents that must survive encoding and decoding
 Writers = dict[tuple[str, str], ShardWriter]
-
-
-@dataclass
-class Progress:
-    """What has been encoded so far. documents: number of the next one; counted, unknown: as in `Encoded`; text: bytes of text."""
-
-    documents: int = 0
-    counted: int = 0
-    unknown: int = 0
-    text: int = 0
-    tally: Tally = field(default_factory=dict)
-
-    def add(self, made: Encoded, batch: list[Item]) -> None:
-        """Count a batch in."""
-        self.documents += len(batch)
-        self.counted += made.counted
-        self.unknown += made.unknown
-        sizes = zip(batch, made.num_bytes, strict=True)
-        self.text += sum(size for item, size in sizes if isinstance(item, Document))
-        merge(self.tally, made.tally)
 
 
 def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
@@ -167,7 +146,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
     return tokenizer
 
 
-def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Item]:
+def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Document]:
     """All documents that go into shards, in order, from number `skip` on."""
     tokens, each = recipe.tokens, 1
     if corpus is not None and tokens.held_out_from == "passages":
@@ -188,7 +167,7 @@ def _write_shards(
     tokenizer: Tokenizer,
     others: list[Tokenizer],
     labels: list[str],
-) -> tuple[Writers, Progress]:
+) -> tuple[Writers, EncodedCounts]:
     totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
     text_bytes, tokens = int(totals.get("bytes_kept") or 0), recipe.tokens
     share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
@@ -207,7 +186,7 @@ def _write_shards(
                 elif not num_bytes:  # an empty part of a document too short to be cut
                     continue
                 writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
-            done.add(made, batch)
+            done.add(made.counts)
             num_bytes = sum(made.num_bytes)
             advance(num_bytes)
             since += num_bytes
@@ -220,7 +199,7 @@ def _write_shards(
     return writers, done
 
 
-def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, Progress]:
+def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, EncodedCounts]:
     """A writer for each source and split, resumed from the last record."""
     dtype, size = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens
 
@@ -238,7 +217,7 @@ def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -
             kept = read_json(record)
             for (name, split), writer in writers.items():
                 writer.resume(kept["writers"][f"{name}/{split}"])
-            return writers, Progress(**kept["progress"])
+            return writers, EncodedCounts(**kept["progress"])
         except (BessemerError, KeyError, TypeError, ValueError, OSError) as error:
             warn(f"{record}: cannot be resumed ({error}); encoding all documents again")
             record.unlink(missing_ok=True)
@@ -246,15 +225,15 @@ def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -
     for path in (work / OUT).iterdir():
         if path.suffix in (".bin", ".idx", ".lbl", ".part"):
             path.unlink()
-    return writers, Progress()
+    return writers, EncodedCounts()
 
 
-def _record(work: Path, writers: Writers, done: Progress) -> None:
+def _record(work: Path, writers: Writers, done: EncodedCounts) -> None:
     states = {f"{name}/{split}": writer.state() for (name, split), writer in writers.items()}
     write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
 
 
-def _bytes_of_tokens(tokenizer: Tokenizer, done: Progress, sample: list[str], warns: bool) -> dict[str, Any]:
+def _bytes_of_tokens(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
     """Whether the tokens account for the text: then, and only then, bits per byte are given.
 
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte

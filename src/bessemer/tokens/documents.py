@@ -15,6 +15,8 @@ from bessemer.tokens.order import key_of
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 BATCH_DOCUMENTS = 256
@@ -26,14 +28,16 @@ SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to b
 
 @dataclass(frozen=True)
 class Document:
-    """A document. language: of its metadata, "" where unknown; is_held_out: None where the identity decides."""
+    """A document: its text, or the ids that another program wrote, end-of-text last. language: of its metadata, "" where
+    unknown; is_held_out: None where the identity decides."""
 
     identity: str
     source: str
-    text: str
+    text: str = ""
     label: str = ""
     language: str = ""
     is_held_out: bool | None = None
+    ids: npt.NDArray[np.uint32] | None = None
 
 
 def is_held_out(identity: str, seed: int, share: float) -> bool:

@@ -17,14 +17,12 @@ import numpy as np
 
 from bessemer.errors import BessemerError
 from bessemer.tokens.documents import Document
-from bessemer.tokens.foreign import ForeignDocument
 from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 BATCH_CHARACTERS = 1 << 20  # of text, or of ids: what a thread takes at a time
 SEPARATOR = "\t"  # between source and language in the keys of a tally
-Item = Document | ForeignDocument
 # By source and language: documents, bytes, words, then each tokenizer's tokens, then each one's tokens of a single byte.
 Tally = dict[str, list[int]]
 
@@ -63,18 +61,30 @@ def _rates(row: list[int]) -> dict[str, Any]:
 
 
 @dataclass
-class Encoded:
-    """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text.
+class EncodedCounts:
+    """Counts of encoded documents. counted: bytes of the tokens of texts; unknown: tokens for text outside the vocabulary;
+    text: bytes of the texts; tally: the fertility of the documents that are in its sample."""
 
-    counted: bytes of the tokens, all documents together; unknown: tokens for text outside the vocabulary; tally: the fertility
-    of the documents that are in its sample.
-    """
-
-    ids: list[Ids] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
+    documents: int = 0
     counted: int = 0
     unknown: int = 0
+    text: int = 0
     tally: Tally = field(default_factory=dict)
+
+    def add(self, other: EncodedCounts) -> None:
+        """Add other counts."""
+        for name in ("documents", "counted", "unknown", "text"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        merge(self.tally, other.tally)
+
+
+@dataclass
+class Encoded:
+    """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text."""
+
+    counts: EncodedCounts
+    ids: list[Ids] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
 
 
 class Encoder:
@@ -92,26 +102,28 @@ class Encoder:
         self.single_byte = [self.token_bytes == 1, *(other.token_bytes() == 1 for other in others)]
         self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
-    def __call__(self, batch: list[Item]) -> Encoded:
+    def __call__(self, batch: list[Document]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
-        documents = [item for item in batch if isinstance(item, Document)]
+        documents = [item for item in batch if item.ids is None]
         own = self.tokenizer.encode_batch([document.text for document in documents])
-        encoded, remaining = Encoded(tally=self._fertility(documents, own)), iter(own)
+        counts, remaining = EncodedCounts(len(batch), tally=self._fertility(documents, own)), iter(own)
+        encoded = Encoded(counts)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
-            ids = next(remaining) if isinstance(item, Document) else item.ids
+            ids = next(remaining) if item.ids is None else item.ids
             size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
-            if isinstance(item, Document):
+            if item.ids is None:
                 size = len(item.text.encode())
-                encoded.counted += counted
-                encoded.unknown += int((ids == unknown).sum()) if unknown is not None else 0
+                counts.text += size
+                counts.counted += counted
+                counts.unknown += int((ids == unknown).sum()) if unknown is not None else 0
             if self.is_exact and counted != size:
                 raise BessemerError(
                     f"document {item.identity} of {item.source}: its {len(ids)} tokens stand for {counted} bytes, but its text "
                     f"has {size}; this is an error in Bessemer or in the tokenizer.json"
                 )
             encoded.num_bytes.append(size)
-            encoded.ids.append(self._framed(ids) if isinstance(item, Document) else ids)
+            encoded.ids.append(self._framed(ids) if item.ids is None else ids)
         return encoded
 
     def _framed(self, ids: Ids) -> Ids:
@@ -138,13 +150,13 @@ class Encoder:
         return tally
 
 
-def batches(items: Iterable[Item], characters: int = BATCH_CHARACTERS) -> Iterator[list[Item]]:
+def batches(items: Iterable[Document], characters: int = BATCH_CHARACTERS) -> Iterator[list[Document]]:
     """Documents in batches of about so many characters, in order; a longer document is a batch of its own."""
-    batch: list[Item] = []
+    batch: list[Document] = []
     size = 0
     for item in items:
         batch.append(item)
-        size += len(item.text) if isinstance(item, Document) else len(item.ids)
+        size += len(item.text) if item.ids is None else len(item.ids)
         if size >= characters:
             yield batch
             batch, size = [], 0
@@ -153,10 +165,10 @@ def batches(items: Iterable[Item], characters: int = BATCH_CHARACTERS) -> Iterat
 
 
 def in_order(
-    items: Iterable[list[Item]], work: Callable[[list[Item]], Encoded], workers: int
-) -> Iterator[tuple[list[Item], Encoded]]:
+    items: Iterable[list[Document]], work: Callable[[list[Document]], Encoded], workers: int
+) -> Iterator[tuple[list[Document], Encoded]]:
     """Each batch with its `work`, done in so many threads, in order; at most workers + 1 batches are in memory."""
-    waiting: deque[tuple[list[Item], Future[Encoded]]] = deque()
+    waiting: deque[tuple[list[Document], Future[Encoded]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
     try:
         for batch in items:

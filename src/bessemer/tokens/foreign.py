@@ -27,23 +27,13 @@ import numpy.typing as npt
 from bessemer.corpus.document import identity
 from bessemer.errors import InputError
 from bessemer.recipe import TokenSource
+from bessemer.tokens.documents import Document
 
 HEADER_MAGIC, HEADER_INTS = 20240520, 256
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER_BYTES = 34
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
 CHUNK_TOKENS = 1 << 22  # searched for end-of-text at a time
-
-
-@dataclass(frozen=True)
-class ForeignDocument:
-    """A document as ids, end-of-text last; without a label, and held out by its identity."""
-
-    identity: str
-    source: str
-    ids: npt.NDArray[np.uint32]
-    label: str = ""
-    is_held_out: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ def facts(source: TokenSource) -> list[list[Any]]:
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[ForeignDocument]:
+def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[Document]:
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
     read = nanogpt_documents if source.format == "nanogpt" else megatron_documents
     for file in files_of(source):
@@ -90,7 +80,7 @@ def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterato
                     f"{file}: document {number} has the id {int(ids.max())}, but the tokenizer has only {vocabulary}; were "
                     "these tokens written with it?"
                 )
-            yield ForeignDocument(identity(source.name, file.name, str(number)), source.name, ids)
+            yield Document(identity(source.name, file.name, str(number)), source.name, ids=ids)
 
 
 def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:

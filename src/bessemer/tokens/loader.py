@@ -57,10 +57,8 @@ class Batch:
 
     def row(self, number: int) -> Batch:
         """A batch of one of the sequences; of the whole global batch, on one process."""
-        fields = {name: getattr(self, name) for name in ("tokens", "source", "targets", "starts", "real")}
-        rows: dict[str, Any] = {
-            name: None if field is None else field[number : number + 1] for name, field in fields.items()
-        }
+        fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
+        rows: dict[str, Any] = {name: field[number : number + 1] for name, field in fields.items()}
         return replace(self, first=self.first + number, **rows)
 
     def samples(self, rank: int, world: int) -> Ints:
@@ -251,9 +249,8 @@ class Loader:
         fields: dict[str, npt.NDArray[Any]] = {}
         for number in np.unique(sources).tolist() or [0]:
             here = np.flatnonzero(sources == number)
-            for name, part in self.sources[number].rows(samples[here])._asdict().items():
-                if part is None:
-                    continue
+            rows = self.sources[number].rows(samples[here])._asdict()
+            for name, part in ((name, part) for name, part in rows.items() if part is not None):
                 if name not in fields:
                     dtype = np.bool_ if part.dtype == np.bool_ else np.int64
                     fields[name] = np.empty((len(sources), *part.shape[1:]), dtype)

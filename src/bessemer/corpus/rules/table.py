@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,30 +86,19 @@ def _measure(value: str) -> Measure:
     """The measure that a rule's `value` describes. A share of no lines is None, of nothing else 0."""
     if value in MEASURES:
         return MEASURES[value]
-    above, _, below = value.partition(" / ")
-    count = _count(above)
-    if not below:
-        return count
-    total = _count(below)
-
-    def share(text: Statistics, settings: Any) -> float | None:
-        whole = total(text, settings)
-        return None if not whole and below == "lines.total" else count(text, settings) / max(whole, 1)
-
-    return share
-
-
-def _count(value: str) -> Callable[[Statistics, Any], Any]:
-    """A count of the statistics: an attribute, a field of one, or what a method gives for one argument."""
-    name, _, argument = value.removesuffix(")").partition("(")
-    group, _, field = name.partition(".")
-    if argument.isdecimal():
-        return lambda text, settings: getattr(text, name)(int(argument))
+    name, _, whole = value.partition(" / ")
+    name, _, argument = name.removesuffix(")").partition("(")
+    count, total = attrgetter(name), attrgetter(whole or "text")
     if argument:
-        return lambda text, settings: getattr(text, name)(getattr(settings, argument))
-    if field:
-        return lambda text, settings: getattr(getattr(text, group), field)
-    return lambda text, settings: getattr(text, name)
+
+        def counted(text: Statistics, settings: Any) -> Any:
+            of = count(text)(int(argument) if argument.isdecimal() else getattr(settings, argument))
+            return of / (total(text) or 1) if whole else of
+
+        return counted
+    if whole == "lines.total":
+        return lambda text, _: count(text) / total(text) if total(text) else None
+    return (lambda text, _: count(text) / (total(text) or 1)) if whole else (lambda text, _: count(text))
 
 
 RULES = {

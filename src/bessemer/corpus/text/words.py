@@ -15,15 +15,13 @@ import numpy as np
 from bessemer.corpus.extract import code_points
 from bessemer.corpus.text import characters as kinds
 from bessemer.corpus.text.characters import spacy, table
-from bessemer.corpus.text.hashing import ONE, Array, compiled, hash_span
+from bessemer.corpus.text.hashing import Array, compiled, find_slot, hash_span, hash_table
 
 LONGEST = 12  # characters of a special string
 LONGEST_UNIT = 5
 LONGEST_PLAIN = 24  # words of more characters are searched for splits even when they are letters alone
 MAX_MERGED = 9  # pieces that are merged into a special string
 MAX_AT_SIGNS = 8  # positions of @ in a word after which a host is looked for
-SLOTS = 8192  # of the table of special strings, a power of two; it holds about 1,500
-SLOT_MASK = np.uint64(SLOTS - 1)
 # values: the lengths of a special string's words, 4 bits each; it is merged again after it was split (most are
 # emoticons); it is a unit of measurement
 LENGTHS, MERGED, UNIT = 0xFFF, 1 << 29, 1 << 30
@@ -47,26 +45,26 @@ def specials() -> dict[str, list[str]]:
 
 @cache
 def special_table() -> tuple[Array, Array]:
-    """Special strings by hash (linear probing); a value holds the lengths of the words, 4 bits each, or a flag.
+    """Special strings by hash, and their values: the lengths of the words, 4 bits each, or a flag.
 
-    After the slots, per first and last character (low 7 bits), a bit for each length of a special string: most words
+    After the values, per first and last character (low 7 bits), a bit for each length of a special string: most words
     are excluded without hashing.
     """
-    keys, values = np.zeros(SLOTS + 128 * 128, np.uint64), np.zeros(SLOTS, np.uint32)
-    empty = keys.copy(), values.copy()
     entries = [(text, pieces, 0) for text, pieces in specials().items()]
-    for text, pieces, value in [*entries, *((unit, [], UNIT) for unit in spacy()["words"]["units"].split())]:
+    entries += [(unit, [], UNIT) for unit in spacy()["words"]["units"].split()]
+    keys = hash_table(2 * len(entries))  # sparse: most look-ups find nothing
+    values = np.zeros(len(keys) + 128 * 128, np.uint32)
+    empty = keys.copy(), values.copy()
+    for text, pieces, value in entries:
         codes = code_points(text)
         for place, piece in enumerate(pieces):
             value |= len(piece) << 4 * place
         if len(pieces) == 1:
             num_split = len(_split(codes, *empty)[0])
             value |= MERGED | num_split << 16 if num_split > 1 else 0
-        keys[SLOTS + (ord(text[0]) & 127) * 128 + (ord(text[-1]) & 127)] |= np.uint64(1 << len(text))
-        key = hash_span(codes, 0, len(codes))
-        slot = int(key) % SLOTS
-        while keys[slot] not in (0, key):
-            slot = (slot + 1) % SLOTS
+        values[len(keys) + (ord(text[0]) & 127) * 128 + (ord(text[-1]) & 127)] |= np.uint32(1 << len(text))
+        key = np.uint64(hash_span(codes, 0, len(codes)))
+        slot = int(find_slot(keys, key))
         keys[slot] = key
         values[slot] |= np.uint32(value)
     return keys, values
@@ -77,16 +75,10 @@ def _look_up(codes: Array, first: int, last: int, keys: Array, values: Array) ->
     """Value of the special string first to last; 0 when it is none."""
     if last - first > LONGEST or last <= first:
         return 0
-    lengths = keys[SLOTS + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
-    if not (lengths >> np.uint64(last - first)) & ONE:
+    lengths = values[len(keys) + (np.int64(codes[first]) & 127) * 128 + (np.int64(codes[last - 1]) & 127)]
+    if not lengths >> (last - first) & 1:
         return 0
-    key = hash_span(codes, first, last)
-    slot = key & SLOT_MASK
-    while keys[slot] != 0:
-        if keys[slot] == key:
-            return int(values[slot])
-        slot = (slot + ONE) & SLOT_MASK
-    return 0
+    return int(values[find_slot(keys, hash_span(codes, first, last))])
 
 
 @compiled
