@@ -270,6 +270,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
                 )
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
+        if made.gated:
+            say(f"  {made.gated}")
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None

@@ -93,8 +93,12 @@ class ProcessMesh:
         """The sum over data-parallel ranks; ranks that share a part of the batch count once."""
         if self.is_single:
             return values
-        counts = all(self.coordinate(axis) == 0 for axis in ("pipeline", "context", "tensor"))
-        return self.sum(values if counts else torch.zeros_like(values))
+        return self.sum(values if self.leads_data else torch.zeros_like(values))
+
+    @property
+    def leads_data(self) -> bool:
+        """True on one of the ranks that share a part of the batch."""
+        return all(self.coordinate(axis) == 0 for axis in ("pipeline", "context", "tensor"))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""

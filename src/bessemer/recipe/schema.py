@@ -180,6 +180,14 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _gate_fits(self) -> Self:
+        if self.tokens.gate and self.train.objective != "causal":
+            raise ValueError(
+                f"tokens.gate judges the text that is predicted; train.objective = {self.train.objective} has none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _packing_fits(self) -> Self:
         packing, objective = self.tokens.packing, self.train.objective
         if packing == "concatenate":

@@ -91,6 +91,7 @@ class Tokens(Section):
     pack_short_documents: bool = False
     shard_tokens: Positive = 100_000_000
     sources: tuple[TokenSource, ...] = Field((), strict=False)
+    gate: bool = False
     workers: int | None = Field(None, gt=0)
     packing: Packing = "concatenate"
     temperature: float | None = Field(None, gt=0)

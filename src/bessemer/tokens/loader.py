@@ -27,6 +27,17 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class GatedPiece:
+    """What a sequence holds of a document whose targets do not count (`gate`). row: of the batch; piece: its number in the
+    sequence; tokens: targets that were ignored."""
+
+    row: int
+    piece: int
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Batch:
     """This process's part of one global batch.
 
@@ -36,6 +47,7 @@ class Batch:
     (sequences, sequence_length).
     starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there; real:
     (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
+    gated: pieces whose targets the gate took away.
     """
 
     first: int
@@ -44,6 +56,7 @@ class Batch:
     targets: Ints | None = None
     starts: Bools | None = None
     real: Ints | None = None
+    gated: tuple[GatedPiece, ...] = ()
 
     @property
     def inputs(self) -> Ints:
@@ -59,7 +72,7 @@ class Batch:
         """A batch of one of the sequences; of the whole global batch, on one process."""
         fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
         rows: dict[str, Any] = {name: field[number : number + 1] for name, field in fields.items()}
-        return replace(self, first=self.first + number, **rows)
+        return replace(self, first=self.first + number, gated=(), **rows)
 
     def samples(self, rank: int, world: int) -> Ints:
         """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
@@ -246,7 +259,7 @@ class Loader:
         draw = self.mixture.draw(first, count)
         mine = slice(self.rank, None, self.world)
         sources, samples = draw.source[mine], draw.sequence[mine]
-        fields: dict[str, npt.NDArray[Any]] = {}
+        fields: dict[str, Any] = {}
         for number in np.unique(sources).tolist() or [0]:
             here = np.flatnonzero(sources == number)
             rows = self.sources[number].rows(samples[here])._asdict()

@@ -16,6 +16,7 @@ from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, write_json
 from bessemer.terminal import progress, say
+from bessemer.tokens.gate import summary
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -38,7 +39,7 @@ from bessemer.train.watch import Watch
 @dataclass(frozen=True)
 class TrainSummary:
     """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks; stragglers: in words."""
+    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks; stragglers, gated: in words."""
 
     step: int
     resumed_at: int
@@ -51,6 +52,7 @@ class TrainSummary:
     peak_memory: int
     recomputed: int
     stragglers: tuple[str, ...] = ()
+    gated: str = ""
 
 
 def train_here(
@@ -130,6 +132,7 @@ def train(training: Training) -> TrainSummary:
             position, rate = _guarded_update(training, watch, log, position, batch, gradients)
             if rate is None:  # rolled back
                 continue
+            training.gate_log.stepped(position.step, batch)
             training.stragglers.stepped(log, position.step, training.rates.busy(), training.rates.data_wait)
             scores = _revise_log_validate(training, log, position, gradients, rate) or scores
             is_last, stopped_by = position.step == pace.steps, stop.asked()
@@ -194,6 +197,8 @@ def _numbers(training: Training, gradients: Gradients, rate: float, position: Po
         "loss": gradients.loss,
         "loss_by_source": {name: nats / count for name, nats, count in sums if count},
     }
+    if training.loader_is_gated:
+        numbers["gated_targets"] = gradients.gated
     if gradients.accuracy is not None:
         numbers["accuracy"] = gradients.accuracy
     numbers |= {"grad_norm": gradients.grad_norm, "learning_rate": rate}
@@ -252,4 +257,5 @@ def _finish(training: Training, log: MetricsLog, position: Position, scores: Val
         peak_memory=max(memory),
         recomputed=step.recomputed,
         stragglers=tuple(training.stragglers.found.values()),
+        gated=summary(training.run.path, position.step) if training.loader_is_gated else "",
     )

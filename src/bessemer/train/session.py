@@ -30,6 +30,7 @@ from bessemer.parallel.replicas import Difference
 from bessemer.recipe import Guard, Recipe, digest
 from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
+from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch, Reader
 from bessemer.tokens.shards import TokenStore
@@ -62,7 +63,7 @@ class Training:
     journal: the guard's decisions so far; reference: what losses and gradients are compared with; position: where it starts;
     is_on_disk: whether a checkpoint of it is; scores_first: validate before the first step; planned_memory: bytes; started:
     by perf_counter; observe: wraps the iterator of batches, for the profiler; pulse: for the watchdog; replicas,
-    stragglers: compared so far.
+    stragglers: compared so far; gate_log: names what the gate takes away.
     """
 
     run: RunFolder
@@ -87,6 +88,8 @@ class Training:
     clock: WallClock
     replicas: Replicas
     stragglers: Stragglers
+    gate_log: GateLog
+    loader_is_gated: bool
 
     def batches(self) -> Iterator[Batch]:
         """The batches of the run from its position on, timed; after a rollback those from there on."""
@@ -160,6 +163,8 @@ def set_up(
         clock=clock,
         replicas=Replicas(position.step),
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
+        gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data),
+        loader_is_gated=recipe.tokens.gate,
     )
 
 

@@ -36,7 +36,7 @@ class Gradients:
 
     loss: nats a target over the global batch; grad_norm: before clipping; nats, targets: sums by source; accuracy: of a
     classifier; scale: the loss scale of the next step; overflow: the loss scale was too large, so that the step must be
-    dropped.
+    dropped; gated: targets that the gate took away.
     """
 
     loss: float
@@ -46,6 +46,7 @@ class Gradients:
     accuracy: float | None = None
     scale: LossScale = FIRST_SCALE
     overflow: bool = False
+    gated: int = 0
 
 
 class TrainStep:
@@ -88,9 +89,11 @@ class TrainStep:
         gradient does not depend on how the batch is divided.
         """
         targets_BS, source_B = torch.from_numpy(batch.wanted), torch.from_numpy(batch.source)
-        targets = torch.zeros(self.num_sources, dtype=torch.int64)
-        targets = self.mesh.sum_over_data(targets.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1)))
-        num_targets = max(int(targets.sum()), 1)
+        counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
+        counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
+        counts[-1] = sum(piece.tokens for piece in batch.gated)
+        *counted, gated = self.mesh.sum_over_data(counts).tolist()
+        num_targets = max(sum(counted), 1)
         scaled = self.device.arithmetic.scaled
         factor = scale.value if scaled else 1.0
         self._zero_gradients()
@@ -112,7 +115,7 @@ class TrainStep:
             overflow = scale.can_fall and not math.isfinite(norm)
             scale = scale.after(math.isfinite(norm))
         accuracy = correct / num_scored if num_scored else None
-        return Gradients(loss, norm, sums[3:].tolist(), targets.tolist(), accuracy, scale, overflow)
+        return Gradients(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
 
     def _loss_sums(self, losses: list[MicroBatchLoss], source_B: Tensor) -> Tensor:
         """Of this process's micro-batches: nats, correct predictions, scored targets, and nats by source, in float64."""

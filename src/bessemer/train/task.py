@@ -24,6 +24,7 @@ from bessemer.model.kernels import upcast
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Model, Recipe, Train
+from bessemer.tokens.gate import Gate, GatedLoader
 from bessemer.tokens.held_out import HeldOut, held_out_samples
 from bessemer.tokens.loader import Batch, Reader, loader_of
 from bessemer.tokens.order import key_of
@@ -48,7 +49,8 @@ class Task:
 
     def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
         """The training batches of a run."""
-        return loader_of(recipe, store, rank, world)
+        reader = loader_of(recipe, store, rank, world)
+        return GatedLoader(reader, Gate.of(recipe, store)) if recipe.tokens.gate else reader
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         """The sequences that a validation scores."""

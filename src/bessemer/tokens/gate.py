@@ -1,0 +1,191 @@
+"""The gate before the loss (tokens.gate): targets in degenerate pieces of text are ignored.
+
+A piece is what a sequence holds of one document. It is judged by itself, from its tokens alone, so that the result depends on
+neither the layout nor a resume. Pieces of less than MIN_TOKENS pass. The limits leave a margin to every healthy text that was
+tried (docs/check.md#degenerate-text): prose, code, tables, lists of names, minified scripts, Chinese.
+
+repetition     share of distinct 4-grams of tokens. Repeated n-grams caused OLMo 2's loss spikes, which removes sequences of 32
+               and more of them (OLMo et al. 2024, section 3.1).
+low entropy    of the distribution of tokens, in bits: rulers, padding, zeros.
+encoded        base64 by its letters: no spaces, both cases and digits mixed; hexadecimal: nothing but its digits, also as 0x1f.
+noise          control characters, or the signs that stand for bytes that are no text: binary data read as text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.logfile import LogFile, json_line
+from bessemer.recipe import Recipe
+from bessemer.run import read_json_lines
+from bessemer.tokens.loader import Batch, Bools, GatedPiece, Reader
+from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.packing import Ints
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+
+MIN_TOKENS, NGRAM = 64, 4
+MIN_DISTINCT = 0.2  # share of 4-grams
+MIN_BITS = 2.0
+MAX_SPACE, MIN_LETTERS = 0.03, 0.97  # of base64's bytes: white space; of the rest: its alphabet
+CASE, DIGITS = (0.2, 0.65), (0.05, 0.35)  # shares of base64's alphabet: of each case, of digits
+HEX_SHARE, HEX_DIGITS, HEX_LETTERS = 0.97, 0.4, 0.1  # of the bytes but space: digits of hex, 0 to 9, a to f
+CONTROL_SHARE, UNREADABLE_SHARE = 0.05, 0.3  # of noise's bytes: control characters; U+FFFD, what stands for bad bytes
+REASONS = ("repetition", "low entropy", "base64", "hexadecimal", "noise")
+MAX_RECORDS = 100_000
+
+Floats = npt.NDArray[np.float64]
+_KINDS = (  # of bytes
+    bytes(range(256)), b" \t\r\n\v\f", bytes(range(65, 91)), bytes(range(97, 123)), b"0123456789", b"+/=-_", b"abcdefABCDEF",
+    b"xX,\\", bytes({*range(32), 127} - {*b" \t\r\n\v\f\b"}), b"\xef", b"\xbf", b"\xbd",
+)  # fmt: skip
+
+
+class Gate:
+    """Judges pieces. kinds_VK: bytes of each id by kind: all, white space, both cases, digits, signs of base64, a to f."""
+
+    def __init__(self, pieces: list[bytes], end_of_text: int) -> None:
+        """pieces: the bytes of each id, none for special tokens."""
+        table = [[sum(byte in kind for byte in piece) for kind in _KINDS] for piece in pieces]
+        self._kinds_VK, self._end_of_text = np.array(table, dtype=np.int64), end_of_text
+
+    @classmethod
+    def of(cls, recipe: Recipe, store: TokenStore) -> Gate:
+        """For the tokens of a store."""
+        tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
+        return cls(tokenizer.token_pieces(), store.end_of_text)
+
+    def applied(self, batch: Batch) -> Batch:
+        """The batch with targets of degenerate pieces ignored (-1), and which those are."""
+        wanted = batch.wanted
+        starts = batch.starts if batch.starts is not None else batch.inputs == self._end_of_text
+        piece_BT = np.cumsum(starts, axis=1)
+        piece_BT -= piece_BT[:, :1]
+        where = np.nonzero(wanted >= 0)
+        number, first = np.unique(where[0] * wanted.shape[1] + piece_BT[where], return_inverse=True)
+        reasons = self._reasons(wanted[where], first, len(number))
+        bad = np.flatnonzero(reasons >= 0)
+        if not len(bad):
+            return batch
+        targets, ignored = wanted.astype(np.int64), reasons[first] >= 0
+        targets[where[0][ignored], where[1][ignored]] = -1
+        sizes = np.bincount(first, minlength=len(number))
+        gated = tuple(
+            GatedPiece(int(number[i] // wanted.shape[1]), int(number[i] % wanted.shape[1]), int(sizes[i]), REASONS[reasons[i]])
+            for i in bad
+        )  # fmt: skip
+        return replace(batch, tokens=np.ascontiguousarray(batch.inputs), targets=targets, gated=gated)
+
+    def _reasons(self, tokens_N: npt.NDArray[Any], piece_N: Ints, count: int) -> Ints:
+        """By piece, the number of its reason, or -1. The tokens of a piece stand together."""
+        size = np.bincount(piece_N, minlength=count)
+        kinds = np.stack([np.bincount(piece_N, self._kinds_VK[tokens_N, k], count) for k in range(len(_KINDS))])
+        num_bytes, space, upper, lower, digits, signs, hex_letters, marks, control, *unreadable = kinds
+        # -sum p log2 p = log2 n - sum(c log2 c) / n
+        counted = np.unique(piece_N * len(self._kinds_VK) + tokens_N, return_counts=True)
+        owner, often = counted[0] // len(self._kinds_VK), counted[1]
+        bits = np.log2(size) - np.bincount(owner, often * np.log2(often), count) / size
+        solid = np.maximum(num_bytes - space, 1.0)
+        letters = np.maximum(upper + lower + digits + signs, 1.0)
+        rules = (
+            self._distinct(tokens_N, piece_N, count) < MIN_DISTINCT,
+            bits < MIN_BITS,
+            (space <= MAX_SPACE * num_bytes) & (letters >= MIN_LETTERS * solid) & _within(upper / letters, CASE)
+            & _within(lower / letters, CASE) & _within(digits / letters, DIGITS),
+            (digits + hex_letters >= HEX_SHARE * (solid - marks)) & (digits >= HEX_DIGITS * (solid - marks))
+            & (hex_letters >= HEX_LETTERS * (solid - marks)),
+            (control >= CONTROL_SHARE * num_bytes) | (3 * np.minimum.reduce(unreadable) >= UNREADABLE_SHARE * num_bytes),
+        )  # fmt: skip
+        found = np.full(count, -1, dtype=np.int64)
+        for reason, holds in reversed(list(enumerate(rules))):
+            found[holds & (size >= MIN_TOKENS)] = reason
+        return found
+
+    def _distinct(self, tokens_N: npt.NDArray[Any], piece_N: Ints, count: int) -> Floats:
+        """By piece, the share of its n-grams that are distinct."""
+        if len(tokens_N) < NGRAM:
+            return np.ones(count)
+        key = np.zeros(len(tokens_N) - NGRAM + 1, dtype=np.uint64)
+        for place in range(NGRAM):
+            part = tokens_N[place : place + len(key)].astype(np.uint64)
+            key = (key ^ part) * np.uint64(0x9E3779B97F4A7C15)
+            key ^= key >> np.uint64(29)
+        inside = piece_N[: len(key)] == piece_N[NGRAM - 1 :]
+        owner, key = piece_N[: len(key)][inside], key[inside]
+        order = np.lexsort((key, owner))
+        owner, key = owner[order], key[order]
+        new = np.ones(len(key), dtype=np.bool_)
+        new[1:] = (key[1:] != key[:-1]) | (owner[1:] != owner[:-1])
+        grams = np.bincount(owner, minlength=count)
+        return np.where(grams > 0, np.bincount(owner, new, count) / np.maximum(grams, 1), 1.0)
+
+
+def _within(share: Floats, limits: tuple[float, float]) -> Bools:
+    return (share >= limits[0]) & (share <= limits[1])
+
+
+class GatedLoader:
+    """Applies the gate to the batches of another loader, in its thread."""
+
+    def __init__(self, inner: Reader, gate: Gate) -> None:
+        self._inner, self._gate = inner, gate
+        self.mixture: Mixture = inner.mixture
+        self.rank, self.world = inner.rank, inner.world
+
+    def batch(self, first: int, count: int) -> Batch:
+        """This rank's part of the global batch of samples [first, first + count)."""
+        return self._gate.applied(self._inner.batch(first, count))
+
+    def documents(self, first: int, count: int) -> list[dict[str, object]]:
+        """The documents of samples [first, first + count)."""
+        return self._inner.documents(first, count)
+
+
+class GateLog:
+    """Names the documents whose pieces did not count: a line a piece, in a file of each data-parallel rank."""
+
+    def __init__(self, folder: Path, reader: Reader, end_of_text: int, writes: bool) -> None:
+        self._folder, self._reader, self._end_of_text = folder, reader, end_of_text
+        self._log = (
+            LogFile(folder / ("gated.jsonl" if reader.rank == 0 else f"gated-{reader.rank}.jsonl")) if writes else None
+        )
+        self._left = MAX_RECORDS
+
+    def stepped(self, step: int, batch: Batch) -> None:
+        """After each step."""
+        if self._log is None or not batch.gated or self._left <= 0:
+            return
+        samples = batch.samples(self._reader.rank, self._reader.world)
+        for one in batch.gated:
+            found: dict[str, Any] = self._reader.documents(int(samples[one.row]), 1)[0]
+            # The first token of a sequence is an input alone; where it ends a document, that one has no target here.
+            ahead = batch.starts is None and int(batch.inputs[one.row, 0]) == self._end_of_text
+            names, place = found["documents"], one.piece + ahead
+            document = names[place] if place < len(names) else names[-1]
+            row = {"step": step, "sample": found["sample"], "source": found["source"], "document": document}
+            self._log.append(json_line({**row, "tokens": one.tokens, "reason": one.reason}))
+        self._left -= len(batch.gated)
+
+
+def summary(folder: Path, step: int) -> str:
+    """What the gate has done up to a step of a run, in words; empty for nothing."""
+    pieces = {
+        (row["sample"], row["document"]): row
+        for path in sorted(folder.glob("gated*.jsonl"))
+        for row in read_json_lines(path)
+        if row["step"] <= step
+    }
+    if not pieces:
+        return ""
+    counts = {reason: sum(row["reason"] == reason for row in pieces.values()) for reason in REASONS}
+    parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
+    documents = len({row["document"] for row in pieces.values()})
+    tokens = sum(row["tokens"] for row in pieces.values())
+    return (
+        f"{tokens:,} targets in {len(pieces):,} pieces of {documents:,} documents did not count ({parts}; gated.jsonl)"
+    )

@@ -1,0 +1,183 @@
+"""The gate before the loss: degenerate text does not count, healthy text does, whatever the layout."""
+
+from __future__ import annotations
+
+import base64
+import random
+import shutil
+import string
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run import read_json_lines
+from bessemer.tokens import gate as gates
+from bessemer.tokens.gate import Gate
+from bessemer.tokens.loader import Batch, loader_of
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
+from tests.conftest import recipe_text, write_text
+from tests.train.test_rollback import weights
+
+LENGTH = 128
+DRAW = random.Random(0)
+NOISE = DRAW.randbytes(9000)
+DEGENERATE = {
+    "base64": base64.encodebytes(NOISE).decode(),
+    "base64 in one line": base64.urlsafe_b64encode(NOISE).decode(),
+    "hexadecimal": NOISE.hex(),
+    "a hex dump": NOISE.hex(" "),
+    "a C array": ", ".join(f"0x{byte:02x}" for byte in NOISE),
+    "one line again and again": "the same line again and again\n" * 400,
+    "zeros": "0" * 9000,
+    "a ruler": "-" * 30_000,
+    "empty lines": "\n  \n" * 4000,
+    "binary data": NOISE.decode("utf-8", "replace"),
+}
+HEALTHY = {
+    "a table": "\n".join(f"{DRAW.randint(0, 999)},{DRAW.random():.4f},{DRAW.choice('abc')}" for _ in range(900)),
+    "numbers": " ".join(str(DRAW.randint(0, 10**6)) for _ in range(2000)),
+    "names": "\n".join(f"{DRAW.choice(['Anna', 'Bert', 'Carl'])} {DRAW.choice(['Meier', 'Kopp'])} {n}" for n in range(900)),
+    "addresses": "\n".join(f"https://example.org/{''.join(DRAW.choices(string.ascii_letters, k=9))}" for _ in range(900)),
+    "hashes of files": "\n".join(f"{DRAW.getrandbits(256):064x}  file{n}.txt" for n in range(200)),
+    "a minified script": "".join(f"function {DRAW.choice('abcde')}{n}(t){{return t.{DRAW.choice(['map', 'push'])}({n})}};" for n in range(500)),
+    "Chinese": "".join(chr(0x4E00 + int(DRAW.random() ** 3 * 3000)) for _ in range(4000)),
+    "JSON": "\n".join(f'{{"id": {n}, "name": "x{DRAW.randint(0, 999)}", "score": {DRAW.random():.3f}}}' for n in range(600)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library() -> list[str]:
+    """Code of the standard library."""
+    return [
+        path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(library: list[str]) -> Tokenizer:
+    return Tokenizer.train(library[:30], 1024, "<|endoftext|>")
+
+
+def judged(tokenizer: Tokenizer, text: str) -> tuple[int, Batch]:
+    ids = np.array(tokenizer.encode(text))
+    count = (len(ids) - 1) // LENGTH
+    rows = np.stack([ids[number * LENGTH : (number + 1) * LENGTH + 1] for number in range(count)])
+    gate = Gate(tokenizer.token_pieces(), tokenizer.end_of_text)
+    return count, gate.applied(Batch(0, rows, np.zeros(count, dtype=np.int64)))
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_text_does_not_count(tokenizer: Tokenizer, kind: str) -> None:
+    count, batch = judged(tokenizer, DEGENERATE[kind])
+    assert len(batch.gated) == count > 0
+    assert (batch.wanted == -1).all()
+    assert {piece.tokens for piece in batch.gated} == {LENGTH}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_healthy_text_of_a_strange_kind_counts(tokenizer: Tokenizer, kind: str) -> None:
+    count, batch = judged(tokenizer, HEALTHY[kind])
+    assert count > 0
+    assert batch.gated == ()
+
+
+def test_code_counts(tokenizer: Tokenizer, library: list[str]) -> None:
+    found = [judged(tokenizer, text) for text in library if len(text) > 2000]
+    assert sum(count for count, _ in found) > 3000
+    assert sum(len(batch.gated) for _, batch in found) <= 4, "rulers and empty tables"
+
+
+def test_only_the_degenerate_document_of_a_sequence_is_left_out(tokenizer: Tokenizer, library: list[str]) -> None:
+    end = tokenizer.end_of_text
+    code, blob = tokenizer.encode(library[0]), tokenizer.encode(DEGENERATE["base64"])
+    row = np.array([[*code[:100], end, *blob[:100], end, *code[100:155]]])
+    batch = Gate(tokenizer.token_pieces(), end).applied(Batch(0, row, np.zeros(1, dtype=np.int64)))
+    ignored = np.flatnonzero(batch.wanted[0] < 0)
+    assert ignored.tolist() == list(range(100, 201)), "the blob and its end of text, as targets"
+    assert [(piece.row, piece.piece, piece.tokens, piece.reason) for piece in batch.gated] == [(0, 1, 101, "base64")]
+    assert (batch.inputs == row[:, :-1]).all()
+    short = np.array([[*code[:100], end, *blob[:62], end, *code[100:193]]])
+    passed = Gate(tokenizer.token_pieces(), end).applied(Batch(0, short, np.zeros(1, dtype=np.int64)))
+    assert passed.gated == (), f"less than {gates.MIN_TOKENS} tokens"
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of a text with some blobs in it, and its tokens."""
+    folder = tmp_path_factory.mktemp("sick")
+    write_text(folder / "text")
+    for number in range(8):
+        data = random.Random(number).randbytes(600)
+        (folder / "text" / "prose" / f"blob-{number}.txt").write_text(base64.encodebytes(data).decode())
+    text = recipe_text(folder).replace("sequence_length = 32", "sequence_length = 128").replace("= 256", "= 1024")
+    (folder / "small.toml").write_text(text.replace("[tokens]", "[tokens]\ngate = true"))
+    for stage in ("corpus", "tokens"):
+        assert run_command([stage, str(folder / "small.toml")]) == 0
+    return folder
+
+
+def trained(sick: Path, tmp_path: Path, *sets: str) -> Path:
+    if not (tmp_path / "runs").exists():
+        shutil.copytree(sick / "runs", tmp_path / "runs")
+    values = (
+        f"run.dir={tmp_path / 'runs'}",
+        "train.log_every=1",
+        "checkpoint.every=12",
+        "report.tensorboard=false",
+        *sets,
+    )
+    assert (
+        run_command(["train", str(sick / "small.toml"), *(part for value in values for part in ("--set", value))]) == 0
+    )
+    return tmp_path / "runs" / "small"
+
+
+def records(run: Path) -> set[tuple[Any, ...]]:
+    rows = [row for path in run.glob("gated*.jsonl") for row in read_json_lines(path)]
+    return {(row["step"], row["sample"], row["document"], row["tokens"], row["reason"]) for row in rows}
+
+
+def test_a_run_leaves_them_out_names_them_and_resumes_exactly(
+    sick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(sick, tmp_path)
+    said = capsys.readouterr().err
+    assert "did not count (" in said
+    assert "base64; gated.jsonl)" in said
+    steps = [row for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert sum(row["gated_targets"] for row in steps) == sum(row[3] for row in records(run)) > 500
+    blobs = {row["document"] for row in read_json_lines(run / "gated.jsonl")}
+    assert 1 <= len(blobs) <= 8
+    store = TokenStore.open(run / "tokens")
+    sample = read_json_lines(run / "gated.jsonl")[0]
+    inner = loader_of(load(run / "recipe.toml"), store)
+    assert sample["document"] in inner.documents(sample["sample"], 1)[0]["documents"]  # type: ignore[operator]
+    whole, before = weights(run), records(run)
+    shutil.rmtree(run / "checkpoints" / "step-00000024")
+    assert weights(trained(sick, tmp_path)) == whole
+    assert records(run) == before
+    assert weights(trained(sick, tmp_path / "off", "tokens.gate=false")) != whole
+    assert not list((tmp_path / "off" / "runs" / "small").glob("gated*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["parallel.replicate=2", "parallel.tensor=2"])
+def test_every_layout_leaves_out_the_same(sick: Path, tmp_path: Path, layout: str) -> None:
+    one, two = trained(sick, tmp_path / "one"), trained(sick, tmp_path / "two", layout)
+    assert records(one) == records(two) != set()
+    ours, theirs = (
+        [row["loss"] for row in read_json_lines(run / "metrics.jsonl") if row["kind"] == "train"] for run in (one, two)
+    )
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+
+
+def test_a_gate_needs_text_to_predict(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("--set", "train.objective=masked", "--set", "model.family=bert", "--set", "tokens.document_mask=true")
+    assert run_command(["train", str(sick / "small.toml"), *sets]) == 2
+    assert "tokens.gate judges the text that is predicted; train.objective = masked has none" in capsys.readouterr().err
