@@ -80,6 +80,7 @@ def test_a_damaged_shard_is_no_go(runs: Path, recipe_file: Path, capsys: pytest.
     ("folder", "overrides", "complaint"),
     [
         ("no/such.toml", (), "no/such.toml"),
+        ("small", ("run.dir=/proc/x",), "/proc: cannot be written (No such file or directory); choose another folder"),
         (
             "small",
             ("guard.roll_back=false", "guard.skip_batches=3"),

@@ -84,10 +84,14 @@ def require_named(made: Path, name: str, said: str) -> None:
     run = made.parent / "runs" / name
     windows = metrics(made, name, "ranks")
     assert [row["step"] for row in windows] == [20, 40, 60, 80, 100, 120]
-    assert windows[-1]["slowest"] == 1
-    assert windows[-1]["compute_seconds"]["1"] > 1.3 * windows[-1]["compute_seconds"]["0"]
-    incidents = [row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "straggler"]
-    assert [row["rank"] for row in incidents] == [1], "once, and no other rank"
+    assert sum(row["slowest"] == 1 for row in windows[2:]) >= 3
+    seconds = [sum(row["compute_seconds"][rank] for row in windows[2:]) for rank in ("0", "1")]
+    assert seconds[1] > 1.2 * seconds[0]
+    # Other programs on the machine may make the other one slow too, for a while.
+    incidents = [
+        row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "straggler" and row["rank"] == 1
+    ]
+    assert len(incidents) == 1, "once"
     assert incidents[0]["cause"].startswith(f"rank 1 on {incidents[0]['host']} is ")
     assert "all others wait for it" in said
     assert said.count("rank 1 on") == 2, "when it is found, and at the end"

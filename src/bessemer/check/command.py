@@ -72,12 +72,14 @@ def scratch(run: RunFolder) -> Iterator[Path]:
     """A hidden folder on the disk of the run, beside it, which is removed."""
     there = existing(run.path if not run.path.exists() else run.path.parent)
     try:
-        with tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there) as place:
-            yield Path(place)
-    except PermissionError as error:
+        folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there)
+    except OSError as error:
+        reason = error.strerror
         raise InputError(
-            f"{there}: cannot be written ({error.strerror}); choose another folder with --set run.dir=PATH"
+            f"{there}: cannot be written ({reason}); choose another folder with --set run.dir=PATH"
         ) from None
+    with folder as place:
+        yield Path(place)
 
 
 def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
