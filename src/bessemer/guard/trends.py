@@ -66,5 +66,5 @@ class Trends:
         if self._path is None or step < self._noted.get(kind, -QUIET_STEPS) + QUIET_STEPS:
             return
         self._noted[kind] = step
-        record(self._path, step=step, what=kind, cause=cause, action="recorded", onset=step, advice=ADVICE[kind])
+        record(self._path, step=step, what=kind, cause=cause, action="recorded", advice=ADVICE[kind])
         warn(f"step {step}: {kind}: {cause} (see {self._path.name})")
