@@ -1,6 +1,6 @@
-"""What looking inside the model costs: the time of one look as a share of train.watch_every steps.
+"""What watching costs: the guard's verdict as a share of a step, and a look inside the model as one of train.watch_every steps.
 
-Looks and steps alternate, so that a noisy machine slows both. A small and a larger model, on the CPU unless there is a
+Verdicts, looks and steps alternate, so that a noisy machine slows both. A small and a larger model, on the CPU unless there is a
 GPU; the share falls with the size of the batch, since a look reads one sequence whatever the batch.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,11 +20,13 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
+from bessemer.guard.detection import GuardReference
+from bessemer.guard.policy import GuardState, judge
 from bessemer.guard.trends import Trends
 from bessemer.layout.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.recipe import parse
+from bessemer.recipe import Guard, parse
 from bessemer.run import RunFolder
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
@@ -35,6 +38,8 @@ MODELS = {
     "demo": {"layers": 4, "width": 128, "heads": 4, "mlp_width": 384, "batch": 1024},
     "10M": {"layers": 6, "width": 384, "heads": 6, "mlp_width": 1024, "batch": 4096},
 }
+
+WINDOW = 300  # steps, more than any window of the guard
 
 
 def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
@@ -65,7 +70,11 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     sequences = recipe.train.global_batch_tokens // config.sequence_length
     tokens = np.random.default_rng(0).integers(0, 8192, (sequences, config.sequence_length + 1))
     batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
-    plain, looks = [], []
+    plain, looks, verdicts = [], [], []
+    guard, state, reference = Guard(), GuardState(), GuardReference(math.log(8192), 1.0)
+    noise = np.random.default_rng(1).normal(0.0, 0.05, (WINDOW, 2)).tolist()
+    for number, (loss, norm) in enumerate(noise, start=1):  # until its windows are full
+        state = judge(guard, state, number, 3.0 + loss, math.exp(norm), reference).state
     with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), 0, tensorboard=False) as log:
         around = Watch(step, log, Trends(None), 1)
         for _ in range(rounds):
@@ -82,6 +91,9 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
                 left = perf_counter()
             devices.synchronize(device)
             plain.append(between - started)
+            asked_at = perf_counter()
+            judge(guard, state, WINDOW + 1, 3.0, 1.0, reference)
+            verdicts.append(perf_counter() - asked_at)
             looks.append(perf_counter() - left + entered - between)
     step_seconds, look_seconds = median(plain[2:]), median(looks[2:])
     every = recipe.train.watch_every
@@ -92,6 +104,8 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
         "look_seconds": look_seconds,
         "watch_every": every,
         "share": look_seconds / (every * step_seconds),
+        "guard_seconds": median(verdicts),
+        "guard_share": median(verdicts) / step_seconds,
         "planned_against_measured": beside(plan, plain[2:], devices.memory_in_use(device)),
     }
 
@@ -106,7 +120,8 @@ def main() -> None:
         found = result["models"][name] = measure(model, given.rounds)
         print(
             f"{name:<6} step {1e3 * found['step_seconds']:.1f} ms, look {1e3 * found['look_seconds']:.1f} ms: "
-            f"{found['share']:.2%} of the time at every {found['watch_every']} steps"
+            f"{found['share']:.2%} of the time at every {found['watch_every']} steps; "
+            f"guard {1e6 * found['guard_seconds']:.0f} us: {found['guard_share']:.2%} of a step"
         )
         print_beside(name, found["planned_against_measured"])
     if given.json:

@@ -339,7 +339,9 @@ def _batch_of(training: Training, step: int) -> Batch:
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
     """The last incident of a step, or of a trouble that began with it, that is about the numbers."""
-    rows = [row for row in read_json_lines(run.incidents) if "onset" in row and row["what"] not in ("corruption", "plateau")]
+    rows = [
+        row for row in read_json_lines(run.incidents) if "onset" in row and row["what"] not in ("corruption", "plateau")
+    ]
     at = [row for row in rows if step in (row["step"], row["onset"])]
     return at[-1] if at else None
 
