@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,9 @@ def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypa
 
 @pytest.mark.long
 @pytest.mark.fault(2)
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+    tmp_path: Path, is_thorough: bool, record_property: Callable[[str, object], None]
+) -> None:
     save(tmp_path, 10, {"model": {"a": torch.ones(3)}}, {}, keep=2)
     code = """
 import sys
@@ -192,7 +195,8 @@ for step in range(20, 400000, 10):
     saver.save(step, {"model": {"a": weight.fill_(float(step))}}, {"samples": step})
 """
     draw = random.Random(0)
-    for _ in range(5):
+    kills = 100 if is_thorough else 5
+    for _ in range(kills):
         process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
@@ -202,6 +206,7 @@ for step in range(20, 400000, 10):
         found = latest(tmp_path)
         assert found is not None and found.step >= 20
         assert found.tensors("model")["a"].unique().tolist() == [float(found.step)]
+    record_property("obtained", f"{kills} kills in the background")
 
 
 def beside_collectives(folder: Path) -> list[str]:
