@@ -2,13 +2,16 @@
 
 | kind | rule |
 |---|---|
-| spike | loss and log gradient norm both above median + 6 x 1.4826 x MAD of the last 128 steps |
+| spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, none counted above median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
 | diverged | the last 8 losses all above 1.1 x the larger of a first loss and of a uniform guess |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
+
+A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
+batches lean to one side.
 
 A spike is over with its step; an explosion and a plateau are only noted. The other kinds last: the run does not recover by
 itself. A rule without a full window
@@ -33,6 +36,7 @@ DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
 PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE, PLATEAU_QUIET = 100, 0.01, 0.75, 1000
 QUIET_STEPS = 100
+UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above the median
 NORMAL = 1.4826  # from the MAD to the standard deviation of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
@@ -141,13 +145,22 @@ def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, f
     return middle, max(spread, MIN_LOG_SPREAD if is_log else MIN_SPREAD * abs(middle))
 
 
+def _upper(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
+    """Median and standard deviation of the values above it, for those that lean to one side. Not of the first steps: what lies
+    above the median there is the fall of the loss."""
+    middle, spread = centre(values, is_log=is_log)
+    if len(values) < SPIKE_WINDOW:
+        return middle, spread
+    return middle, max(spread, sorted(values)[math.ceil(UPPER_SHARE * len(values)) - 1] - middle)
+
+
 def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
     window = len(history.calm_losses)
     if window < SPIKE_MIN or grad_norm <= 0:
         return None
     deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # a shorter window knows the spread less well
-    middle, spread = centre(history.calm_losses)
-    log_middle, log_spread = centre(history.calm_norms, is_log=True)
+    middle, spread = _upper(history.calm_losses)
+    log_middle, log_spread = _upper(history.calm_norms, is_log=True)
     limit = middle + deviations * spread
     norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
     if loss <= limit or grad_norm <= norm_limit:
