@@ -194,3 +194,18 @@ def test_two_bad_batches_are_no_drift() -> None:
     for step in (500, 520):
         numbers[step - 1] = (12.0, 50.0)
     assert [(step, alarm.kind) for step, alarm in alarms(numbers)] == [(500, "spike"), (520, "spike")]
+
+
+def test_a_rate_that_the_schedule_raises_too_far_is_noticed_by_what_is_lost() -> None:
+    """While the schedule warms up again the loss may rise, and not by a quarter of the way back to a guess."""
+    history, draw = History(), np.random.default_rng(0)
+    for step in range(1, 401):
+        history, _ = observe(history, step, 1.16 + draw.normal(0, 0.03), 0.3, SCALE)
+    for step in range(401, 441):
+        history, alarm = observe(history, step, 1.5 + draw.normal(0, 0.03), 0.5, SCALE, may_rise=True)
+        assert alarm is None
+    found = []
+    for step in range(441, 460):
+        history, alarm = observe(history, step, 3.0 + draw.normal(0, 0.3), 0.9, SCALE, may_rise=True)
+        found += [] if alarm is None else [(step, alarm.kind, alarm.onset)]
+    assert found == [(448, "diverged", 441)]

@@ -63,3 +63,10 @@ def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for step in range(1, 65):
         trends.stepped(step, 0.1, 0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_the_looks_of_an_earlier_process_count(tmp_path: Path) -> None:
+    rows = [{"kind": "inside", "step": step, "activation_rms": {"0": 1.0, "1": 27.0}} for step in range(50, 450, 50)]
+    trends = Trends(tmp_path / "incidents.jsonl", [{"kind": "train", "step": 1}, *rows])
+    trends.looked(450, {"activation_rms": {"0": 1.0, "1": 120_203.0}})
+    assert kinds(tmp_path / "incidents.jsonl") == [(450, "activation")]

@@ -5,7 +5,7 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, none counted above median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | the last 8 losses all above 1.1 x the larger of a first loss and of a uniform guess |
+| diverged | the last 8 losses above 1.1 x the larger of a first loss and of a uniform guess, or a quarter of the gain on it lost |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
@@ -30,7 +30,7 @@ SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
 RECENT = 2 * SHIFT_RECENT
 DRIFT_RATIO = 1.03
-DIVERGED_STEPS, DIVERGED_RATIO = 8, 1.1
+DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE = 8, 1.1, 0.25
 FIRST_STEPS = 4  # whose lowest loss is where the run began
 DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
@@ -99,14 +99,16 @@ class GuardReference:
 
 
 def observe(
-    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *, frozen: bool = False
-) -> tuple[History, Alarm | None]:
+    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *, frozen: bool = False,
+    may_rise: bool = False,
+) -> tuple[History, Alarm | None]:  # fmt: skip
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
     frozen: the step does not enter the windows, since its learning rate is lower than that of the steps to come, and so may its
-    loss be.
+    loss be; may_rise: nor does it, and a loss that rises somewhat is no alarm, since the schedule raises the learning rate.
     """
-    spike = _spike(history, step, loss, grad_norm)
+    frozen = frozen or may_rise
+    spike = None if may_rise else _spike(history, step, loss, grad_norm)
     after = replace(
         history,
         losses=history.losses if frozen else (*history.losses, loss)[-SHIFT_WINDOW:],
@@ -126,12 +128,14 @@ def observe(
     lasting = None
     if step >= history.quiet_until:
         lasting = _diverged(after, step, reference) or _dead(after, step)
-        lasting = lasting or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
+        if not may_rise:
+            lasting = lasting or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
     if lasting is not None:
         return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
     noted = None
     if step >= history.noted_until:
-        noted = _explosion(step, loss, grad_norm, reference) or _plateau(after, step, reference)
+        noted = _explosion(step, loss, grad_norm, reference)
+        noted = noted or (None if frozen else _plateau(after, step, reference))
     if noted is not None:
         after = replace(after, noted_until=step + (PLATEAU_QUIET if noted.kind == "plateau" else QUIET_STEPS))
     return after, spike or noted
@@ -204,12 +208,20 @@ def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
     recent = history.recent[-DIVERGED_STEPS:]
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
+    learned = median(history.losses) if len(history.losses) >= SHIFT_MIN else math.inf
+    fallen_back = learned < reference.uniform_loss
+    if fallen_back:
+        limit = min(limit, learned + DIVERGED_SHARE * (reference.uniform_loss - learned))
     if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
     low = [place for place, loss in enumerate(history.recent) if loss <= limit]
     onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
-    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than a guess ({reference.uniform_loss:.2f})"
-    return Alarm("diverged", onset, f"the last {DIVERGED_STEPS} losses are {figures} and than at the start")
+    guess = f"a uniform guess ({reference.uniform_loss:.2f})"
+    why = f"{guess} and than at the start"
+    if fallen_back and recent[-1] <= reference.uniform_loss:
+        why = f"the {learned:.2f} that it had reached; {guess} is what the model began with"
+    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than {why}"
+    return Alarm("diverged", onset, f"the last {DIVERGED_STEPS} losses are {figures}")
 
 
 def _dead(history: History, step: int) -> Alarm | None:

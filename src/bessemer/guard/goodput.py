@@ -37,10 +37,12 @@ KINDS = {
 class WallClock:
     """Counts the seconds of this session by kind, and how often each was counted."""
 
-    def __init__(self, path: Path | None, step: int, seconds: float) -> None:
-        """path: of time.jsonl, None on ranks other than 0; step: where the session starts; seconds: since it did."""
+    def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0) -> None:
+        """path: of time.jsonl, None on ranks other than 0; step: where the session starts; seconds: since it did; reached: the
+        last step that the session before it took."""
         self._log = None if path is None else LogFile(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
+        self._reached = reached
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
         self._noted = self._mark = perf_counter()
@@ -80,7 +82,14 @@ class WallClock:
         """Write the totals. is_finished: the run is at its last step, and the time until somebody trains it longer is not its."""
         self._noted = perf_counter()
         if self._log is not None:
-            row = {"began": self._began, "at": time(), "from": self._from, "step": step, "redone_steps": self._redone}
+            row = {
+                "began": self._began,
+                "at": time(),
+                "from": self._from,
+                "reached": self._reached,
+                "step": step,
+                "redone_steps": self._redone,
+            }
             row |= {"finished": True} if is_finished else {}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
@@ -100,16 +109,10 @@ def accounts(path: Path) -> dict[str, Any] | None:
         if following is not None:
             redone += max(row["step"] - following["from"], 0)
             if not row.get("finished"):
-                began, pause = following["began"], max(following["began"] - row["at"], 0.0)
-                when = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
-                restarts.append(
-                    {
-                        "time": when,
-                        "after": max(row["step"], following["from"]),
-                        "from": following["from"],
-                        "seconds": pause,
-                    }
-                )
+                start, pause = following["from"], max(following["began"] - row["at"], 0.0)
+                when = datetime.fromtimestamp(following["began"], UTC).isoformat(timespec="seconds")
+                after = max(row["step"], following.get("reached", 0), start)  # the last note is some seconds old
+                restarts.append({"time": when, "after": after, "from": start, "seconds": pause})
                 seconds["stopped"] += pause
         for kind in ("data_wait", "validation", "saving", "memory", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)

@@ -66,17 +66,18 @@ class Judgement:
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, skips: bool = False, frozen: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
+    overflow: bool = False, skips: bool = False, frozen: bool = False, may_rise: bool = False,
+    mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped; frozen: the
-    step does not enter the windows of the history.
+    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped; frozen,
+    may_rise: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
     if is_finite:
-        history, alarm = observe(history, step, loss, grad_norm, reference, frozen=frozen)
+        history, alarm = observe(history, step, loss, grad_norm, reference, frozen=frozen, may_rise=may_rise)
     is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
     is_lasting = mesh.is_main and alarm is not None and alarm.lasts
     flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)

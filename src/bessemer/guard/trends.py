@@ -8,14 +8,16 @@
 | data_wait | the last 64 steps waited for data for more than a fifth of their time |
 
 Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). What is seen is not part of a
-checkpoint: times are of this process, and looks are rare.
+checkpoint: times are of this process, and the looks of one before it stand in metrics.jsonl.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bessemer.guard.incidents import ADVICE, record
 from bessemer.terminal import warn
@@ -27,14 +29,21 @@ LIMITS = {"attention_logit_max": ("attention", MIN_LOGIT), "activation_rms": ("a
 
 
 class Trends:
-    """What rank 0 has seen since this process began. path: of incidents.jsonl; None on other ranks, which see nothing."""
+    """What rank 0 has seen. path: of incidents.jsonl; None on other ranks, which see nothing; rows: of metrics.jsonl, whose last
+    looks are seen again."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
         self._path = path
         self._looks: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOOKS))
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
         self._noted: dict[str, int] = {}
+        for row in rows:
+            for name in LIMITS if row.get("kind") == "inside" else ():
+                if by_block := row.get(name):
+                    self._looks[name].append(
+                        max((value for value in by_block.values() if value is not None), default=0.0)
+                    )
 
     def looked(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
         """See what a look inside the model found: by statistic and block."""

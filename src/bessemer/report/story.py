@@ -11,6 +11,7 @@ from bessemer.terminal import duration
 
 MAX_EVENTS = 12
 PASSED_OVER = "recorded"  # an action that changed nothing
+UNTOLD = ("spike", "slow", "data_wait", "explosion")  # where they were only recorded
 
 
 def story(data: RunData) -> list[tuple[str, str]]:
@@ -30,9 +31,11 @@ def story(data: RunData) -> list[tuple[str, str]]:
 
 def _incidents(data: RunData) -> list[tuple[str, str, str]]:
     """Time, steps and a sentence for each incident that was acted on; several of a kind in a row are one."""
-    acted = [one for one in data.incidents if as_text(one, "action") not in ("", PASSED_OVER)]
+    told = [
+        one for one in data.incidents if as_text(one, "action") != PASSED_OVER or as_text(one, "what") not in UNTOLD
+    ]
     found = []
-    for (kind, is_rollback), group in groupby(acted, lambda one: (as_text(one, "what"), as_number(one, "rollback"))):
+    for (kind, is_rollback), group in groupby(told, lambda one: (as_text(one, "what"), as_number(one, "rollback"))):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
         first, last = number_or_0(same[0], "step"), number_or_0(same[-1], "step")

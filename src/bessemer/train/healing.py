@@ -33,17 +33,18 @@ ENDING = ("nonfinite", "diverged", "dead", "corruption")  # training on is point
 
 
 def judge_step(training: Training, position: Position, gradients: Gradients) -> Judgement:
-    """Judge the step: by a fresh history where the loss may rise for a good reason, and while the learning rate rises after a
-    rollback by that of the steps before it."""
+    """Judge the step: by a fresh history where a new phase or the end of a second warm-up begins, and while the learning rate
+    rises by that of the steps before it."""
     sizes, number = training.pace.sizes, position.step
     first, end = position.samples, sizes.after(number + 1)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    is_fresh = begins_phase or training.step.settings.schedule.is_rewarming(number)
+    rewarming, was_rewarming = (training.step.settings.schedule.is_rewarming(one) for one in (number, number - 1))
+    is_fresh = begins_phase or (was_rewarming and not rewarming)
     state = position.guard.restarted() if is_fresh else position.guard
     return judge(
         training.guard, state, number + 1, gradients.loss, gradients.grad_norm, training.reference,
         overflow=gradients.overflow, skips=training.journal.skips_step(number + 1),
-        frozen=_rewarming(training.journal, number) < 1.0, mesh=training.step.mesh,
+        frozen=_rewarming(training.journal, number) < 1.0, may_rise=rewarming, mesh=training.step.mesh,
     )  # fmt: skip
 
 

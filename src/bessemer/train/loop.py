@@ -14,7 +14,7 @@ from bessemer.guard.trends import Trends
 from bessemer.layout.flops import devices_of
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json, write_json
+from bessemer.run import RunFolder, published, read_json, read_json_lines, write_json
 from bessemer.terminal import progress, say
 from bessemer.tokens.gate import summary
 from bessemer.tokens.loader import Batch
@@ -121,7 +121,8 @@ def train(training: Training) -> TrainSummary:
         training.log() as log,
         progress("training", total, "tok", done) as advance,
     ):
-        trends = Trends(training.run.incidents if step.mesh.is_main else None)
+        looks = read_json_lines(training.run.metrics) if step.mesh.is_main and step.settings.watch_every else []
+        trends = Trends(training.run.incidents if step.mesh.is_main else None, looks)
         watch = Watch(step, log, trends, step.settings.watch_every)
         if position.step:
             log.write("resumed", position.step, **({} if training.is_on_disk else {"from": "memory"}))

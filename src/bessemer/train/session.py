@@ -28,7 +28,7 @@ from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.replicas import Difference
 from bessemer.recipe import Guard, Recipe, digest
-from bessemer.run import RunFolder, published
+from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
@@ -139,7 +139,8 @@ def set_up(
     again = recomputed_in_all(config, recipe.parallel, step.recomputed)
     hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, again)
     rates = Rates(model_flops, hardware_flops, peak, device, mesh, run.plan)
-    clock = WallClock(run.times if mesh.is_main else None, position.step, perf_counter() - started)
+    reached = max((row.get("step", 0) for row in read_json_lines(run.metrics)), default=0) if mesh.is_main else 0
+    clock = WallClock(run.times if mesh.is_main else None, position.step, perf_counter() - started, reached)
     return Training(
         run=run,
         store=store,
