@@ -119,3 +119,30 @@ def test_a_step_that_was_not_taken_is_refused(
     folder = train(recipe_file, runs, "train.steps=20")
     assert run_command(["diagnose", str(folder), "--step", "21"]) == 2
     assert "21 is not a step that this run has taken; it has taken steps 1 to 20" in capsys.readouterr().err
+
+
+def test_damaged_tokens_and_a_cut_journal_are_refused(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, lambda first: first in range(8 * 70, 8 * 82))
+    folder = train(recipe_file, runs, "guard.skip_spikes=false", "guard.skip_batches=30")
+    journal = folder / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-40])
+    assert run_command(["diagnose", str(folder), "--step", "60"]) == 1
+    assert "lines are missing" in capsys.readouterr().err
+    journal.write_bytes(whole)
+    shard = folder / "tokens" / "prose-train-00000.bin"
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    assert run_command(["diagnose", str(folder), "--step", "60"]) == 1
+    assert "prose-train-00000.bin" in capsys.readouterr().err
+
+
+def test_a_step_in_the_midst_of_a_divergence_is_sick(runs: Path, recipe_file: Path) -> None:
+    sets = ["run.dir=" + str(runs), "train.optimizer.learning_rate=0.9", "train.schedule.warmup_steps=0"]
+    sets += ["train.optimizer.kind=lion"]
+    assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
+    (incident,) = read_json_lines(runs / "small" / "incidents.jsonl")[-1:]
+    found = diagnosed(runs / "small", incident["onset"] + 2)
+    assert found.kind == "state" and found.incident == incident
+    assert "learned next to nothing" in found.findings[-1]

@@ -5,7 +5,7 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, none counted above median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | the last 8 losses above 1.1 x the larger of a first loss and of a uniform guess, or a quarter of the gain on it lost |
+| diverged | the last 8 losses above 1.1 x the larger of a first loss and a uniform guess, or a quarter of the gain on it lost |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |

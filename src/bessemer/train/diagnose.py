@@ -44,6 +44,7 @@ from bessemer.train.step import Gradients
 from bessemer.train.task import config_of
 
 NEIGHBOURS = 16  # batches around the step
+NOTHING_LEARNED = 0.97  # of the loss of a uniform guess
 EARLIER_STEPS = 8  # the earlier weights are at least so many steps older
 KINDS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
@@ -129,9 +130,9 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     """Take step `step` (1-based) of a run again, in this process, and find out what was wrong with it.
 
     recipe: the run's, resolved. Of a step that the run took twice, the time with an alarm is looked at. The run's folder is only
-    read. Raises InputError for a step that the run has not come to.
+    read. Raises InputError for a step that the run has not come to, and BessemerError where tokens or journal are damaged.
     """
-    journal, incident = Journal.read(run.journal), _incident(run, step)
+    journal, incident = _whole_journal(run), _incident(run, step)
     branch = journal.after(
         int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
     )
@@ -171,7 +172,27 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     differ = (number for number, figures in repeated if not figures.agrees(recorded.get(number, figures), tolerance))
     first_difference = next((number for number in differ if number < step), None)
     kind, findings = tested.verdict(incident, first_difference is None)
+    if kind == "unlike":
+        findings += _changes(run, start, step)
+    uniform = training.reference.uniform_loss
+    if current.step.loss is not None and current.step.loss > NOTHING_LEARNED * uniform:
+        findings.append(f"a uniform guess has {uniform:.4f}: by these weights the model has learned next to nothing")
+        if kind == "none" and incident is not None:
+            kind = "state"
     return Diagnosis(step, kind, findings, tested.figures(), start, first_difference, sequences, incident)
+
+
+def _whole_journal(run: RunFolder) -> Journal:
+    """The journal. Raises BessemerError where lines of it are missing, or the token shards are not those of the run."""
+    TokenStore.open(run.tokens).verify()
+    journal = Journal.read(run.journal)
+    rows = (row for row in read_json_lines(run.metrics) if row.get("kind") == "rolled_back")
+    if (taken := max((row["number"] for row in rows), default=0)) > journal.num_rollbacks:
+        raise BessemerError(
+            f"{run.journal}: the run rolled back {taken} times, the journal knows {journal.num_rollbacks}: lines are missing, "
+            "and without them the steps cannot be taken again. Put the file back from a backup"
+        )
+    return journal
 
 
 @dataclass(frozen=True)
@@ -274,7 +295,9 @@ class _Tested:
         if bad < SPIKE_DEVIATIONS and (not was_bad or not repeats):
             return "none" if repeats else "unlike", [
                 *found,
-                f"that is {max(bad, 0):.1f} deviations from the steps before it",
+                f"that is {bad:.1f} deviations above the steps before it"
+                if len(self.history) >= SPIKE_MIN // 2
+                else "there are too few steps before it to compare with",
             ]
         if self.recorded is None and incident is not None and incident["what"] == "nonfinite" and math.isfinite(bad):
             return "transient", [*found, f"the run stopped at it: {incident['cause']}"]
@@ -338,12 +361,23 @@ def _batch_of(training: Training, step: int) -> Batch:
 
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
-    """The last incident of a step, or of a trouble that began with it, that is about the numbers."""
+    """The last incident of a step, or else of a trouble in the midst of which it lies, that is about the numbers."""
     rows = [
         row for row in read_json_lines(run.incidents) if "onset" in row and row["what"] not in ("corruption", "plateau")
     ]
     at = [row for row in rows if step in (row["step"], row["onset"])]
+    at = at or [row for row in rows if row["onset"] < step < row["step"]]
     return at[-1] if at else None
+
+
+def _changes(run: RunFolder, start: int, step: int) -> list[str]:
+    """Where the recipe of the run was changed between a checkpoint and a step, a sentence for each."""
+    rows = (row for row in read_json_lines(run.incidents) if row["what"] == "recipe_changed")
+    return [
+        f"the recipe was changed after step {row['step']} ({row['cause']}); the steps before it were taken again by today's"
+        for row in rows
+        if start < row["step"] < step
+    ]
 
 
 def _recorded(run: RunFolder, journal: Journal, num_rollbacks: int) -> dict[int, Figures]:
