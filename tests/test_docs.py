@@ -24,6 +24,7 @@ PAGES = (
     "docs/dedup.md",
     "docs/models.md",
     "docs/export.md",
+    "docs/fault-matrix.md",
     "docs/parity.md",
     "docs/notes/cpu-step.md",
     "docs/optimizers.md",
