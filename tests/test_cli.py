@@ -510,6 +510,7 @@ def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pyt
         (("generate", recipe_file, "x", "--set", f"run.dir={tmp_path / 'other'}"), "does not exist yet"),
         (("recipe", "demoo"), "no shipped recipe"),
         (("recipe", "--explain", "train.stepz"), "did you mean train.steps"),
+        (("recipe", "guard"), "no shipped recipe; `bessemer recipe --explain guard` explains it"),
     ]:
         assert command(*arguments) == 2, arguments
         assert complaint in capsys.readouterr().err

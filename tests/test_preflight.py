@@ -52,6 +52,20 @@ def test_it_is_said_before_the_corpus_is_read(
     assert not (tmp_path / "runs").exists(), "nothing is begun"
 
 
+@pytest.mark.parametrize(
+    ("rate", "concern"), [("1e-8", "so low that the weights hardly change"), ("0.9", "so high that the loss")]
+)
+def test_a_rate_that_rarely_works_is_warned_of_with_those_that_do(
+    rate: str, concern: str, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = load(recipe_file, [f"train.optimizer.learning_rate={rate}"])
+    preflight.require_rate(recipe)
+    said = capsys.readouterr().err
+    assert concern in said and "rates that usually work lie between 1e-5 and 1e-2" in said
+    preflight.require_rate(load(recipe_file))
+    assert not capsys.readouterr().err
+
+
 def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtful_one_warned_of(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,7 +121,7 @@ def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
     if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
         return known
     try:
-        text_bytes, vocabulary = _raw(recipe)[0], outlook.vocabulary(recipe, run.tokens)
+        text_bytes, vocabulary = raw_text(recipe)[0], outlook.vocabulary(recipe, run.tokens)
     except InputError:
         return {}
     held_out = recipe.tokens.held_out * text_bytes
@@ -138,7 +138,7 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     if old is not None and old["corpus"] == corpus:
         return before, corpus
     if not corpus:
-        num_bytes, documents = _raw(recipe)
+        num_bytes, documents = raw_text(recipe)
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0), ""
     from bessemer.tokens.documents import held_out_share
 
@@ -173,12 +173,12 @@ def _probed(device: Device) -> float:
 def _is_here(recipe: Recipe) -> bool:
     """Whether the sources of a recipe lie on this machine; who plans for a cluster need not have them."""
     try:
-        return bool(recipe.corpus.sources) and _raw(recipe)[0] > 0
+        return bool(recipe.corpus.sources) and raw_text(recipe)[0] > 0
     except InputError:
         return False
 
 
-def _raw(recipe: Recipe) -> tuple[int, int]:
+def raw_text(recipe: Recipe) -> tuple[int, int]:
     """Bytes and number of the files that the sources name: the text before it is cleaned."""
     from bessemer.corpus.files import find
     from bessemer.tokens.foreign import files_of

@@ -20,7 +20,8 @@ from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
-HOPELESS_RATE, HIGH_RATE = 1.0, 0.1  # of a step: matrices start with a standard deviation near 0.02
+HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
+USUAL_RATES = "rates that usually work lie between 1e-5 and 1e-2"
 
 
 def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False) -> None:
@@ -105,23 +106,31 @@ def require_one_horizon(recipe: Recipe, run: RunFolder, reference: str) -> None:
 
 def require_rate(resolved: Recipe) -> None:
     """Raise InputError for a rate that moves every weight by more than it is worth; warn of one that is rarely right."""
+    if concern := rate_concern(resolved):
+        warn(concern)
+
+
+def rate_concern(resolved: Recipe) -> str:
+    """What is said of a learning rate that is rarely right; empty for another. Raises InputError for one that cannot work."""
     optimizer = resolved.train.optimizer
     matrices = optimizer.muon_rate if optimizer.kind == "muon" else 1.0
     tokens, reference = resolved.batches.full * resolved.tokens.sequence_length, optimizer.reference_batch_tokens
     scaled = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[optimizer.batch_scaling]
     factor = max(matrices, optimizer.embedding_rate) * (tokens / (reference or tokens)) ** scaled
     peak = (optimizer.learning_rate or 0.0) * factor
-    if peak <= HIGH_RATE:
-        return
+    if LOW_RATE <= peak <= HIGH_RATE:
+        return ""
     keys = {"muon_rate": matrices, "embedding_rate": optimizer.embedding_rate, "batch_scaling": 1.0 + scaled}
     factors = "".join(f", times {name}" for name, factor in keys.items() if factor != 1.0)
     what = f"train.optimizer.learning_rate = {optimizer.learning_rate:g}{factors}"
     if peak >= HOPELESS_RATE:
         raise InputError(
-            f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; rates "
-            "that work lie between 1e-5 and 1e-2, and the depth dial derives one when the key is left out"
+            f"{what}: each step would move weights, which begin near 0.02, by about {peak:g}, and the loss cannot fall; "
+            f"{USUAL_RATES}, and the depth dial derives one when the key is left out"
         )
-    warn(f"{what} is far above the rates that usually work (1e-5 to 1e-2)")
+    if peak > HIGH_RATE:
+        return f"{what} is so high that the loss may not fall; {USUAL_RATES}"
+    return f"{what} is so low that the weights hardly change; {USUAL_RATES}"
 
 
 def _tokenizer(recipe: Recipe) -> None:

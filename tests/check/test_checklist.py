@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 import torch
 
-from bessemer.check import learning, masks, planned, trial
+from bessemer.check import begun, learning, masks, planned, trial
 from bessemer.check import machine as machines
 from bessemer.check.rows import CheckRow, collected, is_go, table, verdict
 from bessemer.check.trial import TrialResult
+from bessemer.checkpoint.retention import Retention
 from bessemer.cli import run_command
 from bessemer.errors import BessemerError
+from bessemer.guard.policy import GuardState
 from bessemer.layout import derived_keys
 from bessemer.model import attention
 from bessemer.model.attention import AttentionSpec, Documents
 from bessemer.recipe import Parallel, Recipe, load
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -225,7 +227,8 @@ def test_a_trial_that_cannot_continue_is_a_row_that_fails(
         collected("exact resume", "trial", lambda: [learning.same("x", straight, trial.train(run, recipe), "")])
     )
     assert [row.status for row in rows] == ["FAIL"]
-    assert "the trial broken failed, from its start" in rows[0].evidence
+    assert "the small training failed, from its start" in rows[0].evidence
+    assert str(run.path) not in rows[0].evidence, "a folder that is removed is not pointed to"
 
 
 def test_samples_in_another_order_and_other_weights_are_told(trained: tuple[Recipe, TrialResult]) -> None:
@@ -252,6 +255,100 @@ def test_a_full_disk_and_too_little_memory_are_no_go(
     assert planned.memory_fit(recipe, plan).status == "FAIL"
 
 
+def test_what_a_sample_shows_of_the_text_says_how_many_tokens_it_has(
+    small: tuple[Recipe, TokenStore], runs: Path
+) -> None:
+    recipe, store = small
+    made = planned.expected_tokens(recipe, RunFolder(runs / "not-begun"), RunFolder(runs / "small"))
+    assert sum(made.values()) == store.train_tokens + store.held_out_tokens
+    counts = read_json(runs / "small" / "corpus" / "statistics.json")
+    for one in counts["sources"]:
+        one["bytes_in"] //= 2  # as if the sample were half of the text
+    write_json(runs / "small" / "corpus" / "statistics.json", counts)
+    twice = planned.expected_tokens(recipe, RunFolder(runs / "not-begun"), RunFolder(runs / "small"))
+    assert sum(twice.values()) == pytest.approx(2 * sum(made.values()), rel=0.01)
+
+
+def test_a_checkpoint_takes_the_bytes_that_are_planned(trained: tuple[Recipe, TrialResult]) -> None:
+    from bessemer.train.task import config_of
+
+    recipe, straight = trained
+    config = config_of(recipe, TokenStore.open(straight.run.tokens).vocabulary, 0)
+    stored = learning.checkpoint_bytes(straight.run.checkpoints / "step-00000006")
+    assert stored == pytest.approx(planned.checkpoint_bytes(recipe, config), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("every", "distance", "keep"), [(4, 8, 1), (10, 3, 1), (10, 3, 2), (10, 5, 1), (7, 20, 2), (1, 50, 1), (50, 60, 3)]
+)
+def test_a_rollback_is_possible_from_the_step_that_is_said(
+    small: tuple[Recipe, TokenStore], every: int, distance: int, keep: int
+) -> None:
+    steps = 200
+    held, possible = set[int](), list[bool]()
+    for onset in range(1, steps + 1):
+        possible.append(any(step <= onset - 1 - distance for step in held))
+        if onset % every == 0:
+            held = Retention(keep, distance=distance).kept(sorted(held | {onset}))
+    first = possible.index(True) + 1
+    is_always = all(possible[first - 1 :])  # from then on
+    recipe = small[0].changed(
+        train={"steps": steps}, checkpoint={"every": every, "keep": keep}, guard={"rollback_distance": distance}
+    )
+    row = planned.rollback_row(recipe)
+    assert f"from step {first:,} of 200 on" in row.evidence
+    assert row.status == ("ok" if is_always else "warn"), row.evidence
+    assert f"from step {first:,} of" in planned.rollback_row(recipe.changed(train={"steps": first})).evidence
+    assert "none is old enough in" in planned.rollback_row(recipe.changed(train={"steps": first - 1})).evidence
+
+
+def test_the_rows_that_need_a_small_training_that_fails_are_not_here(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "run_group", lambda *_, **__: "bessemer: step 3: it broke. See its files.")
+    check(recipe_file, runs, "train.optimizer.learning_rate=1e-8", expected=1)
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["a small training ends well"]["status"] == "FAIL"
+    assert (
+        "of the run's own model: the small training failed, from its start: step 3"
+        in rows["a small training ends well"]["evidence"]
+    )
+    assert {rows[name]["status"] for _, name in learning.OF_A_TRIAL} == {"not here"}
+    assert rows["space for the whole run"]["status"] == "ok"
+    assert "rates that usually work lie between 1e-5 and 1e-2" in rows["learning rate"]["evidence"]
+    assert "0.001, in place of the recipe's 1e-08" in rows["overfits a single sequence"]["evidence"]
+
+
+def test_journal_and_logs_of_a_run_must_fit_its_checkpoints(
+    trained: tuple[Recipe, TrialResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained[1].run
+    state = replace(GuardState(), num_rollbacks=1)
+    found = begun.latest(run.checkpoints)
+    assert found is not None
+
+    def rows() -> dict[str, tuple[str, str]]:
+        return {row.name: (row.status, row.evidence) for row in begun.begun_rows(run)}
+
+    assert {status for status, _ in rows().values()} == {"ok"}
+    metrics = run.metrics.read_bytes()
+    run.metrics.write_bytes(metrics[:-9])
+    status, said = rows()["metrics.jsonl is whole"]
+    assert (status, "its last line is cut short" in said) == ("ok", True), said
+    run.metrics.write_bytes(metrics[: len(metrics) // 3])
+    assert rows()["metrics.jsonl is whole"][0] == "warn", "lines are missing"
+    run.metrics.write_bytes(metrics.replace(b'"kind"', b'"kind', 1))
+    assert "the first is line 1" in rows()["metrics.jsonl is whole"][1]
+    run.incidents.write_text('{"step": 1}\n{"st')
+    assert rows()["incidents.jsonl is whole"][0] == "ok"
+    monkeypatch.setattr(begun, "latest", lambda *_, **__: replace(found, facts={**found.facts, "guard": asdict(state)}))
+    status, said = rows()["the journal fits the checkpoints"]
+    assert status == "FAIL"
+    assert "the checkpoint of step 6 knows 1 rollbacks, the journal 0: lines are missing" in said
+    run.journal.write_text('{"kind": "rollback", "number": 2}\n')
+    assert "line 1 is damaged" in rows()["the journal fits the checkpoints"][1]
+
+
 def test_a_run_without_batch_and_horizon_is_warned_of_and_repetition_too(
     small: tuple[Recipe, TokenStore], runs: Path
 ) -> None:
@@ -259,6 +356,10 @@ def test_a_run_without_batch_and_horizon_is_warned_of_and_repetition_too(
     bare = recipe.changed(train={"global_batch_tokens": None, "steps": None, "minutes": None})
     rows = {row.name: row for row in planned.budget_rows(bare, recipe, {"parameters": 1000})}
     assert [rows[name].status for name in ("global batch", "token budget")] == ["warn", "warn"]
+    (budget,) = [
+        row for row in planned.budget_rows(recipe, recipe, {"parameters": 10**12}) if row.name == "token budget"
+    ]
+    assert (budget.status, "less than 0.01 a parameter, where about 20" in budget.evidence) == ("warn", True)
     assert rows["schedule ends with the tokens"].status == "ok"
     run = RunFolder(runs / "small")
     data = {row.name: row for row in planned.data_rows(recipe, run, run, {"epochs": {"prose": 4.5, "code": 1.0}})}

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,9 @@ def test_every_key_says_what_it_means() -> None:
         assert info.description in recipes.explain(key)
     with pytest.raises(InputError, match="did you mean train.steps"):
         recipes.explain("train.stepz")
+    assert re.search(r"guard\.max_rollbacks +3 +Rollbacks", recipes.explain("guard")), (
+        "a table shows the defaults of its keys"
+    )
 
 
 def test_paths_lie_relative_to_the_recipe(tmp_path: Path) -> None:

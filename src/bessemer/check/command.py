@@ -11,14 +11,14 @@ from typing import Any
 
 from bessemer import forecast, preflight
 from bessemer.check import learning, masks, planned, sample, trial
+from bessemer.check.begun import begun_rows
 from bessemer.check.machine import machine_rows
 from bessemer.check.planned import existing
 from bessemer.check.rows import CheckRow, collected
-from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Recipe
-from bessemer.run import RunFolder, published
+from bessemer.run import RunFolder
 from bessemer.terminal import progress, silent
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -52,6 +52,7 @@ class Subject:
         if not fits:
             self.smaller.append(f"one process instead of {self.resolved.parallel.world}")
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
+        self.whole = config
         self.scale = config.parameters / self.config.parameters
 
     def trained(self, name: str, recipe: Recipe, *, stops: tuple[int, ...] = (), tokens: Path | None = None,
@@ -90,9 +91,9 @@ def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
         subject = Subject(asked, run, reference, place)
         parts = {
             "plan": lambda: _planned(subject),
-            "small training": lambda: _trained(subject, rows),
+            "small training": lambda: _trained(subject),
             "masks": lambda: _examined(subject),
-            "machine": lambda: machine_rows(subject.resolved, place, place),
+            "machine": lambda: machine_rows(subject.resolved, place),
         }
         advance(1)
         for name, part in parts.items():
@@ -108,26 +109,21 @@ def _planned(subject: Subject) -> Iterator[CheckRow]:
     yield planned.layout_row(resolved)
     yield planned.memory_fit(resolved, plan)
     yield from planned.data_rows(resolved, subject.run, subject.built, plan)
-    if published(subject.run.checkpoints):
-        yield _standing(subject.run)
+    stored = planned.checkpoint_bytes(resolved, subject.whole)
+    yield planned.disk_row(resolved, subject.run, stored, subject.built)
+    yield planned.rollback_row(resolved)
+    yield from begun_rows(subject.run)
 
 
-def _standing(run: RunFolder) -> CheckRow:
-    """The newest checkpoint of a run that has begun."""
-    name, damages = "the run's newest checkpoint is whole", list[str]()
-    try:
-        found = latest(run.checkpoints, on_damage=damages.append)
-    except BessemerError as error:
-        return CheckRow(learning.SAVED, name, "FAIL", str(error))
-    steps = published(run.checkpoints)
-    if found is None or damages:
-        return CheckRow(learning.SAVED, name, "FAIL", "; ".join(damages) or f"{run.checkpoints}: none is whole")
-    return CheckRow(learning.SAVED, name, "ok", f"step {found.step}, every byte verified; there are {len(steps)}")
-
-
-def _trained(subject: Subject, rows: list[CheckRow]) -> Iterator[CheckRow]:
+def _trained(subject: Subject) -> Iterator[CheckRow]:
     recipe, store = subject.trial, subject.store
-    straight = subject.trained("straight", recipe)
+    try:
+        straight = subject.trained("straight", recipe)
+    except BessemerError as error:
+        yield CheckRow(learning.LEARNING, "a small training ends well", "FAIL", f"{subject.described()}: {error}")
+        for topic, name in learning.OF_A_TRIAL:
+            yield CheckRow(topic, name, "not here", "it is seen in a small training, which failed (see above)")
+        return
     row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
     yield CheckRow(row.topic, row.name, row.status, f"{row.evidence} ({subject.described()})")
     yield learning.logged(straight)
@@ -135,12 +131,13 @@ def _trained(subject: Subject, rows: list[CheckRow]) -> Iterator[CheckRow]:
     resolved, steps = subject.resolved, subject.resolved.train.steps or 0
     saves = math.ceil(steps / (resolved.checkpoint.every or steps))
     yield from learning.saved(recipe, straight, subject.scale, saves, float(subject.plan["seconds"]))
-    last = straight.run.checkpoints / f"step-{trial.STEPS:08d}"
-    stored = subject.scale * learning.checkpoint_bytes(last)
-    yield planned.disk_row(resolved, subject.run, stored, subject.built)
     stop = trial.STEPS * 3 // 8
-    resumed = subject.trained("resumed", recipe, stops=(stop,))
-    yield learning.same("a new process continues bit for bit", straight, resumed, f"SIGTERM in step {stop}")
+
+    def resumed() -> Iterator[CheckRow]:
+        other = subject.trained("resumed", recipe, stops=(stop,))
+        yield learning.same(learning.CONTINUES, straight, other, f"SIGTERM in step {stop}")
+
+    yield from collected(learning.RESUME, learning.CONTINUES, resumed)
 
 
 def _examined(subject: Subject) -> Iterator[CheckRow]:

@@ -12,13 +12,19 @@ from time import perf_counter
 from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import TrialResult
 from bessemer.checkpoint import latest
+from bessemer.preflight import USUAL_RATES
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, duration, size
 from bessemer.tokens.loader import Batch
 from bessemer.train.start import is_continued
 from bessemer.train.step import TrainStep
 
-LEARNING, RESUME, LOGS, SAVED = "learning", "exact resume", "logs", "checkpoint"
+LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
+LEARNS, LOGGED, PLANNED = "falls below a uniform guess", "validation and throughput apart", "plan against a micro-run"
+HOLDS, TAKES, CONTINUES = "holds all that a resume needs", "size and time", "a new process continues bit for bit"
+OF_A_TRIAL = (  # topic and name of the rows that a small training shows
+    (LEARNING, LEARNS), (LOGS, LOGGED), (MEMORY, PLANNED), (SAVED, HOLDS), (SAVED, TAKES), (RESUME, CONTINUES),
+)  # fmt: skip
 MARGIN = 0.1  # nats below the uniform guess
 OVERFIT_SHARE, OVERFIT_STEPS, OVERFIT_SECONDS = 0.5, 100, 20.0
 OVERFIT_RATE = 1e-3  # at the least: a single batch is to be learnt in seconds
@@ -33,17 +39,20 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     tail = max(len(losses) // 6, 1)
     first, last = fmean(losses[:tail]), fmean(losses[-tail:])
     said = f"loss {first:.3f} at first, {last:.3f} after {len(losses)} steps; a uniform guess has {guess:.3f}"
+    if last >= guess - MARGIN:
+        said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
     if is_continued(recipe.model, recipe.train):
         return judged(LEARNING, "starts below a uniform guess", first < guess and last < first + MARGIN, said)
     if recipe.train.objective == "classify":
-        return judged(LEARNING, "falls below a uniform guess", last < guess, said, otherwise="warn")
-    return judged(LEARNING, "falls below a uniform guess", last < guess - MARGIN and last < first, said)
+        return judged(LEARNING, LEARNS, last < guess, said, otherwise="warn")
+    return judged(LEARNING, LEARNS, last < guess - MARGIN and last < first, said)
 
 
 def overfits(step: TrainStep, batch: Batch) -> CheckRow:
     """A single sequence is learnt by heart: the gradient reaches the weights, and the targets are what is scored."""
     optimizer = step.settings.optimizer
-    rate = max(optimizer.learning_rate or 0.0, OVERFIT_RATE)
+    own = optimizer.learning_rate or 0.0
+    rate = max(own, OVERFIT_RATE)
     schedule = step.settings.schedule.model_copy(update={"kind": "constant", "warmup_steps": 0})
     step.settings = step.settings.model_copy(update={
         "schedule": schedule, "optimizer": optimizer.model_copy(update={"learning_rate": rate, "batch_scaling": "none"}),
@@ -58,6 +67,7 @@ def overfits(step: TrainStep, batch: Batch) -> CheckRow:
         step.update(number, gradients.grad_norm)
     said = (
         f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at a rate of {rate:g}"
+        + ("" if rate == own else f", in place of the recipe's {own:g}")
     )
     return judged(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
 
@@ -96,7 +106,7 @@ def logged(trial: TrialResult) -> CheckRow:
     mixed = [row for row in train if "bits_per_byte" in row]
     at = {row["step"]: row["seconds"] for row in validation if "seconds" in row}
     said = f"{len(rates)} training lines with tokens/s, {len(validation)} validations with seconds of their own"
-    return judged(LOGS, "validation and throughput apart", bool(rates and at) and not mixed, said)
+    return judged(LOGS, LOGGED, bool(rates and at) and not mixed, said)
 
 
 def saved(recipe: Recipe, trial: TrialResult, scale: float, num_saves: int, seconds: float) -> Iterator[CheckRow]:
@@ -111,9 +121,7 @@ def saved(recipe: Recipe, trial: TrialResult, scale: float, num_saves: int, seco
     )
     facts = checkpoint.facts
     said = f"{counts}; step {checkpoint.step}, sample {facts.get('samples')}, guard, mixture, hashes of data and recipe"
-    yield judged(
-        SAVED, "holds all that a resume needs", not missing, f"lacks {', '.join(missing)}" if missing else said
-    )
+    yield judged(SAVED, HOLDS, not missing, f"lacks {', '.join(missing)}" if missing else said)
     stored = checkpoint_bytes(checkpoint.folder)
     times = [row for row in trial.of_kind("time") if "saving" in row]
     took = times[-1]["saving"] if times else 0.0
@@ -121,7 +129,7 @@ def saved(recipe: Recipe, trial: TrialResult, scale: float, num_saves: int, seco
     share = scale * took * num_saves / seconds if seconds else 0.0
     measured = f"measured: {size(stored)} in {duration(took)}" + ("" if scale == 1 else f", scaled by {scale:.3g}")
     evidence = f"{whole}: {share:.1%} of the training's time if it does not overlap; {measured}"
-    yield judged(SAVED, "size and time", share < 0.1, evidence, otherwise="warn")
+    yield judged(SAVED, TAKES, share < 0.1, evidence, otherwise="warn")
 
 
 def checkpoint_bytes(folder: Path) -> int:
@@ -133,11 +141,11 @@ def memory_row(trial: TrialResult) -> CheckRow:
     """The memory plan of the trial against what it took."""
     lines = trial.of_kind("memory")
     if not lines:
-        return CheckRow("memory", "plan against a micro-run", "not here", "the trial measured no memory")
+        return CheckRow(MEMORY, PLANNED, "not here", "the trial measured no memory")
     planned, measured = lines[-1]["planned"], lines[-1]["measured"]
     ratio, (low, high) = measured / planned, PLAN_TOLERANCE
     said = f"measured {size(measured)}, planned {size(planned)}: ratio {ratio:.2f}"
-    return CheckRow("memory", "plan against a micro-run",
+    return CheckRow(MEMORY, PLANNED,
                     "ok" if low <= ratio <= high else "warn" if ratio < 1.5 else "FAIL", said)  # fmt: skip
 
 

@@ -40,13 +40,13 @@ GROUP_SECONDS = 240.0
 RESULT = "machine.json"
 
 
-def machine_rows(recipe: Recipe, disk: Path, place: Path) -> Iterator[CheckRow]:
-    """Try this machine with the processes of the layout where they fit, else with one. disk: a folder of the run's file system;
-    place: a scratch folder there."""
+def machine_rows(recipe: Recipe, place: Path) -> Iterator[CheckRow]:
+    """Try this machine with the processes of the layout where they fit, else with one. place: a scratch folder in that of the
+    run's folder."""
     layout, is_cuda = recipe.parallel, devices.choose(recipe.train).is_cuda
     if layout.world == 1 or not fits_here(layout, is_cuda):
-        facts = examined(recipe, SINGLE_PROCESS, disk, devices.choose(recipe.train))
-        yield from rows_of(facts, is_cuda)
+        facts = examined(recipe, SINGLE_PROCESS, place, devices.choose(recipe.train))
+        yield from rows_of({**facts, "folder": str(place.parent)}, is_cuda)
         if layout.world > 1:
             said = f"{layout.world} processes do not fit on this machine; start `bessemer check` on the cluster as the training"
             yield CheckRow(TOPIC, "collectives by axis", "not here", said)
@@ -55,11 +55,11 @@ def machine_rows(recipe: Recipe, disk: Path, place: Path) -> Iterator[CheckRow]:
     folder.mkdir()
     write_atomic(folder / "recipe.toml", dump(recipe))
     variables = {"OMP_NUM_THREADS": str(max(num_cores() // layout.world, 1))}
-    arguments = ("-m", "bessemer.check.machine", str(folder), str(disk))
+    arguments = ("-m", "bessemer.check.machine", str(folder), str(place))
     why = run_group(arguments, layout.world, folder / "log", seconds=GROUP_SECONDS, variables=variables)
     if why is not None:
         raise BessemerError(f"the {layout.world} processes of the layout could not be tried: {why}")
-    yield from rows_of(read_json(folder / RESULT), is_cuda)
+    yield from rows_of({**read_json(folder / RESULT), "folder": str(place.parent)}, is_cuda)
 
 
 def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:

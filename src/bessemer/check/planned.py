@@ -13,16 +13,20 @@ from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import fits_here
 from bessemer.errors import BessemerError
 from bessemer.launch.start import described
-from bessemer.preflight import HOPELESS_MEMORY
+from bessemer.layout.memory import optimizer_bytes
+from bessemer.model.config import ModelConfig
+from bessemer.preflight import HOPELESS_MEMORY, rate_concern
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, read_json
 from bessemer.terminal import amount, counted, size
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 from bessemer.tokens.shards import TokenStore, token_dtype
 from bessemer.train import device as devices
 from bessemer.train.learning_rate import learning_rate_share
+from bessemer.train.start import is_continued
 
-BUDGET, LAYOUT, MEMORY, DISK, DATA = "batch and budget", "layout", "memory", "disk", "data"
+BUDGET, LAYOUT, MEMORY, DISK, DATA, ROLLBACK = "batch and budget", "layout", "memory", "disk", "data", "rollback"
+FEW_TOKENS, OPTIMAL_TOKENS = 1.0, 20  # a parameter: below the first it is warned of
 WARMUP_SHARE = 0.2  # of the run, above which a warm-up is warned of
 CORPUS_FACTOR = 2.0  # a corpus while it is built, against what it comes to
 EXTRA_CHECKPOINTS = 2  # besides checkpoint.keep: the one being written, and the one before an alarm
@@ -38,9 +42,15 @@ def budget_rows(asked: Recipe, resolved: Recipe, plan: dict[str, Any]) -> Iterat
     yield judged(BUDGET, "global batch", is_given, f"{amount(batch)} tokens{'' if is_given else ', derived'}; {ways}",
                  otherwise="warn")  # fmt: skip
     tokens, horizon = batches.tokens_before(steps), _horizon(asked)
-    ratio = tokens / plan["parameters"] if plan.get("parameters") else 0.0
-    said = f"{steps:,} steps, {amount(tokens)} tokens, {ratio:.3g} a parameter; {horizon or 'derived'}"
-    yield judged(BUDGET, "token budget", bool(horizon), said, otherwise="warn")
+    ratio = tokens / plan["parameters"] if plan.get("parameters") else None
+    is_few = ratio is not None and ratio < FEW_TOKENS and not is_continued(resolved.model, train)
+    each = "" if ratio is None else f", {amount(ratio) if ratio >= 0.01 else 'less than 0.01'} a parameter"
+    each += f", where about {OPTIMAL_TOKENS} are usual (Hoffmann et al. 2022)" if is_few else ""
+    said = f"{counted(steps, 'step')}, {amount(tokens)} tokens{each}; {horizon or 'derived'}"
+    yield judged(BUDGET, "token budget", bool(horizon) and not is_few, said, otherwise="warn")
+    concern = rate_concern(resolved)
+    said = concern or f"{train.optimizer.learning_rate:g} at its peak"
+    yield judged(BUDGET, "learning rate", not concern, said, otherwise="warn")
     schedule = train.schedule
     share = learning_rate_share(schedule, steps - 1, steps)
     ends = schedule.kind not in ("constant", "inverse_sqrt")
@@ -65,7 +75,7 @@ def layout_row(resolved: Recipe) -> CheckRow:
     """The parallel sizes, their product and the processes that there are."""
     layout, nodes = resolved.parallel, resolved.cluster.nodes
     is_cuda = devices.choose(resolved.train).is_cuda
-    said = f"{described(layout)} = {counted(layout.world, 'process').replace('processs', 'processes')}"
+    said = "1 process" if layout.world == 1 else f"{described(layout)} = {layout.world:,} processes"
     if layout.world % nodes:
         return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL", f"{said}, not a multiple of {nodes} nodes")
     per_node = resolved.cluster.devices_per_node
@@ -92,14 +102,38 @@ def memory_fit(resolved: Recipe, plan: dict[str, Any]) -> CheckRow:
                     "ok" if needed <= free else "warn" if needed <= HOPELESS_MEMORY * free else "FAIL", said)  # fmt: skip
 
 
+def rollback_row(resolved: Recipe) -> CheckRow:
+    """From which step on a rollback finds a checkpoint that is old enough. Of each of the last three spans of guard.distance one
+    stays (checkpoint/retention.py), whatever checkpoint.keep is."""
+    name, guard, steps = "a rollback is possible", resolved.guard, resolved.train.steps or 0
+    if not guard.roll_back:
+        return CheckRow(ROLLBACK, name, "ok", "guard.roll_back = false: what cannot be skipped stops the run")
+    every, distance = resolved.checkpoint.every or steps, guard.distance(steps)
+    first, said = every + distance + 1, f"{counted(distance, 'step')} back, with a checkpoint every {every:,}"
+    if first > steps:
+        said += f": none is old enough in the {counted(steps, 'step')} of the run, so a rollback goes to the oldest one from "
+        said += "before the alarm, if there is one; lower guard.rollback_distance or checkpoint.every"
+        return CheckRow(ROLLBACK, name, "warn", said)
+    said += f": from step {first:,} of {steps:,} on; before, to the oldest one from before the alarm, if there is one"
+    if is_single := resolved.checkpoint.keep == 1 and every > 2 * distance:
+        said += "; with checkpoint.keep = 1 none is old enough after each save, until as many steps have passed: keep 2"
+    return judged(ROLLBACK, name, not is_single, said, otherwise="warn")
+
+
+def checkpoint_bytes(resolved: Recipe, config: ModelConfig) -> int:
+    """Planned bytes of one checkpoint: weights in fp32, the optimizer's state, the moving average."""
+    train = resolved.train
+    return (4 + 4 * bool(train.ema)) * config.parameters + optimizer_bytes(train, config)
+
+
 def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFolder) -> CheckRow:
     """Space for the whole run against what is free. checkpoint: bytes of one; built: where corpus and tokens of it, or of a
     sample of it, are built."""
     keep = resolved.checkpoint.keep + EXTRA_CHECKPOINTS + (resolved.train.schedule.kind == "wsd")
     parts = {f"{keep} checkpoints": keep * checkpoint}
     if not run.tokens.exists():
-        store, known = TokenStore.open(built.tokens), derived.expected_tokens(resolved, run)
-        tokens = known.get("unique_tokens", 0) + known.get("held_out_tokens", 0)
+        store, known = TokenStore.open(built.tokens), expected_tokens(resolved, run, built)
+        tokens = sum(known.values())
         sample = max(store.train_tokens + store.held_out_tokens, 1)
         parts["tokens"] = float(tokens * token_dtype(store.vocabulary).itemsize)
         if not run.corpus.exists() and built.corpus.exists():
@@ -108,7 +142,24 @@ def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFold
     free = shutil.disk_usage(existing(run.path)).free
     needed = sum(parts.values())
     said = " + ".join(f"{name} {size(value)}" for name, value in parts.items())
-    return judged(DISK, "space for the whole run", needed < free, f"{said} = {size(needed)}, {size(free)} free")
+    said += f" = {size(needed)}" if len(parts) > 1 else ""
+    return judged(DISK, "space for the whole run", needed < free, f"{said}, {size(free)} free")
+
+
+def expected_tokens(resolved: Recipe, run: RunFolder, built: RunFolder) -> dict[str, int]:
+    """Tokens to train on and held out, as derived.expected_tokens; before they are written, scaled up from those that a byte of a
+    sample's raw text became: what its rules keep, and its tokenizer's tokens."""
+    known = derived.expected_tokens(resolved, run)
+    if run.tokens.exists() or not known or resolved.tokens.sources or not (built.corpus / "statistics.json").exists():
+        return known
+    counts = {one["source"]: one for one in read_json(built.corpus / "statistics.json")["sources"]}
+    store, total = TokenStore.open(built.tokens), 0.0
+    for source in resolved.corpus.sources:
+        made = sum(store.split(source.name, split).num_tokens for split in ("train", "heldout"))
+        raw = derived.raw_text(resolved.changed(corpus={"sources": (source,)}))[0]
+        total += made * max(raw / max(counts[source.name]["bytes_in"], 1), 1.0)
+    held_out = int(total * resolved.tokens.held_out)
+    return {"unique_tokens": int(total) - held_out, "held_out_tokens": held_out}
 
 
 def existing(path: Path) -> Path:
@@ -131,7 +182,7 @@ def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str
     steps = resolved.train.steps or 0
     epochs = dict(plan.get("epochs", {}))
     if not epochs:
-        unique = derived.expected_tokens(resolved, run).get("unique_tokens")
+        unique = expected_tokens(resolved, run, built).get("unique_tokens")
         epochs = {"the text (estimated)": resolved.batches.tokens_before(steps) / unique} if unique else {}
     often = {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
     said = (

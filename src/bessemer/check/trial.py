@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -138,8 +139,19 @@ def train(run: RunFolder, recipe: Recipe, stops: Sequence[int] = (), then: Recip
         )  # fmt: skip
         if why is not None:
             begun = f"continued from step {steps[-1]}" if (steps := published(run.checkpoints)) else "from its start"
-            raise BessemerError(f"the trial {run.path.name} failed, {begun}: {why.removeprefix('bessemer: ')}")
+            what = (
+                f"the small training that is stopped in step {', '.join(map(str, stops))}"
+                if stops
+                else "the small training"
+            )
+            raise BessemerError(f"{what} failed, {begun}: {_lasting(why.removeprefix('bessemer: '), run)}")
     return result(run)
+
+
+def _lasting(why: str, run: RunFolder) -> str:
+    """An error without the sentences about files of a trial, which are removed with it."""
+    sentences = [one for one in re.split(r"(?<=\.) ", why) if str(run.path) not in one]
+    return " ".join(sentences) or why.replace(f"{run.path}/", "")
 
 
 def result(run: RunFolder) -> TrialResult:

@@ -133,6 +133,9 @@ def recipe(args: argparse.Namespace) -> Any:
         text = "\n".join(f"{name:<12} {toml.splitlines()[0].lstrip('# ')}" for name, toml in recipes.shipped().items())
     elif args.name in recipes.shipped():
         text = recipes.shipped()[args.name].rstrip()
+    elif args.name in set(recipes.keys()):
+        said = f"`bessemer recipe --explain {args.name}` explains it"
+        raise InputError(f"{args.name}: a part of recipes, no shipped recipe; {said}")
     else:
         near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(args.name, recipes.shipped(), 1))
         raise InputError(f"{args.name}: no shipped recipe of that name; {near}there are {', '.join(recipes.shipped())}")

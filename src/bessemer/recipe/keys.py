@@ -17,6 +17,7 @@ from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
 
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name
+DEFAULT_WIDTH = 16  # of the column of a table's defaults
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -35,10 +36,10 @@ def explain(key: str) -> str:
     if inner:
         lines = [f"[{key}]  {info.description}", ""]
         width = max(len(name) for name in inner)
-        lines += [f"  {name:<{width}}  {known[name].description}" for name in inner]
+        shown = {name: "" if _section_of(known[name].annotation) else _default_of(known[name]) for name in inner}
+        lines += [f"  {name:<{width}}  {shown[name]:<{DEFAULT_WIDTH}}  {known[name].description}" for name in inner]
         return "\n".join(lines)
-    default = "required" if info.is_required() else _shown_default(info)
-    return f"{key}\n  type     {_shown_type(info)}\n  default  {default}\n  {info.description}"
+    return f"{key}\n  type     {_shown_type(info)}\n  default  {_default_of(info)}\n  {info.description}"
 
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
@@ -105,7 +106,9 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return next((found for part in get_args(annotation) if (found := _section_of(part))), None)
 
 
-def _shown_default(info: FieldInfo) -> str:
+def _default_of(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
     value = info.get_default(call_default_factory=True)
     return "derived, or none" if value is None else json.dumps(value)
 

@@ -211,12 +211,7 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
 def _checkpoint_on_disk(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
     while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
-        num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
-        if num_rollbacks > journal.num_rollbacks:
-            raise BessemerError(
-                f"{run.journal}: the checkpoint of step {checkpoint.step} knows {num_rollbacks} rollbacks, the journal "
-                f"{journal.num_rollbacks}: lines are missing. Put the file back from a backup, or start over with --restart"
-            )
+        num_rollbacks = require_journal(run, journal, checkpoint)
         if journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint
         to = min(rollback.to for rollback in journal.rollbacks[num_rollbacks:])
@@ -224,6 +219,17 @@ def _checkpoint_on_disk(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> 
             drop_newer(run.checkpoints, to)
         mesh.barrier()
     return None
+
+
+def require_journal(run: RunFolder, journal: Journal, checkpoint: SavedCheckpoint) -> int:
+    """The number of rollbacks that a checkpoint knows. Raises BessemerError where the journal has fewer."""
+    num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
+    if num_rollbacks > journal.num_rollbacks:
+        raise BessemerError(
+            f"{run.journal}: the checkpoint of step {checkpoint.step} knows {num_rollbacks} rollbacks, the journal "
+            f"{journal.num_rollbacks}: lines are missing. Put the file back from a backup, or start over with --restart"
+        )
+    return num_rollbacks
 
 
 def _step(

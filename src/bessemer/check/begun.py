@@ -1,0 +1,77 @@
+"""What a run that has begun left in its folder: its newest checkpoint, its journal and its logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from bessemer.check.rows import CheckRow
+from bessemer.checkpoint import latest
+from bessemer.errors import BessemerError
+from bessemer.guard.journal import Journal
+from bessemer.run import RunFolder, published, read_json_lines
+from bessemer.terminal import counted
+from bessemer.train.session import require_journal
+
+SAVED, LOGS = "checkpoint", "logs"
+WHOLE, FITS = "the run's newest checkpoint is whole", "the journal fits the checkpoints"
+
+
+def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
+    """The rows of a run that has begun; none of another one."""
+    if not (steps := published(run.checkpoints)):
+        return
+    damages = list[str]()
+    try:
+        found = latest(run.checkpoints, on_damage=damages.append)
+    except BessemerError as error:
+        found, damages = None, [str(error)]
+    if found is None or damages:
+        yield CheckRow(SAVED, WHOLE, "FAIL", "; ".join(damages) or f"{run.checkpoints}: none is whole")
+    else:
+        said = f"step {found.step}, every byte verified; there are {len(steps)}"
+        yield CheckRow(SAVED, WHOLE, "ok", said)
+    if found is not None:
+        try:
+            journal = Journal.read(run.journal)
+            known = require_journal(run, journal, found)
+            said = f"{counted(journal.num_rollbacks, 'rollback')}, {known} of them before step {found.step}"
+            torn = "; its last line is cut short: it was not acted on" if _is_torn(run.journal) else ""
+            yield CheckRow(LOGS, FITS, "ok", said + torn)
+        except BessemerError as error:
+            yield CheckRow(LOGS, FITS, "FAIL", str(error))
+    for path in (run.metrics, run.incidents):
+        yield _log_row(path, steps[-1] if path == run.metrics else 0)
+
+
+def _log_row(path: Path, step: int) -> CheckRow:
+    """Whether a log is whole. step: the one that it must have come to."""
+    name = f"{path.name} is whole"
+    rows = [row for row in read_json_lines(path) if isinstance(row, dict)]
+    lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
+    damaged = [number for number, line in enumerate(lines[: len(lines) - _is_torn(path)], 1) if not _is_json(line)]
+    if damaged:
+        said = (
+            f"{path}: {counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}; training goes on without"
+        )
+        return CheckRow(LOGS, name, "warn", f"{said} them, the report lacks them")
+    last = max((row.get("step", 0) for row in rows), default=0)
+    if last < step:
+        said = f"{path}: it ends at step {last}, the newest checkpoint is of step {step}: lines are missing; training goes on"
+        return CheckRow(LOGS, name, "warn", f"{said}, the report lacks them")
+    torn = "; its last line is cut short, as by a kill, which is harmless: it is left out" if _is_torn(path) else ""
+    return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a file of lines ends within one."""
+    return path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
