@@ -18,15 +18,21 @@ from statistics import median
 import numpy as np
 
 from bessemer import previous
+from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.protocol import verify
+from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
+from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Schedule, Train, differences, load
 from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say
 from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
+from bessemer.train.session import require_journal
+from bessemer.train.state import require_same_tokens
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
@@ -145,6 +151,17 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
     before = learning_rate_share(schedule, min(newest, planned - 1), planned)
     after = learning_rate_share(unwarmed, newest, steps)
     return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
+
+
+def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -> None:
+    """Raise BessemerError, before anything is changed, where the training would refuse its tokens or its journal. newest: step
+    of the newest whole checkpoint, None: that is not looked for yet."""
+    store.verify()
+    if newest is not None:
+        manifest = load_manifest(run.checkpoints / f"step-{newest:08d}")
+        checkpoint = SavedCheckpoint(run.checkpoints, newest, manifest.facts, manifest.contents)
+        require_same_tokens(checkpoint, store)
+        require_journal(run, Journal.read(run.journal), checkpoint)
 
 
 def _whole(run: RunFolder, done: list[int]) -> list[int]:

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from bessemer.checkpoint.protocol import drop_newer
-from bessemer.run import RunFolder, link_tree, sync_folder
+from bessemer.errors import BessemerError
+from bessemer.run import RunFolder, link, staging
 
 # What follows from the last step of a training and is made again when it goes on.
 RESULTS = (
@@ -35,21 +36,21 @@ def set_aside(run: RunFolder) -> Path | None:
 def copy_aside(run: RunFolder, newest: int) -> Path:
     """Copy the result of a training that will go on, with its checkpoint of step `newest`, into previous-N/.
 
-    The copy appears as a whole or not at all. Files that are replaced and never written to in place are hard links.
+    The copy appears as a whole or not at all. Files are hard links, but for logs, which are written to in place. Raises
+    BessemerError where it cannot be written; nothing has changed then.
     """
     place = _place(run)
-    staged = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir()
-    for name in (*TRAINED, f"checkpoints/step-{newest:08d}"):
-        source, target = run.path / name, staged / name
-        if source.is_dir():
-            link_tree(source, target)
-        elif source.exists():
-            shutil.copy2(source, target)  # metrics and incidents are appended to
-    (staged / "checkpoints" / "latest").write_text(f"step-{newest:08d}")
-    os.rename(staged, place)
-    sync_folder(run.path)
+    try:
+        with staging(place) as staged:
+            for name in (*TRAINED, f"checkpoints/step-{newest:08d}"):
+                if (source := run.path / name).exists():
+                    link(source, staged / name)
+            (staged / "checkpoints" / "latest").write_text(f"step-{newest:08d}")
+    except OSError as error:
+        raise BessemerError(
+            f"{place}: setting the earlier result aside failed ({error.strerror or error}); the run is as it was. Free some "
+            "space, or lift the limit on it, and give the command again"
+        ) from None
     return place
 
 

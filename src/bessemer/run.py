@@ -149,21 +149,25 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def link_tree(source: Path, target: Path) -> None:
-    """Copy a folder by hard links, so that it outlives `source` and takes no space; by content where that is impossible.
+def link(source: Path, target: Path) -> None:
+    """Copy a file or a folder by hard links, so that it outlives `source` and takes no space; by content where that is
+    impossible, and logs (.jsonl): a link would see what is written to them in place."""
 
-    For files that are replaced and never written to in place: a link would see the change.
-    """
-
-    def link(file: str, place: str) -> None:
+    def link_file(file: str, place: str) -> None:
         try:
-            os.link(file, place)
+            if not file.endswith(".jsonl"):
+                os.link(file, place)
+                return
         except FileNotFoundError:
             raise
         except OSError:  # another file system, or one without hard links
-            shutil.copy2(file, place)
+            pass
+        shutil.copy2(file, place)
 
-    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=link_file, dirs_exist_ok=True)
+    else:
+        link_file(str(source), str(target))
 
 
 @contextmanager

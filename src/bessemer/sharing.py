@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bessemer.run import STAGE_FILE, link_tree, stage_is_current, staging
+from bessemer.run import STAGE_FILE, link, stage_is_current, staging
 from bessemer.terminal import say
 
 
@@ -35,7 +35,7 @@ def _taken(folder: Path, inputs: str) -> Path | None:
             continue
         try:
             with staging(folder) as staged:
-                link_tree(theirs.resolve(), staged)
+                link(theirs.resolve(), staged)
                 if not stage_is_current(staged, inputs):
                     raise FileNotFoundError(theirs)
         except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked

@@ -113,7 +113,7 @@ def corpus(session: Session) -> None:
         close_work(session.run)  # left there by a kill after the corpus was published
     else:
         _refuse_to_rebuild(
-            session, session.run.corpus, "the sources or their rules have changed since the corpus was built"
+            session, session.run.corpus, inputs, "the sources or their rules have changed since the corpus was built"
         )
 
     statistics = session.run.corpus / "statistics.json"
@@ -140,20 +140,29 @@ def corpus(session: Session) -> None:
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
     from bessemer.tokens import build
+    from bessemer.tokens.shards import TokenStore
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
-    inputs = build.inputs_digest(session.recipe, session.run)
-    current = stage_is_current(session.run.tokens, inputs)
+    run, inputs = session.run, build.inputs_digest(session.recipe, session.run)
+    current, wanted = stage_is_current(run.tokens, inputs), None
     if not current:
         _refuse_to_rebuild(
-            session, session.run.tokens, "the corpus or the tokenizer has changed since the tokens were written"
+            session, run.tokens, inputs, "the corpus or the tokenizer has changed since the tokens were written"
         )
+        wanted = _trained_on(run)
+    else:
+        try:
+            with working("tokens"):
+                TokenStore.open(run.tokens).verify()
+        except BessemerError as error:
+            warn(str(error).split(";")[0] + ": writing the tokens again")
+            current, wanted = False, _trained_on(run)
 
     def work() -> str:
-        with built_once(session.run.tokens, inputs) as other:
+        with built_once(run.tokens, inputs) as other:
             if other is not None:
                 return f"shared with {other}, which was made of the same corpus"
-            done = build.build(session.recipe, session.run)
+            done = build.build(session.recipe, run, wanted)
         facts = done.manifest["tokenizer"]
         return (
             f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
@@ -200,17 +209,18 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     recipe, resolved = longer.resolved_for(
         recipe, stored, run, done, store.held_out_tokens, session.has_horizon, resolve
     )
-    extension = None
+    extension, note, finished = None, None, bool(done) and done[-1] == resolved.train.steps
     if stored is not None and done:
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
+        if extension is not None or not finished:
+            longer.require_continuable(run, store, extension.newest if extension else None)
         if extension is not None:
             orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
             samples = stored.batches.without(Journal.read(run.journal).omitted).after(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
             longer.tell_what_stays(resolve(session.recipe, resolved.train.steps).train, resolved.train)
-        note()
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -228,10 +238,14 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
         )
 
-    finished = bool(done) and done[-1] == resolved.train.steps  # nothing is left to plan
+    # Of a run that is finished nothing is left to plan.
     current = planned is not None and (finished or (same and (recipe.train.minutes is None or stored is not None)))
     session.stage("plan", work, current)
     assert prepared is not None
+    if not finished:
+        preflight.require_memory(prepared.plan, prepared.recipe)
+    if note is not None:  # until here a refusal changes nothing
+        note()
     if extension is not None:
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
@@ -243,6 +257,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
+    from bessemer.checkpoint.protocol import names_whole
     from bessemer.guard.pulse import own
     from bessemer.launch import start
     from bessemer.longer import learns_by_heart, longer_command
@@ -255,8 +270,6 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
     done = published(run.checkpoints)
-    if not done or done[-1] != steps:
-        preflight.require_memory(prepared.plan, recipe)
     if not done and (lost := read_json_lines(run.metrics)):
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
@@ -293,8 +306,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         ]
         return ", ".join(filter(None, parts))
 
-    # Whether the last checkpoint is whole is for the loop to find out; that there is one is enough to ask it.
-    current = bool(done) and done[-1] == steps and run.mixture.exists()
+    # Where the last checkpoint is seen to be damaged the loop says so, and goes on from the one before.
+    current = bool(done) and done[-1] == steps and run.mixture.exists() and names_whole(run.checkpoints, done[-1], warn)
     finished = f"{steps:,} steps are done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     finished += f"; {learns_by_heart(run) or longer_command(run, recipe.train)}" if current else ""
@@ -390,9 +403,19 @@ def report(session: Session) -> None:
     session.stage("report", lambda: str(page.write(session.run)))
 
 
-def _refuse_to_rebuild(session: Session, folder: Path, why: str) -> None:
-    """Checkpoints belong to the data they were trained on."""
-    if folder.exists() and (session.run.checkpoints / "latest").exists():
+def _trained_on(run: RunFolder) -> str | None:
+    """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
+    from bessemer.checkpoint.format import load_manifest
+
+    done = published(run.checkpoints)
+    return load_manifest(run.checkpoints / f"step-{done[-1]:08d}").facts.get("data") if done else None
+
+
+def _refuse_to_rebuild(session: Session, folder: Path, inputs: str, why: str) -> None:
+    """Checkpoints belong to the data they were trained on. What was made of the same, and is damaged, is made again."""
+    record = folder / STAGE_FILE
+    is_of_the_same = record.exists() and read_json(record).get("inputs") == inputs
+    if folder.exists() and not is_of_the_same and (session.run.checkpoints / "latest").exists():
         raise BessemerError(
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
             "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"

@@ -222,6 +222,22 @@ def latest(
     return found
 
 
+def names_whole(folder: Path, step: int, on_damage: Callable[[str], None]) -> bool:
+    """Whether the newest checkpoint, that of `step`, has its manifest and all files in full length; none is read. A `latest`
+    that names another is written again, and on_damage told of it."""
+    try:
+        files = load_manifest(folder / _name(step)).files
+        if any((folder / _name(step) / name).stat().st_size != facts["bytes"] for name, facts in files.items()):
+            return False
+    except (BessemerError, OSError):
+        return False
+    pointer = folder / LATEST
+    if not pointer.is_file() or pointer.read_text().strip() != _name(step):
+        on_damage(f"{pointer}: did not name {_name(step)}, the newest checkpoint; written again")
+        write_atomic(pointer, _name(step))
+    return True
+
+
 def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
     """The `count` newest checkpoints that verify, newest first; on_damage: as `whole`. Raises InputError when there are fewer."""
     found = whole(folder, reversed(published(folder)), on_damage, "it is left out of the average")

@@ -76,8 +76,11 @@ def mixed_by(recipe: Recipe) -> Any:
     return [weights, tokens.temperature, phases, decay]
 
 
-def build(recipe: Recipe, run: RunFolder) -> TokenStore:
-    """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities."""
+def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenStore:
+    """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
+
+    wanted: `digest` of the tokens that these are to be equal to; BessemerError, and the ones there stay, where they are not.
+    """
     started = perf_counter()
     inputs = inputs_digest(recipe, run)
     corpus = run.corpus / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
@@ -111,6 +114,11 @@ def build(recipe: Recipe, run: RunFolder) -> TokenStore:
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
+        if wanted not in (None, TokenStore(staged, manifest).digest):
+            raise BessemerError(
+                f"{run.tokens}: what {corpus or 'the sources'} and the recipe give now is not what the checkpoints were trained "
+                "on. Put the files of the tokens back, or train under another name with --set run.name=NAME"
+            )
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs)
     return TokenStore(run.tokens, manifest)

@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import digest
 from bessemer.run import read_json, write_atomic
 from bessemer.tokens.pieces import Framing
 
@@ -43,6 +45,13 @@ COUNTS = ("documents", "tokens", "bytes", "longest", "shards")
 def token_dtype(vocabulary: int) -> np.dtype[Any]:
     """Narrowest unsigned type that holds every id."""
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
+
+
+@cache
+def _sha256(path: Path, size: int, modified_ns: int) -> str:
+    """Of a file's content, which is read again when its length or time has changed."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -194,23 +203,30 @@ class TokenStore:
         """Open a tokens folder; a shard that is missing or has another length is named."""
         if not (folder / "manifest.json").exists():
             raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
-        manifest = read_json(folder / "manifest.json")
-        for name, facts in manifest["files"].items():
-            path = folder / name
-            if not path.exists():
-                raise BessemerError(f"{path}: missing; the manifest lists it. Build the tokens again")
-            if (size := path.stat().st_size) != facts["bytes"]:
-                raise BessemerError(
-                    f"{path}: {size} bytes, but the manifest says {facts['bytes']}; build the tokens again"
-                )
-        return cls(folder, manifest)
+        store = cls(folder, read_json(folder / "manifest.json"))
+        store.verify(reads=False)
+        return store
 
-    def verify(self) -> None:
-        """Read every file and compare its SHA-256 with the manifest's; the first damaged one is named."""
+    def verify(self, reads: bool = True) -> None:
+        """Raise BessemerError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
+        once in a process; else by its length."""
+        if damage := next(self._damages(reads), None):
+            raise BessemerError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
+
+    def _damages(self, reads: bool) -> Iterator[str]:
         for name, facts in self.manifest["files"].items():
-            with open(self.folder / name, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
-                    raise BessemerError(f"{self.folder / name}: its content has changed; build the tokens again")
+            path = self.folder / name
+            if not path.exists():
+                yield f"{path}: missing; the manifest lists it"
+            elif (size := path.stat().st_size) != facts["bytes"]:
+                yield f"{path}: {size} bytes, but the manifest says {facts['bytes']}"
+            elif reads and _sha256(path, size, path.stat().st_mtime_ns) != facts["sha256"]:
+                yield f"{path}: its content has changed"
+
+    @property
+    def digest(self) -> str:
+        """Of the tokens: of the hashes of all files, and of the tokenizer."""
+        return digest(self.manifest["files"], self.manifest["tokenizer"]["sha256"])
 
     @property
     def train_tokens(self) -> int:

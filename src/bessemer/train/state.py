@@ -45,9 +45,13 @@ class Position:
     counts: MixtureCounts = field(default_factory=MixtureCounts)
 
 
-def data_digest(store: TokenStore) -> str:
-    """A digest of the token shards: the hashes of all their files."""
-    return digest(store.manifest["files"], store.manifest["tokenizer"]["sha256"])
+def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
+    """Raise BessemerError when the token shards are not those that a checkpoint was trained on."""
+    if checkpoint.facts["data"] != store.digest:
+        raise BessemerError(
+            f"{store.folder}: the token shards have changed since step-{checkpoint.step:08d} was saved; the run cannot go on "
+            "over other data. Put the shards back, or train under another name with --set run.name=NAME"
+        )
 
 
 def weights_digest(step: TrainStep) -> str:
@@ -78,7 +82,7 @@ def capture(
         "given": position.counts.summed(mesh).to_dict(),
         "model": step.model.config.to_dict(),
         "recipe": digest(recipe),
-        "data": data_digest(store),
+        "data": store.digest,
         "bessemer": __version__,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
@@ -93,11 +97,7 @@ def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> 
     """Load a verified checkpoint's state, whatever layout wrote it. Raises BessemerError when the token shards are not those
     that it was trained on."""
     facts = checkpoint.facts
-    if facts["data"] != data_digest(store):
-        raise BessemerError(
-            f"{store.folder}: the token shards have changed since {checkpoint.folder.name} was saved; the run cannot go on "
-            "over other data. Put the shards back, or train under another name with --set run.name=NAME"
-        )
+    require_same_tokens(checkpoint, store)
     parameters = {name: (whole_name(step.model, name), p) for name, p in step.model.named_parameters()}
     checkpoint.fill("model", parameters.values())
     if "optimizer" in checkpoint:

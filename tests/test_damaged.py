@@ -1,0 +1,166 @@
+"""Files of a trained run that were damaged: mended where they can be, refused before anything is changed where not."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.run import RunFolder, read_json
+from bessemer.train.measure import RunTiming
+from tests.newest import weights_hash
+
+LONGER = ("--set", "train.steps=30")
+CHANGES_ANYHOW = {".lock", "stages.json"}
+
+
+@pytest.fixture
+def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of 24 steps with a report."""
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
+    assert run_command(["report", str(runs / "small")]) == 0
+    return runs / "small"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if name not in CHANGES_ANYHOW}
+
+
+def edit(path: Path) -> None:
+    """Change one byte in the middle."""
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def train(folder: Path, *more: str, command: str = "train") -> int:
+    return run_command([command, str(folder), *more])
+
+
+@pytest.mark.parametrize("damage", [edit, truncate, Path.unlink])
+def test_damaged_shards_are_named_and_written_again(
+    trained: Path, damage: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, manifest = files(trained), read_json(trained / "tokens" / "manifest.json")
+    shard = trained / "tokens" / "code-train-00000.bin"
+    content = shard.read_bytes()
+    damage(shard)
+    damaged = files(trained)
+    capsys.readouterr()
+    assert train(trained, *LONGER) == 1
+    said = capsys.readouterr().err
+    assert str(shard) in said and f"write it again with `bessemer tokens {trained}`" in said
+    assert files(trained) == damaged, "a refusal moves nothing"
+    assert train(trained, command="tokens") == 0
+    assert "skipped" not in capsys.readouterr().err
+    assert (
+        shard.read_bytes() == content and read_json(trained / "tokens" / "manifest.json")["files"] == manifest["files"]
+    )
+    assert {**files(trained), "tokens/manifest.json": b""} == {**before, "tokens/manifest.json": b""}
+    assert train(trained, command="tokens") == 0
+    assert "tokens    unchanged, skipped" in capsys.readouterr().err
+    assert train(trained, *LONGER) == 0
+
+
+def test_tokens_that_would_be_others_are_not_written(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The documents were changed too: what a checkpoint was trained on cannot be made of them."""
+    documents = next((trained / "corpus" / "documents").glob("*.parquet"))
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(documents)
+    parquet.write_table(table.slice(0, len(table) - 1), documents)
+    edit(trained / "tokens" / "code-train-00000.bin")
+    before = files(trained)
+    assert train(trained, command="tokens") == 1
+    assert "is not what the checkpoints were trained on" in capsys.readouterr().err
+    assert {name: text for name, text in files(trained).items() if not name.startswith(".tokens")} == before
+
+
+def test_a_journal_cut_short_is_refused_before_anything_is_moved(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bessemer.checkpoint.format import MANIFEST, _signed
+
+    path = trained / "checkpoints" / "step-00000024" / MANIFEST
+    manifest = read_json(path)
+    manifest["facts"]["guard"]["num_rollbacks"] = 1
+    path.write_text(json.dumps(_signed({key: manifest[key] for key in manifest if key != "sha256"})))
+    before = files(trained)
+    assert train(trained, *LONGER) == 1
+    assert "the checkpoint of step 24 knows 1 rollbacks, the journal 0" in capsys.readouterr().err
+    assert files(trained) == before
+
+
+def test_a_continuation_that_the_memory_cannot_hold_moves_nothing(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer import preflight
+    from bessemer.errors import InputError
+
+    def refuse(*_: object) -> None:
+        raise InputError("too large")
+
+    monkeypatch.setattr(preflight, "require_memory", refuse)
+    before = files(trained)
+    assert train(trained, *LONGER) == 2
+    assert files(trained) == before
+
+
+def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints, weights = trained / "checkpoints", weights_hash(trained)
+    (checkpoints / "latest").write_text("step-00000008")
+    assert train(trained) == 0
+    said = capsys.readouterr().err
+    assert (
+        "latest: did not name step-00000024, the newest checkpoint; written again" in said
+        and "24 steps are done" in said
+    )
+    assert (checkpoints / "latest").read_text() == "step-00000024"
+    truncate(checkpoints / "step-00000024" / "model.safetensors")
+    assert train(trained) == 0
+    said = capsys.readouterr().err
+    assert "falling back to the next older checkpoint" in said and "going on from step 16" in said
+    assert weights_hash(trained) == weights
+    for path in checkpoints.glob("step-*/model.safetensors"):
+        truncate(path)
+    assert train(trained) == 1
+    said = capsys.readouterr().err
+    assert "checkpoints is whole; restore one from a backup" in said and "train longer" not in said
+
+
+def test_an_earlier_result_that_cannot_be_set_aside(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under a limit on the size of files: the metrics, which are copied, are larger."""
+    before, limits = files(trained), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open(trained / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "note", "step": 0, "text": "x" * 200_000}) + "\n")
+    before = files(trained)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
+    try:
+        assert train(trained, *LONGER) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "previous-1: setting the earlier result aside failed (File too large)" in capsys.readouterr().err
+    after = files(trained)
+    assert {name for name in after if after[name] != before.get(name)} <= {"incidents.jsonl"}
+    assert not list(trained.glob("*previous*")) and not list(trained.glob(".previous*"))
+
+
+def test_what_is_set_aside_is_linked_but_for_logs(trained: Path) -> None:
+    report = (trained / "report.html").stat().st_ino
+    assert train(trained, *LONGER) == 0
+    kept = RunFolder(trained / "previous-1")
+    assert kept.report.stat().st_ino == report
+    assert kept.metrics.stat().st_nlink == 1
+    shutil.rmtree(kept.path)
