@@ -594,12 +594,12 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
 
 
 def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.cli.run import behind_ngram
+    from bessemer.cli.run import verdict
     from bessemer.run import RunFolder, write_json
 
     monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)
-    assert behind_ngram(run) == ""
+    assert verdict(run) == ""
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     text = '[run]\nname = "x"\n[train]\nsteps = 10\nglobal_batch_tokens = 1024\n'
     for more, wanted in (
@@ -608,12 +608,32 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         ("max_epochs = 3.0\n", "more text"),
     ):
         run.recipe.write_text(text + more)
-        assert "5-gram" in behind_ngram(run) and wanted in behind_ngram(run)
+        assert "5-gram" in verdict(run) and wanted in verdict(run)
     run.recipe.write_text(text)
-    run.metrics.write_text("".join(f'{{"kind": "validation", "loss": {loss}}}\n' for loss in (3.0, 2.0, 2.5)))
-    assert "risen from 2.000 to 2.500: give it more text" in behind_ngram(run)
+    losses = enumerate((3.0, 2.0, 2.5))
+    run.metrics.write_text("".join(f'{{"kind": "validation", "step": {n}, "loss": {loss}}}\n' for n, loss in losses))
+    risen = "its held-out loss has risen from 2.000 at step 1 to 2.500: give it more text"
+    assert verdict(run) == f"a byte 5-gram still predicts the held-out text better than this model; {risen}"
     write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
-    assert behind_ngram(run) == ""
+    assert verdict(run) == risen
+    # Longer training went back to before the lowest loss, which stands in what was set aside.
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    for name, first, rest in (("previous-1", lines[:1], lines[1:2]), ("previous-2", ['{"kind": "train"}\n'], lines)):
+        checkpoint = tmp_path / name / "checkpoints" / "step-00000001"
+        checkpoint.mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text("".join([*first, *rest]))
+    run.metrics.write_text(lines[0] + lines[2])
+    assert verdict(run) == f"{risen}; the model of step 1 is in {tmp_path / 'previous-1/checkpoints/step-00000001'}"
+    run.metrics.write_text(lines[0] + lines[1])
+    assert verdict(run) == ""
+    # A loss of a uniform guess: longer training is no help.
+    run.recipe.write_text(text + "[train.optimizer]\nlearning_rate = 1e-8\n")
+    write_json(run.tokens / "manifest.json", {"tokenizer": {"vocabulary": 8}})
+    write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
+    for loss, says in ((1.0, "train longer"), (2.05, "the model has learned nothing: its held-out loss is 2.050")):
+        run.metrics.write_text(f'{{"kind": "validation", "step": 10, "loss": {loss}}}\n')
+        assert says in verdict(run) and ("train longer" in verdict(run)) == (loss == 1.0)
+    assert "at a learning rate of 1e-08" in verdict(run)
 
 
 @pytest.mark.parametrize(

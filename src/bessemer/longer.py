@@ -93,14 +93,43 @@ def longer_command(run: RunFolder, train: Train) -> str:
     return f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
 
 
+def next_step(run: RunFolder, train: Train) -> str:
+    """What would make a model better that is not good."""
+    return learned_nothing(run) or learns_by_heart(run) or longer_command(run, train)
+
+
+def learned_nothing(run: RunFolder) -> str:
+    """As `summary.learned_nothing`."""
+    from bessemer.report import data, summary
+
+    return summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
+
+
+def has_risen(run: RunFolder) -> str:
+    """That the held-out loss has been lower, in this training or before it went on, and where that model is; else empty."""
+    logs = {folder: read_json_lines(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
+    begins = logs[run.path][:1]  # an earlier training of other data, set aside by --restart, begins otherwise
+    found = [
+        (row["loss"], row.get("step", 0), folder)
+        for folder, rows in logs.items() if rows[:1] == begins
+        for row in rows if row.get("kind") == "validation" and row.get("loss") is not None
+    ]  # fmt: skip
+    last = next((loss for loss, _, folder in reversed(found) if folder == run.path), None)
+    if last is None or last <= OVERFITTED * min(found)[0]:
+        return ""
+    lowest, step, _ = min(found)
+    places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in found if its_step == step]
+    kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
+    return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: give it more text{kept}"
+
+
 def learns_by_heart(run: RunFolder) -> str:
     """That more training on the same text would not help, and why; empty where it may."""
     from bessemer.plan.sizing import MAX_EPOCHS
     from bessemer.tokens.outlook import num_tokens
 
-    losses = [row["loss"] for row in read_json_lines(run.metrics) if row.get("kind") == "validation"]
-    if losses and losses[-1] > OVERFITTED * min(losses):
-        return f"its held-out loss has risen from {min(losses):.3f} to {losses[-1]:.3f}: give it more text"
+    if risen := has_risen(run):
+        return risen
     train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
     epochs = (train.steps or 0) * (train.global_batch_tokens or 0) / max(unique, 1)
     if unique and epochs >= 0.95 * (train.max_epochs or MAX_EPOCHS):

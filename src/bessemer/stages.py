@@ -260,7 +260,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     from bessemer.checkpoint.protocol import names_whole
     from bessemer.guard.pulse import own
     from bessemer.launch import start
-    from bessemer.longer import learns_by_heart, longer_command
+    from bessemer.longer import next_step
     from bessemer.parallel.mesh import SINGLE_PROCESS
     from bessemer.report import planned
     from bessemer.tokens.outlook import num_tokens
@@ -310,7 +310,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     current = bool(done) and done[-1] == steps and run.mixture.exists() and names_whole(run.checkpoints, done[-1], warn)
     finished = f"{steps:,} steps are done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
-    finished += f"; {learns_by_heart(run) or longer_command(run, recipe.train)}" if current else ""
+    finished += f"; {next_step(run, recipe.train)}" if current else ""
     session.stage("train", work, current, finished)
     planned.write(run)
 

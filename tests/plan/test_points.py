@@ -84,6 +84,16 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     assert told is not None and planned.lines(told) == [
         f"{shown}so short a run is mostly start-up, validation and saving"
     ]
+    run.plan.write_text(json.dumps({"seconds": 12.0, "steps": 16}))
+    of_more_steps = planned.of_run(run)
+    assert of_more_steps is not None and of_more_steps["seconds"]["planned"] == 1.5
+    # The time of the stage is that of this training where there was no other.
+    (tmp_path / "stages.json").write_text(json.dumps({"stages": [{"name": "train", "seconds": 9.0}]}))
+    for began, shown_start in ((1.0, " after 5.0 s of start-up"), (2.0, "")):
+        with open(run.times, "a") as file:
+            file.write(json.dumps({"began": began, "at": began + 1, "from": 0, "step": 8, "redone_steps": 0}) + "\n")
+        of_lives = planned.of_run(run)
+        assert of_lives is not None and f"4.0 s taken{shown_start} (" in planned.lines(of_lives)[0]
     told["seconds"]["error"] = -0.05
     assert planned.lines(told) == [f"{shown}planned 5.0% too little"]
     run.plan.write_text("{")

@@ -73,23 +73,31 @@ def planned_against_measured(run: RunFolder) -> str:
     return "\n".join(f"  {line}" for line in planned.lines(compared)) if compared else ""
 
 
-def behind_ngram(run: RunFolder) -> str:
-    """A line about a model that is worse than the byte 5-gram, and what to do; empty for others."""
-    from bessemer.longer import learns_by_heart, longer_command
+def verdict(run: RunFolder) -> str:
+    """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
+    for others."""
+    from bessemer.longer import has_risen, learned_nothing, next_step
     from bessemer.recipe import load
     from bessemer.run import read_json
 
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
     ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
-    if ngram is None or score is None or score <= ngram["bits_per_byte"]:
-        return ""
+    nothing = learned_nothing(run)
+    if nothing or ngram is None or score is None or score <= ngram["bits_per_byte"]:
+        return nothing or has_risen(run)
     behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
-    return f"{behind}; {learns_by_heart(run) or longer_command(run, load(run.recipe).train)}"
+    return f"{behind}; {next_step(run, load(run.recipe).train)}"
+
+
+def print_verdict(run: RunFolder) -> None:
+    from rich.markup import escape
+
+    if line := verdict(run):
+        say(f"\n  [yellow]{escape(line)}[/]")
 
 
 def print_results(run: RunFolder) -> None:
-    if behind := behind_ngram(run):
-        say(f"\n  [yellow]{behind}[/]")
+    print_verdict(run)
     if compared := planned_against_measured(run):
         say(f"\n{compared}")
     model = f"\n  model   {run.export}" if run.export.exists() else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer.cli import runs
+from bessemer.cli.run import print_verdict
 from bessemer.errors import InputError
 from bessemer.terminal import warn
 
@@ -34,6 +35,7 @@ def train(args: argparse.Namespace) -> Any:
     with session.run.writing():
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
+    print_verdict(session.run)
     if not args.profile:
         return runs.summary(session)
     return {**runs.summary(session), "profile": _profile(args, session)}

@@ -29,7 +29,8 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, 
     whole, step = as_number(plan.get("seconds")), as_number(plan.get("step_seconds"))
     memory = as_number(as_object(plan.get("memory_bytes")).get("total"))
     if taken and whole:
-        rest = whole * (taken["step"] - taken["resumed_at"]) / taken["step"]
+        # Of the steps that were planned, which may be more than those that were done.
+        rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
         comparison["seconds"] = pair(rest, taken["seconds"], validation=taken["validation"], saving=taken["saving"])
     if step:
         more = {"interval": plan.get("step_interval"), "from": plan.get("step_seconds_from")}
@@ -50,10 +51,11 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     if not isinstance(plan, dict) or found is None:
         return None
     comparison = against_measured(plan, found, taken[-1] if taken else None)
-    if (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
-        whole["starting"] = max(started - whole["measured"], 0.0)
     if (wall := accounts(run.times)) is not None:
         comparison["wall"] = wall
+    is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
+    if is_one_life and (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
+        whole["starting"] = max(started - whole["measured"], 0.0)
     return comparison
 
 
@@ -79,9 +81,8 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     shown = []
     if found := comparison.get("seconds"):
         more = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
-        if found.get("starting", 0.0) >= 1.0:
-            more += f", {duration(found['starting'])} start-up"
-        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken ({more})"
+        start = f" after {duration(found['starting'])} of start-up" if found.get("starting", 0.0) >= 1.0 else ""
+        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken{start} ({more})"
         is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1
         short = "so short a run is mostly start-up, validation and saving"
         shown.append(f"time    {times}: {short if is_short else error(found['error'])}")

@@ -13,6 +13,7 @@ from bessemer.report.data import Json, RunData, as_number, as_object, as_text, n
 from bessemer.terminal import amount, duration, size, step_time
 
 MAX_VALIDATIONS = 25
+UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even learned which tokens are frequent
 
 
 def headline(data: RunData) -> str:
@@ -38,7 +39,24 @@ def headline(data: RunData) -> str:
         sentence += f" and puts {right:.1%} of the held-out texts in the right class" if classify else (
             f" and guesses {right:.1%} of the tokens hidden in held-out text"
         )  # fmt: skip
-    return sentence + "."
+    nothing = learned_nothing(data)
+    return f"{sentence}. {nothing[:1].upper()}{nothing[1:]}." if nothing else f"{sentence}."
+
+
+def learned_nothing(data: RunData) -> str:
+    """That a model whose last held-out loss is that of a uniform guess has learned nothing, at which learning rate, and what to
+    try; empty for others."""
+    loss, rate = data.validation.last("loss"), as_number(data.recipe, "train", "optimizer", "learning_rate")
+    classes = len(data.manifest.get("labels") or ()) if data.objective == "classify" else 0
+    guess = np.log(max(classes or number_or_0(data.manifest, "tokenizer", "vocabulary"), 1.0))
+    if loss is None or not guess or loss < UNLEARNED * guess:
+        return ""
+    at = f", at a learning rate of {rate:g}" if rate else ""
+    return (
+        f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; leave "
+        "train.optimizer.learning_rate out, so that it is derived, or give one between 1e-5 and 1e-2, under another run.name; "
+        "bessemer check RECIPE says whether it can learn"
+    )
 
 
 def origin(data: RunData) -> str:
