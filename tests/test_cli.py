@@ -628,6 +628,7 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     assert verdict(run) == ""
     # A loss of a uniform guess: longer training is no help.
     run.recipe.write_text(text + "[train.optimizer]\nlearning_rate = 1e-8\n")
+    run.tokens.mkdir()
     write_json(run.tokens / "manifest.json", {"tokenizer": {"vocabulary": 8}})
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     for loss, says in ((1.0, "train longer"), (2.05, "the model has learned nothing: its held-out loss is 2.050")):

@@ -244,12 +244,12 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     assert prepared is not None
     if not finished:
         preflight.require_memory(prepared.plan, prepared.recipe)
-    if note is not None:  # until here a refusal changes nothing
-        note()
-    if extension is not None:
+    if extension is not None:  # until here a refusal changes nothing
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
         extension.begin(run, resolved.train.schedule.kind)
+    if note is not None:
+        note()
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
     return prepared

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bessemer.errors import InputError
@@ -76,6 +77,17 @@ def test_the_sentence(make_run: Callable[..., RunFolder]) -> None:
     said = summary.headline(data.read(run))
     assert said.startswith("A 1.38M-parameter decoder read 4.92M tokens in 4 min")
     assert said.endswith("and reaches 1.93 bits per byte on held-out text, 0.11 below a byte 5-gram.")
+
+
+def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    found = data.read(run)
+    assert summary.learned_nothing(found) == ""
+    guess = np.log(found.manifest["tokenizer"]["vocabulary"])
+    for loss, is_nothing in ((0.96 * guess, False), (0.98 * guess, True)):
+        with open(run.metrics, "a") as file:
+            file.write(json.dumps({"kind": "validation", "step": 1200, "loss": loss}) + "\n")
+        assert ("The model has learned nothing" in summary.headline(data.read(run))) == is_nothing
 
 
 def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:

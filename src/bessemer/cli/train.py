@@ -35,7 +35,8 @@ def train(args: argparse.Namespace) -> Any:
     with session.run.writing():
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
-    print_verdict(session.run)
+    if not session.results[-1]["skipped"]:  # its line says it then
+        print_verdict(session.run)
     if not args.profile:
         return runs.summary(session)
     return {**runs.summary(session), "profile": _profile(args, session)}
