@@ -35,7 +35,7 @@ def train(args: argparse.Namespace) -> Any:
     with session.run.writing():
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
-    if not session.results[-1]["skipped"]:  # its line says it then
+    if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then
         print_verdict(session.run)
     if not args.profile:
         return runs.summary(session)
