@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step, weights
 
 from bessemer.guard.goodput import accounts
+from bessemer.run import read_json_lines
 
 
 @pytest.mark.long
@@ -81,6 +83,13 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
         os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
+    told = "was ended by SIGKILL after step"
+    assert sum(told in line for line in said.splitlines()) == 1, said
+    assert "exitcode" not in said, "torch's own lines are not shown"
+    (incident,) = [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
+    assert (incident["rank"], incident["code"]) == (1, -signal.SIGKILL)
+    assert incident["cause"].startswith(f"rank 1 on {socket.gethostname()} {told} ") and incident["step"] >= 5
+    assert incident["action"] == "the group starts again from the last checkpoint (restart 1 of 3)"
     assert losses(made, "killed") == losses(made, straight)
     assert weights(made, "killed") == weights(made, straight)
 

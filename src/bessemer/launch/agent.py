@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import re
 import signal
@@ -21,14 +22,18 @@ import socket
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bessemer.errors import InputError
+from bessemer.run import write_json
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+
     from bessemer.recipe import Recipe
 
 STORE_SECONDS = 5.0  # for a store to answer
@@ -95,6 +100,9 @@ def main() -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # not all of its parts look at LOGLEVEL
+    _note_losses(place)
+
     from bessemer.checkpoint.memory import hold
     from bessemer.launch import status
 
@@ -124,11 +132,7 @@ def main() -> int:
         with hold(place, spec.processes):
             elastic_launch(config, sys.executable)(*spec.arguments)
     except ChildFailedError as error:
-        exits = {one.local_rank: one.exitcode for one in error.failures.values()}
-        killed = sorted(
-            local for local, code in exits.items() if code < 0 and code != -signal.SIGTERM
-        )  # TERM: by torch
-        if killed:
+        if killed := _killed(error.failures):
             status.write(place, status.LOST, killed)
         return 1
     except RendezvousError as error:
@@ -138,6 +142,49 @@ def main() -> int:
         reason = status.first_line(cause) or type(cause).__name__
         return fail("failed", f"launch: this node cannot meet the others at {spec.endpoint}: {reason}")
     return 0
+
+
+def _killed(failures: Mapping[int, ProcessFailure]) -> list[int]:
+    """Local ranks that a signal ended, but for SIGTERM, with which torch ends the others."""
+    codes = {one.local_rank: one.exitcode for one in failures.values()}
+    return sorted(local for local, code in codes.items() if code < 0 and code != -signal.SIGTERM)
+
+
+def _note_losses(place: Path) -> None:
+    """Have the agent write each loss of processes into the node's folder before it starts the group again."""
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+    from torch.distributed.launcher import api
+
+    from bessemer.guard import pulse
+    from bessemer.launch import status
+
+    class Agent(api.LocalElasticAgent):  # type: ignore[misc, name-defined]
+        def _monitor_workers(self, group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(group)
+            if result.state == WorkerState.FAILED and status.reported(place) is None:
+                self._note(result.failures)
+            return result
+
+        def _note(self, failures: Mapping[int, ProcessFailure]) -> None:
+            restarts = self._worker_group.spec.max_restarts
+            number = restarts - self._remaining_restarts + 1
+            locals_lost, crash = _killed(failures), status.root_crash(place)
+            if not locals_lost:
+                locals_lost = status.lost_ranks(place)  # by an exception
+            lost = []
+            for rank, one in failures.items():
+                if one.local_rank in locals_lost:
+                    reading = pulse.read(place / f"{one.local_rank}.pulse")
+                    error = crash["error"] if one.exitcode > 0 and crash is not None else None
+                    lost.append({"rank": rank, "pid": one.pid, "code": one.exitcode, "error": error,
+                                 "step": 0 if reading is None else reading.step})  # fmt: skip
+            if number <= restarts:  # the next loss has other causes
+                for path in place.glob("*.error"):
+                    path.unlink()
+            facts = {"lost": lost, "host": socket.gethostname(), "restart": number, "restarts": restarts}
+            write_json(place / status.LOSSES.format(number), facts)
+
+    api.LocalElasticAgent = Agent  # which elastic_launch makes
 
 
 def _port_in_use(endpoint: str) -> str | None:

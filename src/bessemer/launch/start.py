@@ -127,7 +127,9 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) ->
         with subprocess.Popen(spec.command(), env=environment, start_new_session=True) as agent:
             try:
                 with _stop_signals(), reported_elsewhere():
-                    _wait(place, agent, Watchdog(place, run))
+                    watchdog = Watchdog(place, run)
+                    _wait(place, agent, watchdog)
+                    watchdog.note_losses()
             except KeyboardInterrupt:
                 _stop(place, agent)
             finally:

@@ -11,6 +11,7 @@ N.pid          the process of local rank N, which a stop request is sent to
 signal         the signal that the command received and passes on as SIGUSR1
 N.pulse        what local rank N does, for the watchdog (guard/pulse.py); N.stacks the stacks of its threads, when asked for
 N.error        the last unexpected failure of local rank N, with its traceback
+losses-N.json  written by the agent: the processes that were lost before restart N, for the watchdog
 lost.json      written by the agent: local ranks that were killed when the group could not be restarted
 """
 
@@ -30,7 +31,7 @@ from bessemer.interrupt import NODE as NODE
 from bessemer.run import RunFolder
 
 FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
-OUTCOME, SHOWN, LOST = "outcome.json", "said.json", "lost.json"
+OUTCOME, SHOWN, LOST, LOSSES = "outcome.json", "said.json", "lost.json", "losses-{}.json"
 # Of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = (
     "connection closed by peer", "connection reset", "broken pipe", "socket", "ncclremoteerror", "timed out",

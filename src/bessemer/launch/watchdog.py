@@ -36,12 +36,14 @@ class Watchdog:
         self._place, self._run = place, run
         self._looked, self._suspects = 0.0, set[int]()
         self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
+        self._num_losses = 0  # that were told
 
     def look(self) -> None:
         """End the processes that hang, if they did so at the last look too."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        self.note_losses()
         running = set(status.pids(self._place))
         readings = [found for path in sorted(self._place.glob("*.pulse")) if (found := pulse.read(path)) is not None]
         readings = [one for one in readings if one.pid in running]
@@ -53,6 +55,28 @@ class Watchdog:
         if is_sure:
             self._end(guilty, readings)
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
+
+    def note_losses(self) -> None:
+        """Tell and record the processes that the agent has lost since the last call, but for those that hung."""
+        while (facts := status.read(self._place, status.LOSSES.format(self._num_losses + 1))) is not None:
+            self._num_losses += 1
+            number, restarts = facts["restart"], facts["restarts"]
+            action = f"no restart is left (parallel.restarts = {restarts})"
+            if number <= restarts:
+                action = f"the group starts again from the last checkpoint (restart {number} of {restarts})"
+            for one in facts["lost"]:
+                if one["pid"] in self._ended:
+                    continue
+                how = f"ended with {one['code']}" if one["error"] is None else f"failed: {one['error']}"
+                if one["code"] < 0:
+                    how = f"was ended by {_signal(-one['code'])}"
+                cause = f"rank {one['rank']} on {facts['host']} {how} after step {one['step']}"
+                warn(f"{cause}; {action}")
+                if self._run is not None:
+                    record(
+                        self._run.incidents, step=one["step"], what="lost", cause=cause, action=action, rank=one["rank"],
+                        host=facts["host"], code=one["code"], advice=ADVICE["lost"],
+                    )  # fmt: skip
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
         names = ", ".join(f"rank {one.rank}" for one in guilty)
@@ -106,6 +130,13 @@ def _said(one: pulse.Reading) -> str:
         why = STATES.get(state, "it holds the interpreter")
         return f"rank {one.rank} has not answered for {one.silence:.0f} s in {one.doing}: {why}"
     return f"rank {one.rank} has made no progress for {one.waiting:.0f} s in {one.doing}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _state(pid: int) -> str:
