@@ -31,8 +31,8 @@ ADVICE = {
     "hang": "The stacks say where each process waits. One that was stopped or blocked in the system: look at its node (disk, "
     "network file system, device). One that computes: look for a step that is far longer than the others.",
     "lost": "SIGKILL is mostly the kernel's for lack of memory (`dmesg` on that node says so) or the scheduler's; SIGSEGV and "
-    "SIGBUS are a library's or a device's. If the same node is named again, leave it out: 78% of Llama 3's unexpected interruptions "
-    "came from hardware (Dubey et al. 2024, section 3.3.4).",
+    "SIGBUS are a library's or a device's. If the same node is named again, leave it out: 78% of Llama 3's unexpected "
+    "interruptions came from hardware (Dubey et al. 2024, section 3.3.4).",
     "plateau": "The model has learned little more than how often each token occurs. `bessemer check RECIPE` sees whether it can "
     "learn a batch by heart, and whether the targets fit the inputs; a learning rate far too high or too low looks the same.",
     "attention": "Logits that grow without bound end in a divergence. Normalising queries and keys (model.qk_norm) or a smaller "
