@@ -184,7 +184,7 @@ def _note_losses(place: Path) -> None:
             facts = {"lost": lost, "host": socket.gethostname(), "restart": number, "restarts": restarts}
             write_json(place / status.LOSSES.format(number), facts)
 
-    api.LocalElasticAgent = Agent  # which elastic_launch makes
+    api.LocalElasticAgent = Agent  # type: ignore[misc]  # which elastic_launch makes
 
 
 def _port_in_use(endpoint: str) -> str | None:
