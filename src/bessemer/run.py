@@ -104,6 +104,11 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     sync_folder(path.parent)
 
 
+def checkpoint_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
 def published(folder: Path) -> list[int]:
     """Steps of the published checkpoints in a folder of them, ascending."""
     if not folder.is_dir():

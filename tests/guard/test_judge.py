@@ -174,12 +174,12 @@ def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
         history, _ = observe(history, step, loss, norm, SCALE)
     before = history
     for step in range(601, 640):
-        history, alarm = observe(history, step, 1.5, 0.5, SCALE, frozen=True)
+        history, alarm = observe(history, step, 1.5, 0.5, SCALE, exclude_from_history=True)
         assert alarm is None
     assert replace(history, recent=before.recent) == before
     found = []
     for step in range(640, 660):
-        history, alarm = observe(history, step, before.losses[-1] + 0.5, 0.5, SCALE, frozen=True)
+        history, alarm = observe(history, step, before.losses[-1] + 0.5, 0.5, SCALE, exclude_from_history=True)
         found += [] if alarm is None else [(step, alarm.kind, alarm.onset)]
     assert found[0][1:] == ("shift", 640) and found[0][0] <= 640 + 16
 
@@ -202,10 +202,10 @@ def test_a_rate_that_the_schedule_raises_too_far_is_noticed_by_what_is_lost() ->
     for step in range(1, 401):
         history, _ = observe(history, step, 1.16 + draw.normal(0, 0.03), 0.3, SCALE)
     for step in range(401, 441):
-        history, alarm = observe(history, step, 1.5 + draw.normal(0, 0.03), 0.5, SCALE, may_rise=True)
+        history, alarm = observe(history, step, 1.5 + draw.normal(0, 0.03), 0.5, SCALE, loss_may_rise=True)
         assert alarm is None
     found = []
     for step in range(441, 460):
-        history, alarm = observe(history, step, 3.0 + draw.normal(0, 0.3), 0.9, SCALE, may_rise=True)
+        history, alarm = observe(history, step, 3.0 + draw.normal(0, 0.3), 0.9, SCALE, loss_may_rise=True)
         found += [] if alarm is None else [(step, alarm.kind, alarm.onset)]
     assert found == [(448, "diverged", 441)]

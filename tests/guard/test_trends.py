@@ -45,7 +45,7 @@ def test_steps_that_become_slower_are_told_and_a_slow_validation_is_not(tmp_path
     assert kinds(path) == []
     for step in range(257, 513):
         trends.stepped(step, 0.21, 0.0)
-    assert kinds(path) == [(320, "slow")]
+    assert kinds(path) == [(384, "slow")]
 
 
 def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
@@ -53,9 +53,9 @@ def test_waiting_for_data_is_told_as_such(tmp_path: Path) -> None:
     trends = Trends(path)
     for step in range(1, 65):
         trends.stepped(step, 0.1, 0.001)
-    for step in range(65, 129):
+    for step in range(65, 193):
         trends.stepped(step, 0.2, 0.1)
-    assert kinds(path) == [(128, "data_wait")]
+    assert kinds(path) == [(192, "data_wait")]
 
 
 def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from bessemer.errors import BessemerError
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import digest
-from bessemer.run import published
+from bessemer.run import checkpoint_name, published
 
 FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
 SETS, PARTS = 2, 8  # sets of files of a process; files of a set, one for each part of a checkpoint
@@ -78,7 +78,7 @@ class NodeMemory:
         """Forget all checkpoints but that of one step; of the processes of a node, the first does so."""
         for step in published(self.folder) if self.local == 0 else ():
             if step != kept:
-                shutil.rmtree(self.folder / _name(step))
+                shutil.rmtree(self.folder / checkpoint_name(step))
 
 
 class MemorySaver(BackgroundWork):
@@ -163,10 +163,10 @@ def newest_in_memory(
 
         def examine(step: int = step, found: list[SavedCheckpoint] = found) -> tuple[bool, str]:
             manifest, own = (
-                load_manifest(memory.folder / _name(step)),
+                load_manifest(memory.folder / checkpoint_name(step)),
                 {path for paths in memory.sets for path in paths},
             )
-            checkpoint = SavedCheckpoint(memory.folder / _name(step), step, manifest.facts, manifest.contents)
+            checkpoint = SavedCheckpoint(memory.folder / checkpoint_name(step), step, manifest.facts, manifest.contents)
             for name, fingerprint in manifest.files.items():
                 path = checkpoint.folder / name
                 is_own = os.path.islink(path) and os.readlink(path) in own
@@ -191,7 +191,3 @@ def newest_in_memory(
 
 def _no_memory() -> dict[str, str]:
     raise BessemerError("the node has not enough free memory for it; checkpoint.memory_every = 0 makes no such copies")
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"

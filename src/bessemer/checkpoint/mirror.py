@@ -22,7 +22,7 @@ from bessemer.checkpoint.protocol import LATEST, verify
 from bessemer.corpus import storage
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json, sync_folder, write_atomic, write_json
+from bessemer.run import RunFolder, checkpoint_name, published, read_json, sync_folder, write_atomic, write_json
 from bessemer.terminal import say, warn
 
 RUN_FILES = (
@@ -127,7 +127,7 @@ class Mirror:
                 if (self._run.path / name).exists():
                     self._put(self._run.path / name, name)
         for step in reversed(new):
-            folder = self._run.checkpoints / _name(step)
+            folder = self._run.checkpoints / checkpoint_name(step)
             if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
                 self._remove(step, there[step])
             try:
@@ -153,14 +153,14 @@ class Mirror:
             for name in RUN_FILES:
                 if not (self._run.path / name).exists() and (data := self._get(name)) is not None:
                     write_atomic(self._run.path / name, data)
-            write_atomic(self._run.checkpoints / LATEST, _name(step))
+            write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
             self._note({*steps})
             return step
         return None
 
     def fetch(self, step: int) -> None:
         """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
-        target = self._run.checkpoints / _name(step)
+        target = self._run.checkpoints / checkpoint_name(step)
         staged = target.with_name(f"{target.name}.tmp")
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
@@ -185,8 +185,10 @@ class Mirror:
 
     def _differs(self, step: int, there: dict[int, dict[str, int]]) -> bool:
         """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
-        here = self._run.checkpoints / _name(step) / MANIFEST
-        return MANIFEST not in there.get(step, {}) or self._get(f"{_name(step)}/{MANIFEST}") != here.read_bytes()
+        here = self._run.checkpoints / checkpoint_name(step) / MANIFEST
+        return (
+            MANIFEST not in there.get(step, {}) or self._get(f"{checkpoint_name(step)}/{MANIFEST}") != here.read_bytes()
+        )
 
     def _opened(self) -> tuple[Any, str]:
         """Arrow's file system and the path of this mirror in it."""
@@ -252,10 +254,6 @@ class Mirror:
     def _remove(self, step: int, names: dict[str, int]) -> None:
         files, path = self._opened()
         for name in sorted(names, key=lambda name: name != MANIFEST):
-            files.delete_file(f"{path}/{_name(step)}/{name}")
+            files.delete_file(f"{path}/{checkpoint_name(step)}/{name}")
         if not storage.is_remote(self.place):
-            files.delete_dir(f"{path}/{_name(step)}")
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
+            files.delete_dir(f"{path}/{checkpoint_name(step)}")

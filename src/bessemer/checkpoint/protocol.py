@@ -45,7 +45,7 @@ from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.run import published, sync_folder, write_atomic
+from bessemer.run import checkpoint_name, published, sync_folder, write_atomic
 
 LATEST = "latest"
 SPACE_FACTOR = 1.2
@@ -71,12 +71,12 @@ class PreparedSave:
     @property
     def target(self) -> Path:
         """Where it will be published."""
-        return self.folder / _name(self.step)
+        return self.folder / checkpoint_name(self.step)
 
     @property
     def staged(self) -> Path:
         """Where it is written."""
-        return self.folder / f"{_name(self.step)}.tmp"
+        return self.folder / f"{checkpoint_name(self.step)}.tmp"
 
 
 class Writer(NamedTuple):
@@ -204,7 +204,7 @@ def latest(
         return [(published(folder), pointer.read_text().strip() if pointer.is_file() else None)] * len(by_rank)
 
     steps, named = exchange(mesh, lambda: None, list_published)
-    if named is not None and named not in map(_name, steps):
+    if named is not None and named not in map(checkpoint_name, steps):
         if not steps:
             raise BessemerError(
                 f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
@@ -260,7 +260,7 @@ def whole(
     """
     for step in steps:
         try:
-            checkpoint = verify(folder / _name(step), mesh)
+            checkpoint = verify(folder / checkpoint_name(step), mesh)
         except BessemerError as error:
             on_damage(f"{error}; {consequence}")
         else:
@@ -303,10 +303,10 @@ def verify(
 
 def drop_newer(folder: Path, step: int) -> None:
     """Make the checkpoint of `step` the newest and remove later ones."""
-    write_atomic(folder / LATEST, _name(step))
+    write_atomic(folder / LATEST, checkpoint_name(step))
     for newer in reversed(published(folder)):
         if newer > step:
-            shutil.rmtree(folder / _name(newer))
+            shutil.rmtree(folder / checkpoint_name(newer))
 
 
 def exchange(mesh: ProcessMesh, send: Callable[[], Sent], decide: Callable[[list[Sent]], list[Received]]) -> Received:
@@ -353,10 +353,6 @@ def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, bool] | None, Exce
         return None, (str(error) if expected else f"{type(error).__name__}: {error}", expected), error
 
 
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> list[str]:
     """The files that this process verifies: the largest first, each to the rank with the least to read.
 
@@ -378,7 +374,7 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     kept = Retention.of(keep).kept(steps)
     for step in steps:
         if step not in kept:
-            shutil.rmtree(folder / _name(step))
+            shutil.rmtree(folder / checkpoint_name(step))
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Retention:
-    """newest: so many of the newest stay; decay_start: the newest at or before this step stays too, from which a longer run
-    of the same recipe goes on; healthy_until: and the newest at or before this one, the last before an alarm; distance: and one
-    that is at least about so many steps older than the newest, for a rollback; 0: none."""
+    """Which checkpoints stay, any of these.
+
+    newest: so many of the newest
+    decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
+    healthy_until: the newest at or before this step, the last before an alarm
+    distance: one that is at least about so many steps older than the newest, for a rollback; 0: none
+    """
 
     newest: int
     decay_start: int | None = None

@@ -31,13 +31,13 @@ SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
 RECENT = 2 * SHIFT_RECENT
 DRIFT_RATIO = 1.03
 DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE = 8, 1.1, 0.25
-FIRST_STEPS = 4  # whose lowest loss is where the run began
+FIRST_STEPS = 4  # the lowest of their losses is the starting loss
 DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
 PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE, PLATEAU_QUIET = 100, 0.01, 0.75, 1000
 QUIET_STEPS = 100
 UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above the median
-NORMAL = 1.4826  # from the MAD to the standard deviation of normal numbers
+MAD_TO_STD = 1.4826  # of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
 LASTING = ("shift", "drift", "diverged", "dead")
@@ -63,10 +63,10 @@ class Alarm:
 class History:
     """What the rules remember; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
 
-    losses: the last 256, of all finite steps; recent: the last 32, also where `losses` is frozen; calm_losses, calm_norms: the
-    last 128 losses and log gradient norms, spikes left out; first_losses: of the first steps; best_mean: lowest mean of 256
-    losses; num_zero: gradients of zero in a row; quiet_until, noted_until: no lasting alarm, and no explosion or plateau, is
-    raised before this step, so that one trouble gives one alarm.
+    losses: the last 256, of all finite steps but those that are excluded; recent: the last 32 of all; calm_losses, calm_norms:
+    the last 128 losses and log gradient norms, spikes left out; first_losses: of the first steps; best_mean: lowest mean of
+    256 losses; num_zero: gradients of zero in a row; quiet_until, noted_until: no lasting alarm, and no explosion or plateau,
+    is raised before this step, so that one trouble gives one alarm.
     """
 
     losses: tuple[float, ...] = ()
@@ -86,7 +86,8 @@ class History:
         return cls(**fields)
 
     def restarted(self) -> History:
-        """Without the windows: where the loss may rise for a good reason, as at another mixture of sources."""
+        """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
+        mixture of sources."""
         return History(first_losses=self.first_losses, quiet_until=self.quiet_until, noted_until=self.noted_until)
 
 
@@ -99,24 +100,25 @@ class GuardReference:
 
 
 def observe(
-    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *, frozen: bool = False,
-    may_rise: bool = False,
+    history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
+    exclude_from_history: bool = False, loss_may_rise: bool = False,
 ) -> tuple[History, Alarm | None]:  # fmt: skip
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
-    frozen: the step does not enter the windows, since its learning rate is lower than that of the steps to come, and so may its
-    loss be; may_rise: nor does it, and a loss that rises somewhat is no alarm, since the schedule raises the learning rate.
+    exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
+    lower than those of the steps to come; loss_may_rise: the same, and spike, shift, drift and plateau are off, since the
+    schedule raises the learning rate again.
     """
-    frozen = frozen or may_rise
-    spike = None if may_rise else _spike(history, step, loss, grad_norm)
+    exclude_from_history = exclude_from_history or loss_may_rise
+    spike = None if loss_may_rise else _spike(history, step, loss, grad_norm)
     after = replace(
         history,
-        losses=history.losses if frozen else (*history.losses, loss)[-SHIFT_WINDOW:],
+        losses=history.losses if exclude_from_history else (*history.losses, loss)[-SHIFT_WINDOW:],
         recent=(*history.recent, loss)[-RECENT:],
         first_losses=(*history.first_losses, loss)[:FIRST_STEPS],
         num_zero=history.num_zero + 1 if grad_norm == 0 and loss > 0 else 0,
     )
-    if spike is None and not frozen:
+    if spike is None and not exclude_from_history:
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
         calm_norms = (*history.calm_norms, log_norm)[-SPIKE_WINDOW:]
         after = replace(after, calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:], calm_norms=calm_norms)
@@ -128,14 +130,14 @@ def observe(
     lasting = None
     if step >= history.quiet_until:
         lasting = _diverged(after, step, reference) or _dead(after, step)
-        if not may_rise:
+        if not loss_may_rise:
             lasting = lasting or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
     if lasting is not None:
         return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
     noted = None
     if step >= history.noted_until:
         noted = _explosion(step, loss, grad_norm, reference)
-        noted = noted or (None if frozen else _plateau(after, step, reference))
+        noted = noted or (None if exclude_from_history else _plateau(after, step, reference))
     if noted is not None:
         after = replace(after, noted_until=step + (PLATEAU_QUIET if noted.kind == "plateau" else QUIET_STEPS))
     return after, spike or noted
@@ -145,7 +147,7 @@ def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, f
     """Median and robust standard deviation (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD), at least the smallest that a
     run has. is_log: log gradient norms, not losses."""
     middle = median(values)
-    spread = NORMAL * median(abs(value - middle) for value in values)
+    spread = MAD_TO_STD * median(abs(value - middle) for value in values)
     return middle, max(spread, MIN_LOG_SPREAD if is_log else MIN_SPREAD * abs(middle))
 
 
@@ -186,10 +188,10 @@ def _shift(history: History, step: int, limit: float) -> Alarm | None:
 
 
 def _change_point(values: tuple[float, ...]) -> int:
-    """The place from which on the values are most clearly higher: the largest t statistic of equal variances, unscaled."""
+    """The index from which on the values are most clearly higher: the largest t statistic of equal variances, unscaled."""
 
-    def rise(place: int) -> float:
-        before, after = values[:place], values[place:]
+    def rise(index: int) -> float:
+        before, after = values[:index], values[index:]
         return (fmean(after) - fmean(before)) * math.sqrt(len(before) * len(after))
 
     return max(range(1, len(values)), key=rise)
@@ -214,7 +216,7 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
         limit = min(limit, learned + DIVERGED_SHARE * (reference.uniform_loss - learned))
     if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
-    low = [place for place, loss in enumerate(history.recent) if loss <= limit]
+    low = [index for index, loss in enumerate(history.recent) if loss <= limit]
     onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
     guess = f"a uniform guess ({reference.uniform_loss:.2f})"
     why = f"{guess} and than at the start"

@@ -23,9 +23,12 @@ from bessemer.run import sync_folder, write_atomic
 
 @dataclass(frozen=True)
 class Rollback:
-    """One return to a checkpoint. number: from 1; at: steps done when it was decided; to: step of the checkpoint; what, onset: of
-    the alarm; omitted: samples of the run's order that are not read from then on; rate_factor: on the learning rate after it;
-    rewarm_from, rewarm_steps: its warm-up."""
+    """One return to a checkpoint.
+
+    number: from 1; at: the step whose gradients raised the alarm (1-based), of a corruption the last step that was taken; to:
+    step of the checkpoint; what, onset: of the alarm; omitted: samples of the run's order that are not read from then on;
+    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: its warm-up.
+    """
 
     number: int
     at: int

@@ -52,34 +52,45 @@ class GuardState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict on a step, the state after it, and the alarm that it raised."""
+    """The verdict on a step, the state after it, the alarm that it raised, and whether loss and gradients are finite."""
 
     verdict: Verdict
     state: GuardState
     alarm: Alarm | None = None
+    is_finite: bool = True
 
     @property
     def updates(self) -> bool:
-        """Whether the step is applied: also where nothing could heal a run that need not end; its numbers are finite then."""
-        return self.verdict in (Verdict.APPLY, Verdict.HEAL)
+        """Whether the optimizer takes the step: also where there was no checkpoint to go back to, but never one with NaN or
+        infinity."""
+        return self.is_finite and self.verdict in (Verdict.APPLY, Verdict.HEAL)
 
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, skips: bool = False, frozen: bool = False, may_rise: bool = False,
+    overflow: bool = False, skips: bool = False, exclude_from_history: bool = False, loss_may_rise: bool = False,
     mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped; frozen,
-    may_rise: as `detection.observe`.
+    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped;
+    exclude_from_history, loss_may_rise: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
     if is_finite:
-        history, alarm = observe(history, step, loss, grad_norm, reference, frozen=frozen, may_rise=may_rise)
+        history, alarm = observe(
+            history,
+            step,
+            loss,
+            grad_norm,
+            reference,
+            exclude_from_history=exclude_from_history,
+            loss_may_rise=loss_may_rise,
+        )
     is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
     is_lasting = mesh.is_main and alarm is not None and alarm.lasts
+    # One collective: on any rank a value that is not finite counts; spikes and lasting alarms are rank 0's to judge.
     flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)
     some_nonfinite, some_broken, skips_spike, lasts = map(bool, mesh.sum(flags).tolist())
     if not some_nonfinite:
@@ -90,9 +101,9 @@ def judge(
             after = replace(after, healthy_until=alarm.onset - 1)
         return Judgement(Verdict.HEAL if lasts else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm)
     if not some_broken:
-        return Judgement(Verdict.RESCALE, state)
+        return Judgement(Verdict.RESCALE, state, is_finite=False)
     by_norm = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
     alarm = Alarm("nonfinite", step - state.skips_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
     in_a_row = state.skips_in_a_row + 1
     after = replace(state, skips_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
-    return Judgement(Verdict.HEAL if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm)
+    return Judgement(Verdict.HEAL if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm, is_finite=False)

@@ -4,8 +4,8 @@
 |---|---|
 | attention | largest attention logit above 4 x the median of the last 16 looks and above 50 |
 | activation | largest RMS of a block's output above 4 x the median of the last 16 looks |
-| slow | median of the last 64 steps' seconds above 2 x the lowest such median |
-| data_wait | the last 64 steps waited for data for more than a fifth of their time |
+| slow | median of the last 64 steps' seconds above 2 x the lowest such median, twice in a row |
+| data_wait | the last 64 steps waited for data for more than a fifth of their time, twice in a row |
 
 Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). What is seen is not part of a
 checkpoint: times are of this process, and the looks of one before it stand in metrics.jsonl.
@@ -37,6 +37,7 @@ class Trends:
         self._looks: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOOKS))
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
+        self._last: str | None = None  # what was wrong with the last STEPS
         self._noted: dict[str, int] = {}
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
@@ -65,11 +66,15 @@ class Trends:
             return
         now, share = median(self._seconds), sum(self._waits) / sum(self._seconds)
         self._fastest = min(now, self._fastest or now)
-        if share > WAIT_SHARE:
-            self._note(step, "data_wait", f"the last {STEPS} steps waited for data for {share:.0%} of their time")
-        elif now > SLOWER * self._fastest:
-            figures = f"{now:.3g} s in the median of the last {STEPS}; it was {self._fastest:.3g} s"
-            self._note(step, "slow", f"a step takes {figures}")
+        before, self._last = (
+            self._last,
+            "data_wait" if share > WAIT_SHARE else "slow" if now > SLOWER * self._fastest else None,
+        )
+        if self._last is None or self._last != before:  # another program may run for a minute
+            return
+        slow = f"a step takes {now:.3g} s in the median of the last {STEPS}; it was {self._fastest:.3g} s"
+        waits = f"the last {STEPS} steps waited for data for {share:.0%} of their time"
+        self._note(step, self._last, slow if self._last == "slow" else waits)
 
     def _note(self, step: int, kind: str, cause: str) -> None:
         if self._path is None or step < self._noted.get(kind, -QUIET_STEPS) + QUIET_STEPS:

@@ -33,18 +33,20 @@ ENDING = ("nonfinite", "diverged", "dead", "corruption")  # training on is point
 
 
 def judge_step(training: Training, position: Position, gradients: Gradients) -> Judgement:
-    """Judge the step: by a fresh history where a new phase or the end of a second warm-up begins, and while the learning rate
-    rises by that of the steps before it."""
+    """Judge the step. The history is emptied where a data phase begins and where a scheduled re-warm-up ends; while the learning
+    rate is on its way up again, steps are judged but not added to the history."""
     sizes, number = training.pace.sizes, position.step
     first, end = position.samples, sizes.after(number + 1)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    rewarming, was_rewarming = (training.step.settings.schedule.is_rewarming(one) for one in (number, number - 1))
-    is_fresh = begins_phase or (was_rewarming and not rewarming)
+    schedule = training.step.settings.schedule
+    is_schedule_rewarm = schedule.is_rewarming(number)
+    is_fresh = begins_phase or (schedule.is_rewarming(number - 1) and not is_schedule_rewarm)
     state = position.guard.restarted() if is_fresh else position.guard
     return judge(
         training.guard, state, number + 1, gradients.loss, gradients.grad_norm, training.reference,
         overflow=gradients.overflow, skips=training.journal.skips_step(number + 1),
-        frozen=_rewarming(training.journal, number) < 1.0, may_rise=rewarming, mesh=training.step.mesh,
+        exclude_from_history=_rollback_rewarm_factor(training.journal, number) < 1.0,
+        loss_may_rise=is_schedule_rewarm, mesh=training.step.mesh,
     )  # fmt: skip
 
 
@@ -56,14 +58,14 @@ def apply_step(
     rate, number = 0.0, position.step
     if judgement.updates:
         last = training.journal.governing(number)
-        factor = 1.0 if last is None else last.rate_factor * _rewarming(training.journal, number)
+        factor = 1.0 if last is None else last.rate_factor * _rollback_rewarm_factor(training.journal, number)
         rate = training.step.update(number, gradients.grad_norm, factor)
     samples = batch.first + training.pace.sizes.sequences(number)
     counts = position.counts.plus(batch, training.loader)
     return Position(number + 1, samples, judgement.state, gradients.scale, counts), rate
 
 
-def _rewarming(journal: Journal, step: int) -> float:
+def _rollback_rewarm_factor(journal: Journal, step: int) -> float:
     last = journal.governing(step)
     return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
 

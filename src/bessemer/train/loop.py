@@ -135,6 +135,7 @@ def train(training: Training) -> TrainSummary:
                 continue
             training.gate_log.stepped(position.step, batch)
             training.stragglers.stepped(log, position.step, training.rates.busy(), training.rates.data_wait)
+            trends.stepped(position.step, training.rates.seconds, training.rates.data_wait)
             scores = _revise_log_validate(training, log, position, gradients, rate) or scores
             is_last, stopped_by = position.step == pace.steps, stop.asked()
             if training.saver.is_due(position.step) and not is_last and stopped_by is None:
@@ -144,7 +145,6 @@ def train(training: Training) -> TrainSummary:
                 with training.clock.counting("memory"):
                     training.saver.copy(position)
             training.clock.stepped(position.step, training.rates.data_wait)
-            trends.stepped(position.step, training.rates.seconds, training.rates.data_wait)
             note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(pace.sizes.tokens(position.step - 1), note, pace.sizes.tokens_before(pace.steps))
             if stopped_by and not is_last:
@@ -183,14 +183,14 @@ def _revise_log_validate(
         log.write("steps", position.step, steps=pace.steps)
     settings, is_last = training.step.settings, position.step == pace.steps
     if position.step % settings.log_every == 0 or is_last:
-        log.write("train", position.step, **_numbers(training, gradients, rate, position))
+        log.write("train", position.step, **_train_line(training, gradients, rate, position))
     if position.step % (settings.validate_every or pace.steps) == 0 or is_last:
         scores = _validate(training, log, position)
     return scores
 
 
-def _numbers(training: Training, gradients: Gradients, rate: float, position: Position) -> dict[str, object]:
-    """The values of a "train" line."""
+def _train_line(training: Training, gradients: Gradients, rate: float, position: Position) -> dict[str, object]:
+    """The values of a "train" line of metrics.jsonl. Collective."""
     device, sizes = training.step.device, training.pace.sizes
     sums = zip(training.store.sources, gradients.nats, gradients.targets, strict=True)
     numbers: dict[str, object] = {

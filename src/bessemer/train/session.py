@@ -184,14 +184,15 @@ def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
 
 def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. Collective."""
-    newest = mesh.broadcast(published(run.checkpoints)[-1:])
+    newest = mesh.broadcast(max(published(run.checkpoints), default=None))
     damage: BessemerError | None = None
     try:
         on_disk = _checkpoint_on_disk(run, journal, mesh)
     except BessemerError as error:
         on_disk, damage = None, error
-    is_damaged = newest == published(run.checkpoints)[-1:] != [] and (on_disk is None or on_disk.step < newest[0])
-    if mesh.any(mesh.is_main and is_damaged and refetch(recipe, run, newest[0])):
+    # Not one that belonged to an undone rollback: such a checkpoint is removed, and no longer there now.
+    is_damaged = newest in published(run.checkpoints) and (on_disk is None or on_disk.step < newest)
+    if mesh.any(mesh.is_main and is_damaged and refetch(recipe, run, newest)):
         on_disk = _checkpoint_on_disk(run, journal, mesh)
     elif damage is not None:
         raise damage
