@@ -19,6 +19,16 @@ def json_line(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
 
 
+def end_torn_line(path: Path) -> None:
+    """End a last line that a kill cut short, so that what is appended is not lost with it."""
+    # OSError: no file yet; or it cannot be written, which the log tells.
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
 class LogFile:
     """Appends entries to a file, each as a whole: a reader never sees half of one.
 

@@ -9,6 +9,7 @@ import pytest
 
 from bessemer.guard import goodput
 from bessemer.guard.goodput import KINDS, WallClock, accounts
+from bessemer.run import read_json_lines
 
 
 def test_sessions_by_hand(tmp_path: Path) -> None:
@@ -69,3 +70,11 @@ def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Pa
     (tmp_path / "time.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = accounts(tmp_path / "time.jsonl")
     assert found is not None and found["stopped"] == 0.0 and found["total"] == found["productive"] == 80.0
+
+
+def test_a_line_that_a_kill_cut_short_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "time.jsonl"
+    for torn in ("", '{"began": 1.0}\n', '{"began": 1.0}\n{"beg'):
+        path.write_text(torn)
+        WallClock(path, 0, 2.0).note(10)
+        assert [row.get("step") for row in read_json_lines(path)][-1:] == [10], torn

@@ -226,15 +226,17 @@ def names_whole(folder: Path, step: int, on_damage: Callable[[str], None]) -> bo
     """Whether the newest checkpoint, that of `step`, has its manifest and all files in full length; none is read. A `latest`
     that names another is written again, and on_damage told of it."""
     try:
-        files = load_manifest(folder / _name(step)).files
-        if any((folder / _name(step) / name).stat().st_size != facts["bytes"] for name, facts in files.items()):
+        files = load_manifest(folder / checkpoint_name(step)).files
+        if any(
+            (folder / checkpoint_name(step) / name).stat().st_size != facts["bytes"] for name, facts in files.items()
+        ):
             return False
     except (BessemerError, OSError):
         return False
     pointer = folder / LATEST
-    if not pointer.is_file() or pointer.read_text().strip() != _name(step):
-        on_damage(f"{pointer}: did not name {_name(step)}, the newest checkpoint; written again")
-        write_atomic(pointer, _name(step))
+    if not pointer.is_file() or pointer.read_text().strip() != checkpoint_name(step):
+        on_damage(f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint; written again")
+        write_atomic(pointer, checkpoint_name(step))
     return True
 
 

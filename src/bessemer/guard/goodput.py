@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from bessemer.logfile import LogFile, json_line
+from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import read_json_lines
 
 NOTE_SECONDS = 5.0
@@ -41,6 +41,8 @@ class WallClock:
         """path: of time.jsonl, None on ranks other than 0; step: where the session starts; seconds: since it did; reached: the
         last step that the session before it took."""
         self._log = None if path is None else LogFile(path)
+        if path is not None:
+            end_torn_line(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
         self._reached = reached
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)

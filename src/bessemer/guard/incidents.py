@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bessemer.logfile import LogFile, json_line
+from bessemer.logfile import LogFile, end_torn_line, json_line
 
 # What practitioners did, with the source.
 ADVICE = {
@@ -58,4 +58,5 @@ def record(path: Path, *, step: int, what: str, cause: str, action: str, rank: i
 
 @cache
 def _log(path: Path) -> LogFile:
+    end_torn_line(path)
     return LogFile(path)
