@@ -19,15 +19,16 @@ import numpy as np
 
 from bessemer import previous
 from bessemer.checkpoint.format import load_manifest
+from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import verify
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
-from bessemer.recipe import Recipe, Schedule, Train, differences, load
-from bessemer.run import RunFolder, published, read_json_lines
-from bessemer.terminal import say
+from bessemer.recipe import Recipe, Train, differences, load
+from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
@@ -159,9 +160,9 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
             + ("" if steps < newest else ", or add --accept-changes to end sooner")
             + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
         )
-    done = _whole(run, done)
+    done = _whole(stored, run, done)
     newest = done[-1]
-    start = _exact_start(schedule, run, done, planned, steps)
+    start = _exact_start(stored, run, done, planned, steps)
     if start is not None:
         return Extension(start, newest, planned, steps, None)
     if schedule.kind == "wsd" and not accept:
@@ -187,15 +188,15 @@ def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -
     of the newest whole checkpoint, None: that is not looked for yet."""
     store.verify()
     if newest is not None:
-        manifest = load_manifest(run.checkpoints / f"step-{newest:08d}")
+        manifest = load_manifest(run.checkpoints / checkpoint_name(newest))
         checkpoint = SavedCheckpoint(run.checkpoints, newest, manifest.facts, manifest.contents)
         require_same_tokens(checkpoint, store)
         require_journal(run, Journal.read(run.journal), checkpoint)
 
 
-def _whole(run: RunFolder, done: list[int]) -> list[int]:
-    """The checkpoints of `done` up to the newest that is whole. Raises BessemerError where none is."""
-    whole = next((step for step in reversed(done) if _is_whole(run, step)), None)
+def _whole(stored: Recipe, run: RunFolder, done: list[int]) -> list[int]:
+    """The checkpoints of `done` up to the newest that is whole, here or in the mirror. Raises BessemerError where none is."""
+    whole = next((step for step in reversed(done) if _is_whole(stored, run, step)), None)
     if whole is None:
         raise BessemerError(
             f"{run.checkpoints}: none of the checkpoints (of steps {', '.join(map(str, done))}) is whole, so there is nothing "
@@ -204,16 +205,20 @@ def _whole(run: RunFolder, done: list[int]) -> list[int]:
     return [step for step in done if step <= whole]
 
 
-def _is_whole(run: RunFolder, step: int) -> bool:
+def _is_whole(stored: Recipe, run: RunFolder, step: int) -> bool:
     try:
-        verify(run.checkpoints / f"step-{step:08d}")
-    except BessemerError:
+        verify(run.checkpoints / checkpoint_name(step))
+    except BessemerError as error:
+        if refetch(stored, run, step):
+            return True
+        warn(f"{error}; an older checkpoint is looked for")
         return False
     return True
 
 
-def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
+def _exact_start(stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
     """The newest whole checkpoint whose steps are those of a run of `steps` steps too; the last of `done` is whole."""
+    schedule = stored.train.schedule
     if schedule.kind in ("constant", "inverse_sqrt"):
         return done[-1]
     if schedule.kind == "wsd":
@@ -221,7 +226,7 @@ def _exact_start(schedule: Schedule, run: RunFolder, done: list[int], planned: i
     else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
-    return next((step for step in reversed(done) if step <= last and _is_whole(run, step)), None)
+    return next((step for step in reversed(done) if step <= last and _is_whole(stored, run, step)), None)
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:

@@ -85,6 +85,23 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     assert again.steps() == [50], "what it was restored from is its own to remove"
 
 
+def test_after_a_restore_older_copies_stay_until_new_ones_come(tmp_path: Path) -> None:
+    run, fresh = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "fresh")
+    mirror, again = (Mirror(str(tmp_path / "m"), "name", one) for one in (run, fresh))
+    for step in (10, 20, 30, 40, 50):
+        saved(run, step, keep=5)
+    mirror.update()
+    assert again.restore(again.steps(), lambda said: None) == 50
+    again.update()
+    assert again.steps() == [10, 20, 30, 40, 50]
+    found = []
+    for step in (60, 70, 80):
+        saved(fresh, step, keep=3)
+        again.update()
+        found.append(again.steps())
+    assert found == [[30, 40, 50, 60], [50, 60, 70], [60, 70, 80]]
+
+
 def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:
     run, said = RunFolder(tmp_path / "run"), list[str]()
     saved(run, 10)
@@ -163,6 +180,11 @@ def test_a_fresh_machine_goes_on(
     assert "has checkpoints of the earlier training, the newest of step 30" in said
     said = train(straight, "checkpoint.mirror=relative", expected=2)
     assert "checkpoint.mirror: relative: give an absolute folder" in said
+    # A damaged checkpoint comes back before training longer, too.
+    newest = runs / "small" / "checkpoints" / "step-00000030"
+    (newest / "model.safetensors").write_bytes(b"x")
+    said = train(runs, mirrored, "train.steps=36", "train.schedule.kind=wsd", flags=("--accept-changes",))
+    assert "the checkpoint of step 30 was fetched again from" in said
     # One that fails stops nothing.
     (tmp_path / "file").write_text("")
     said = train(straight, expected=0)

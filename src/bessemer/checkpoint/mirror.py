@@ -138,9 +138,13 @@ class Mirror:
             except (BessemerError, FileNotFoundError):
                 if folder.exists():  # else newer ones have taken its place meanwhile
                     raise
-        for step in sorted(set(there) - set(published(self._run.checkpoints))):
+        here = published(self._run.checkpoints)
+        # What is older than all here goes as new ones come: after a restore there is nothing else to roll back to.
+        older = sorted(step for step in there if here and step < here[0])
+        kept = set(older[2 * len(new) :])
+        for step in sorted(set(there) - set(here) - kept):
             self._remove(step, there[step])
-        self._note(set(published(self._run.checkpoints)))
+        self._note({*here, *kept})
 
     def restore(self, steps: list[int], on_damage: Callable[[str], None]) -> int | None:
         """Fetch the newest of these checkpoints that verifies, and the run's files that are missing here. Returns its step."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from bessemer.logfile import LogFile, json_line
 from bessemer.recipe import Recipe
-from bessemer.run import read_json_lines
+from bessemer.run import read_json_lines, write_atomic
 from bessemer.tokens.loader import Batch, Bools, GatedPiece, Reader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints
@@ -149,11 +149,14 @@ class GatedLoader:
 class GateLog:
     """Names the documents whose pieces did not count: a line a piece, in a file of each data-parallel rank."""
 
-    def __init__(self, folder: Path, reader: Reader, end_of_text: int, writes: bool) -> None:
+    def __init__(self, folder: Path, reader: Reader, end_of_text: int, writes: bool, start: int = 0) -> None:
+        """start: the step that the run goes on from; lines of later ones are removed, since the steps are taken again."""
         self._folder, self._reader, self._end_of_text = folder, reader, end_of_text
-        self._log = (
-            LogFile(folder / ("gated.jsonl" if reader.rank == 0 else f"gated-{reader.rank}.jsonl")) if writes else None
-        )
+        path = folder / ("gated.jsonl" if reader.rank == 0 else f"gated-{reader.rank}.jsonl")
+        self._log = LogFile(path) if writes else None
+        if writes and path.exists():
+            rows = read_json_lines(path)
+            write_atomic(path, b"".join(json_line(row) for row in rows if row["step"] <= start))
         self._left = MAX_RECORDS
 
     def stepped(self, step: int, batch: Batch) -> None:

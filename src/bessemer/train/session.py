@@ -164,7 +164,7 @@ def set_up(
         clock=clock,
         replicas=Replicas(position.step),
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
-        gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data),
+        gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, position.step),
         loader_is_gated=recipe.tokens.gate,
     )
 
