@@ -241,6 +241,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 
 def _stop(training: Training, step: int, alarm: Alarm, why: str) -> None:
     samples = _report(training, step, alarm, "run stopped")
+    training.clock.note(step - 1)
     names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
     see = f" See {training.run.incidents}."
     if names:
