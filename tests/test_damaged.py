@@ -68,7 +68,10 @@ def test_damaged_shards_are_named_and_written_again(
     assert (
         shard.read_bytes() == content and read_json(trained / "tokens" / "manifest.json")["files"] == manifest["files"]
     )
-    timed = {"tokens/manifest.json": b"", "tokens/stage.json": b""}  # seconds, and the length of the file that holds them
+    timed = {
+        "tokens/manifest.json": b"",
+        "tokens/stage.json": b"",
+    }  # seconds, and the length of the file that holds them
     assert {**files(trained), **timed} == {**before, **timed}
     assert train(trained, command="tokens") == 0
     assert "tokens    unchanged, skipped" in capsys.readouterr().err
