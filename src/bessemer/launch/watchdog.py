@@ -37,6 +37,7 @@ class Watchdog:
         self._looked, self._suspects = 0.0, set[int]()
         self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
         self._num_losses = 0  # that were told
+        self._hung: set[int] = set()  # ranks that were ended for it, until the agent has noted their loss
 
     def look(self) -> None:
         """End the processes that hang, if they did so at the last look too."""
@@ -53,6 +54,7 @@ class Watchdog:
         pids = {one.pid for one in guilty}
         is_sure, self._suspects = bool(pids) and pids == self._suspects, pids
         if is_sure:
+            self._hung = {one.rank for one in guilty}
             self._end(guilty, readings)
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
 
@@ -65,7 +67,7 @@ class Watchdog:
             if number <= restarts:
                 action = f"the group starts again from the last checkpoint (restart {number} of {restarts})"
             for one in facts["lost"]:
-                if one["pid"] in self._ended:
+                if one["rank"] in self._hung:
                     continue
                 how = f"ended with {one['code']}" if one["error"] is None else f"failed: {one['error']}"
                 if one["code"] < 0:
@@ -77,6 +79,7 @@ class Watchdog:
                         self._run.incidents, step=one["step"], what="lost", cause=cause, action=action, rank=one["rank"],
                         host=facts["host"], code=one["code"], advice=ADVICE["lost"],
                     )  # fmt: skip
+            self._hung = set()
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
         names = ", ".join(f"rank {one.rank}" for one in guilty)
