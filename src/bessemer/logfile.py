@@ -19,14 +19,20 @@ def json_line(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False, default=str) + "\n").encode()
 
 
+def is_torn(path: Path) -> bool:
+    """Whether a file of lines ends within one, as after a kill."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
 def end_torn_line(path: Path) -> None:
     """End a last line that a kill cut short, so that what is appended is not lost with it."""
-    # OSError: no file yet; or it cannot be written, which the log tells.
-    with contextlib.suppress(OSError), path.open("r+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+    with contextlib.suppress(OSError):  # it cannot be written, which the log reports
+        if is_torn(path):
+            _append_whole(path, b"\n")
 
 
 class LogFile:

@@ -10,6 +10,7 @@ from bessemer.check.rows import CheckRow
 from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError
 from bessemer.guard.journal import Journal
+from bessemer.logfile import is_torn
 from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import counted
 from bessemer.train.session import require_journal
@@ -37,7 +38,7 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
             journal = Journal.read(run.journal)
             known = require_journal(run, journal, found)
             said = f"{counted(journal.num_rollbacks, 'rollback')}, {known} of them before step {found.step}"
-            torn = "; its last line is cut short: it was not acted on" if _is_torn(run.journal) else ""
+            torn = "; its last line is cut short: it was not acted on" if is_torn(run.journal) else ""
             yield CheckRow(LOGS, FITS, "ok", said + torn)
         except BessemerError as error:
             yield CheckRow(LOGS, FITS, "FAIL", str(error))
@@ -50,7 +51,7 @@ def _log_row(path: Path, step: int) -> CheckRow:
     name = f"{path.name} is whole"
     rows = [row for row in read_json_lines(path) if isinstance(row, dict)]
     lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
-    damaged = [number for number, line in enumerate(lines[: len(lines) - _is_torn(path)], 1) if not _is_json(line)]
+    damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_json(line)]
     if damaged:
         said = (
             f"{path}: {counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}; training goes on without"
@@ -60,13 +61,8 @@ def _log_row(path: Path, step: int) -> CheckRow:
     if last < step:
         said = f"{path}: it ends at step {last}, the newest checkpoint is of step {step}: lines are missing; training goes on"
         return CheckRow(LOGS, name, "warn", f"{said}, the report lacks them")
-    torn = "; its last line is cut short, as by a kill, which is harmless: it is left out" if _is_torn(path) else ""
+    torn = "; its last line is cut short, as by a kill, which is harmless: it is left out" if is_torn(path) else ""
     return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether a file of lines ends within one."""
-    return path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
 
 
 def _is_json(line: bytes) -> bool:
