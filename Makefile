@@ -23,7 +23,7 @@ test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --faults docs/fault-matrix.md
+	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/fault-matrix.md
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
