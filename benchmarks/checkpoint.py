@@ -103,7 +103,7 @@ def measure(step: TrainStep, batch: Batch, folder: Path, rounds: int) -> dict[st
         name: [] for name in ("plain", "during", "foreground", "stall", "background", "load")
     }
     disk: list[tuple[float, float]] = []
-    with AsyncSaver(folder / "background", keep=1) as saver:
+    with AsyncSaver(folder / "background", keep=1, optimizer=step.optimizer) as saver:
         for number in range(rounds + 1):
             disk.append(disk_rates(folder, size))
             started = perf_counter()
@@ -112,7 +112,11 @@ def measure(step: TrainStep, batch: Batch, folder: Path, rounds: int) -> dict[st
             plain = [seconds_of_step(step, batch) for _ in range(6)]
             started = perf_counter()
             saver.save(number, tensors, {})
-            times["stall"].append(perf_counter() - started)
+            stall, norm = perf_counter() - started, step.gradients(batch).grad_norm
+            waited = perf_counter()
+            saver.wait_copied()
+            times["stall"].append(stall + perf_counter() - waited)
+            step.update(0, norm)
             during = []
             while saver.is_busy:
                 during.append(seconds_of_step(step, batch))

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,30 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
     assert found is not None and found.facts == {"guard": [1, 2]}
     for part, named in state(1.0).items():
         assert all(torch.equal(found.tensors(part)[name], value) for name, value in named.items())
+
+
+def test_an_update_waits_for_the_copy_and_the_step_before_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, begun = staging._copy, threading.Event()
+
+    def slow(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        assert begun.wait(20)
+        time.sleep(0.1)
+        copy(copies)
+
+    monkeypatch.setattr(staging, "_copy", slow)
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with AsyncSaver(tmp_path, keep=1, optimizer=optimizer) as saver:
+        saver.save(10, {"model": {"a": weight.detach()}}, {})
+        weight.grad = torch.ones(1000)
+        begun.set()
+        optimizer.step()
+    assert float(weight.detach().sum()) == 0.0
+    found = latest(tmp_path)
+    assert found is not None and float(found.tensors("model")["a"].sum()) == 1000.0
+    optimizer.step()  # nothing is left on it
 
 
 @pytest.mark.fault(8)

@@ -36,16 +36,16 @@ def test_a_rank_is_compared_with_those_of_the_same_work() -> None:
 
 @contextlib.contextmanager
 def pulses(pid: int) -> Iterator[None]:
-    """Stop a process for half of the time."""
+    """Stop a process for three quarters of the time."""
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.03)
+                time.sleep(0.06)
                 os.kill(pid, signal.SIGCONT)
-            time.sleep(0.03)
+            time.sleep(0.02)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -84,10 +84,9 @@ def require_named(made: Path, name: str, said: str) -> None:
     run = made.parent / "runs" / name
     windows = metrics(made, name, "ranks")
     assert [row["step"] for row in windows] == [20, 40, 60, 80, 100, 120]
-    assert sum(row["slowest"] == 1 for row in windows[2:]) >= 3
+    assert sum(row["slowest"] == 1 for row in windows[2:]) >= 2, "other programs may slow the other one, for a while"
     seconds = [sum(row["compute_seconds"][rank] for row in windows[2:]) for rank in ("0", "1")]
     assert seconds[1] > 1.2 * seconds[0]
-    # Other programs on the machine may make the other one slow too, for a while.
     incidents = [
         row for row in read_json_lines(run / "incidents.jsonl") if row["what"] == "straggler" and row["rank"] == 1
     ]

@@ -84,7 +84,7 @@ def wait_for_step(run: Path, step: int) -> None:
         metrics = run / "metrics.jsonl"
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
             return
-        time.sleep(0.05)
+        time.sleep(0.01)
     raise AssertionError(f"no step {step}")
 
 

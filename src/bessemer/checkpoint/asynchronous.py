@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 
 from bessemer.checkpoint import files
@@ -81,9 +82,16 @@ class WriterProcess:
 
 
 class BackgroundWork:
-    """One piece of work at a time in a thread, collective, with a process that reads and writes for it."""
+    """One piece of work at a time in a thread, collective, with a process that reads and writes for it.
 
-    def __init__(self, mesh: ProcessMesh) -> None:
+    The state is copied while the next step computes its gradients: the optimizer's step waits for the copy.
+    """
+
+    def __init__(self, mesh: ProcessMesh, optimizer: torch.optim.Optimizer | None) -> None:
+        """optimizer: changes the tensors that are saved; None: `save` returns when they are copied."""
+        self._hook = None
+        if optimizer is not None:
+            self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait_copied())
         self.mesh = mesh
         if not mesh.is_single:
             self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -116,6 +124,10 @@ class BackgroundWork:
         """Whether work is being done."""
         return self._thread is not None and self._thread.is_alive()
 
+    def wait_copied(self) -> None:
+        """Wait until the tensors that are being saved may change."""
+        raise NotImplementedError
+
     def join(self) -> BaseException | None:
         """Wait for the work. Returns its error, once."""
         if self._thread is not None:
@@ -143,6 +155,8 @@ class BackgroundWork:
                 self._thread.join(JOIN_SECONDS)
         finally:
             self.process.end()
+            if self._hook is not None:  # a reference cycle that would keep the group alive
+                self._hook.remove()
 
 
 class AsyncSaver(BackgroundWork):
@@ -152,15 +166,19 @@ class AsyncSaver(BackgroundWork):
     not free, the save runs in the foreground. Use it as a context, or call `finish` before the group ends.
     """
 
-    def __init__(self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
-        """folder, keep: as `protocol.save`; keep may be changed between saves, and `on_published` is called after each."""
-        super().__init__(mesh)
+    def __init__(
+        self, folder: Path, keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:  # fmt: skip
+        """folder, keep: as `protocol.save`; keep may be changed between saves, and `on_published` is called after each.
+        optimizer: as `BackgroundWork`."""
+        super().__init__(mesh, optimizer)
         self._folder, self.keep = folder, keep
         self.on_published: Callable[[], None] = lambda: None
         self._staging = Staging()
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change when this returns.
+        """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change after `wait_copied`.
 
         Waits for the previous save. If that one failed, its error (BessemerError, on every process) is raised here, after
         the new one has begun.
@@ -189,6 +207,9 @@ class AsyncSaver(BackgroundWork):
         finally:
             del before, after  # with this frame they would be reference cycles that keep the group alive
 
+    def wait_copied(self) -> None:
+        self._staging.wait()
+
     def __exit__(self, *error: Any) -> None:
         try:
             super().__exit__(*error)
@@ -200,6 +221,8 @@ class AsyncSaver(BackgroundWork):
         if not self._staging.fits(prepared.own):
             return None
         ready = self._staging.copy(prepared.own)
+        if self._hook is None:
+            self.wait_copied()
 
         def write(part: str, path: Path) -> Scan:
             return self.process.request("copy", ready()[part], path)

@@ -20,6 +20,7 @@ from math import prod
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 BLOCK_BYTES = 4 << 20  # read, hashed, checked and written at a time
 NICE = 10  # of the program: the training's threads go first
@@ -65,7 +66,7 @@ class ArraySource(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    data: Callable[[], memoryview]
+    data: Callable[[], NDArray[np.uint8]]
 
 
 def layout(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[bytes, dict[str, int]]:
@@ -91,7 +92,7 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
         for name in begins:
             data = tensors[name].data()
             for at in range(0, len(data), BLOCK_BYTES):
-                yield name, tensors[name].dtype, data[at : at + BLOCK_BYTES]
+                yield name, tensors[name].dtype, data[at : at + BLOCK_BYTES].data
 
     return _write(blocks(), path)
 
@@ -184,7 +185,10 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
 
 def _is_finite(dtype: str, block: memoryview) -> bool:
     if dtype in _FLOATS:
-        return bool(np.isfinite(np.frombuffer(block, _FLOATS[dtype])).all())
+        values = np.frombuffer(block, _FLOATS[dtype])
+        # One fast pass: a sum of finite values is finite but where it overflows, which the second pass tells.
+        with np.errstate(all="ignore"):
+            return (dtype != "F16" and bool(np.isfinite(values.sum()))) or bool(np.isfinite(values).all())
     if dtype not in _EXPONENTS:
         return True
     kind, mask = _EXPONENTS[dtype]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bessemer.checkpoint.asynchronous import BackgroundWork
 from bessemer.checkpoint.files import scan
 from bessemer.checkpoint.format import MANIFEST, Tensors, dump_manifest, load_manifest
@@ -84,8 +86,8 @@ class NodeMemory:
 class MemorySaver(BackgroundWork):
     """Copies the state into the memory of the node. Every process creates one, and calls `save` for the same steps."""
 
-    def __init__(self, memory: NodeMemory, mesh: ProcessMesh) -> None:
-        super().__init__(mesh)
+    def __init__(self, memory: NodeMemory, mesh: ProcessMesh, optimizer: torch.optim.Optimizer | None = None) -> None:
+        super().__init__(mesh, optimizer)
         self._memory = memory
         self._staging = {tuple(files): Staging(files) for files in memory.sets}
 
@@ -99,6 +101,8 @@ class MemorySaver(BackgroundWork):
         prepared = agree(memory.folder, step, tensors, self.mesh, node=memory.node)
         staging = self._staging[tuple(memory.free_set())]
         ready = staging.copy(prepared.own) if staging.fits(prepared.own) else _no_memory
+        if self._hook is None:
+            staging.wait()
         plan, facts = prepared.plan, copy.deepcopy(facts)
 
         def seal() -> dict[str, Any]:
@@ -115,6 +119,10 @@ class MemorySaver(BackgroundWork):
                 raise failure
         finally:
             del failure
+
+    def wait_copied(self) -> None:
+        for staging in self._staging.values():
+            staging.wait()
 
     def _publish(self, prepared: PreparedSave, facts: dict[str, Any], seal: Callable[[], dict[str, Any]]) -> None:
         memory = self._memory

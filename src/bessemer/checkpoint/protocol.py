@@ -17,14 +17,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bessemer.checkpoint.files import DTYPES, ArraySource, Scan, save_file, scan
@@ -280,18 +283,10 @@ def verify(
 
     def examine() -> str:
         manifests.append(load_manifest(folder))
-        for name in _files_to_verify(manifests[0].files, mesh):
-            path = folder / name
-            if not path.is_file():
-                raise BessemerError(f"{path}: missing")
-            try:
-                found = (read or scan)(path)
-            except OSError as error:
-                raise BessemerError(f"{path}: cannot be read: {error}") from None
-            if found.fingerprint != manifests[0].files[name]:
-                raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
-            if found.nonfinite is not None:
-                raise BessemerError(f"{path}: tensor {found.nonfinite} holds a value that is not finite")
+        names = _files_to_verify(manifests[0].files, mesh)
+        threads = max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1) if read is None else 1
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name], read or scan), names))
         return manifests[0].sha256
 
     def compare(hashes: list[str]) -> list[None]:
@@ -301,6 +296,19 @@ def verify(
 
     exchange(mesh, examine, compare)
     return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
+
+
+def _verify_file(path: Path, fingerprint: dict[str, Any], read: Callable[[Path], Scan]) -> None:
+    if not path.is_file():
+        raise BessemerError(f"{path}: missing")
+    try:
+        found = read(path)
+    except OSError as error:
+        raise BessemerError(f"{path}: cannot be read: {error}") from None
+    if found.fingerprint != fingerprint:
+        raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
+    if found.nonfinite is not None:
+        raise BessemerError(f"{path}: tensor {found.nonfinite} holds a value that is not finite")
 
 
 def drop_newer(folder: Path, step: int) -> None:
@@ -383,14 +391,16 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
 
 def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:
     """Tensors as what is written; each is brought to the CPU when its turn comes."""
-
-    def bytes_of(tensor: Tensor) -> memoryview:
-        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
-
     return {
         name: ArraySource(DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes, partial(bytes_of, tensor))
         for name, tensor in named.items()
     }
+
+
+def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """A tensor's bytes on the CPU, (nbytes,); not copied where it is there and contiguous."""
+    array: NDArray[np.uint8] = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    return array
 
 
 def _require_space(folder: Path, needed: int) -> None:

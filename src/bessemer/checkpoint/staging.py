@@ -5,12 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bessemer.checkpoint.files import DTYPES, layout
-from bessemer.checkpoint.protocol import LocalTensors
+from bessemer.checkpoint.protocol import LocalTensors, bytes_of
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 
@@ -71,6 +73,8 @@ class Staging:
         """paths: of files of memory that another process holds, at least as many as there are parts."""
         self._paths = paths
         self._files: dict[str, MemoryFile] = {}
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="staging")
+        self._copying: Future[None] | None = None
 
     def fits(self, own: LocalTensors) -> bool:
         """Whether copies of all processes of this node fit into free memory."""
@@ -82,49 +86,69 @@ class Staging:
     def copy(self, own: LocalTensors) -> Callable[[], dict[str, str]]:
         """Begin to copy. Returns a function that waits for the copy and returns the path of each part's file.
 
-        A failure is raised by that function, in whose exchange the other ranks wait.
+        The tensors may change after `wait`. A failure is raised by the returned function, in whose exchange the other ranks
+        wait.
         """
-        event: torch.cuda.Event | None = None
+        paths: dict[str, str] = {}
+        copies: list[tuple[Tensor, Tensor]] = []
         try:
             for number, (part, named) in enumerate(sorted(own.items())):
                 if part not in self._files:
                     self._files[part] = MemoryFile(None if self._paths is None else self._paths[number])
-                if _copy_into(self._files[part], named) and event is None:
-                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            if event is not None:  # the next update follows the copies on the same stream, so the step need not wait
+                paths[part] = self._files[part].path
+                copies += _copies(self._files[part], named)
+            if any(tensor.is_cuda for _, tensor in copies):
+                _copy_from_cuda(copies)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()  # type: ignore[no-untyped-call]
+                finish: Callable[[], None] = event.synchronize
+            else:
+                self._copying = self._copier.submit(_copy, copies)
+                finish = self._copying.result
         except (RuntimeError, MemoryError, OSError) as error:
-            failure = BessemerError(f"no memory for the copy: {error}")
+            failure = error
 
-            def fail() -> dict[str, str]:
+            def finish() -> None:
                 raise failure
 
-            return fail
-        paths = {part: self._files[part].path for part in own}
-
         def ready() -> dict[str, str]:
-            if event is not None:
-                event.synchronize()  # type: ignore[no-untyped-call]
+            try:
+                finish()
+            except (RuntimeError, MemoryError, OSError) as error:
+                raise BessemerError(f"no memory for the copy: {error}") from None
             return paths
 
         return ready
 
+    def wait(self) -> None:
+        """Wait until the tensors may change. On CUDA they may at once: the next update follows the copies on the same stream."""
+        if self._copying is not None:
+            wait([self._copying])
+            self._copying = None
+
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
+        self._copier.shutdown()
         for file in self._files.values():
             file.close()
         self._files = {}
 
 
-def _copy_into(file: MemoryFile, named: dict[str, Tensor]) -> bool:
-    """Copy tensors into the image of a file. Returns whether copies from CUDA go on when this returns."""
+def _copies(file: MemoryFile, named: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Make a file the image of named tensors without their values. Returns (where its bytes go, tensor) for each."""
     sizes = {name: (DTYPES[str(one.dtype)], tuple(one.shape), one.nbytes) for name, one in named.items()}
     head, begins = layout(sizes)
-    is_cuda = any(tensor.is_cuda for tensor in named.values())
-    image = file.resize(len(head) + sum(nbytes for _, _, nbytes in sizes.values()), is_cuda)
+    locked = any(tensor.is_cuda for tensor in named.values())
+    image = file.resize(len(head) + sum(nbytes for _, _, nbytes in sizes.values()), locked)
     image[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    for name, tensor in named.items():
-        begin = begins[name]
-        target = image[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        target.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-    return is_cuda
+    return [(image[begins[name] : begins[name] + one.nbytes], one.detach()) for name, one in named.items()]
+
+
+def _copy(copies: list[tuple[Tensor, Tensor]]) -> None:
+    for target, tensor in copies:
+        np.copyto(target.numpy(), bytes_of(tensor))  # without the interpreter's lock and torch's threads
+
+
+def _copy_from_cuda(copies: list[tuple[Tensor, Tensor]]) -> None:
+    for target, tensor in copies:
+        target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)

@@ -132,11 +132,11 @@ class Saver:
         self._memory: MemorySaver | None = None
         if config.memory_every:
             if (memory := NodeMemory.here()) is not None:
-                self._memory = MemorySaver(memory, step.mesh)
+                self._memory = MemorySaver(memory, step.mesh, step.optimizer)
             else:
                 say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")
         if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
-            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh)
+            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh, step.optimizer)
             self._async.on_published = self._follow
         self._mirror: Mirror | None = None
         if config.mirror is not None and step.mesh.is_main:
@@ -181,6 +181,8 @@ class Saver:
 
     def finish(self, position: Position) -> None:
         """Wait for a save in the background; a failure is recorded."""
+        if self._memory is not None:
+            self._memory.wait_copied()
         if self._async is not None:
             try:
                 self._async.finish()
