@@ -229,6 +229,11 @@ def amount(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 
+def one_line(text: str) -> str:
+    """Text on one line, with single spaces; a document's control characters do not reach the terminal."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 document, 12,345 documents."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -243,14 +243,14 @@ def test_samples_in_another_order_and_other_weights_are_told(trained: tuple[Reci
 def test_a_full_disk_and_too_little_memory_are_no_go(
     small: tuple[Recipe, TokenStore], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, _ = small
+    recipe = small[0].changed(train={"steps": 200}, checkpoint={"every": 4})
     run = RunFolder(runs / "small")
     assert planned.disk_row(recipe, run, 1e6, run).status == "ok"
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 4_900_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 7_900_000))
     row = planned.disk_row(recipe, run, 1e6, run)
     assert row.status == "FAIL"
-    assert "5 checkpoints 5.0 MB" in row.evidence
+    assert "8 checkpoints 8.0 MB" in row.evidence
     plan = {"memory_bytes": {"total": 3 << 40}}
     assert planned.memory_fit(recipe, plan).status == "FAIL"
 

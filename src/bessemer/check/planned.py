@@ -11,6 +11,7 @@ from typing import Any
 from bessemer import derived
 from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import fits_here
+from bessemer.checkpoint.retention import SPANS
 from bessemer.errors import BessemerError
 from bessemer.launch.start import described
 from bessemer.layout.memory import optimizer_bytes
@@ -129,7 +130,9 @@ def checkpoint_bytes(resolved: Recipe, config: ModelConfig) -> int:
 def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFolder) -> CheckRow:
     """Space for the whole run against what is free. checkpoint: bytes of one; built: where corpus and tokens of it, or of a
     sample of it, are built."""
-    keep = resolved.checkpoint.keep + EXTRA_CHECKPOINTS + (resolved.train.schedule.kind == "wsd")
+    steps, rolls_back = resolved.train.steps or 0, resolved.guard.roll_back
+    keep = resolved.checkpoint.keep + EXTRA_CHECKPOINTS + SPANS * rolls_back + (resolved.train.schedule.kind == "wsd")
+    keep = min(keep, 1 + math.ceil(steps / (resolved.checkpoint.every or steps)))
     parts = {f"{keep} checkpoints": keep * checkpoint}
     if not run.tokens.exists():
         store, known = TokenStore.open(built.tokens), expected_tokens(resolved, run, built)

@@ -77,13 +77,8 @@ class Mirror:
     """The mirror of a run. Use from one process."""
 
     def __init__(self, url: str, name: str, run: RunFolder) -> None:
-        """url: an absolute folder, s3:// or gs://. Raises InputError for another."""
+        """url: checkpoint.mirror, an absolute folder, s3:// or gs://."""
         self.place, self._run = f"{url.rstrip('/')}/{name}", run
-        where = "checkpoint.mirror"
-        if url.startswith(("s3://", "gs://")):
-            storage.check_url(url, where)
-        elif not os.path.isabs(os.path.expanduser(url)):
-            raise InputError(f"{where}: {url}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
         self._thread: Thread | None = None
         self._has_more = False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SPANS = 3  # of `distance`, of each of which a checkpoint stays
+
 
 @dataclass(frozen=True)
 class Retention:
@@ -12,6 +14,7 @@ class Retention:
     newest: so many of the newest
     decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
     healthy_until: the newest at or before this step, the last before an alarm
+    changed_at: the newest at or before this step, at which the recipe was changed
     distance: one that is at least about so many steps older than the newest, for a rollback; 0: none
     """
 
@@ -19,6 +22,7 @@ class Retention:
     decay_start: int | None = None
     healthy_until: int = 0
     distance: int = 0
+    changed_at: int = 0
 
     @classmethod
     def of(cls, keep: Retention | int) -> Retention:
@@ -30,10 +34,11 @@ class Retention:
         ascending = sorted(steps)
         kept = set(ascending[-self.newest :])
         kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
-        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
+        for last in (self.healthy_until, self.changed_at):
+            kept |= set([step for step in ascending if step <= last][-1:])
         if self.distance:
             # The first of each of the last three spans: as the newest moves on, one of them is always old enough.
             last = ascending[-1] // self.distance
-            for span in range(last - 2, last + 1):
+            for span in range(last - SPANS + 1, last + 1):
                 kept |= set([step for step in ascending if step // self.distance == span][:1])
         return kept

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
 from bessemer.errors import InputError
-from bessemer.terminal import text_table
+from bessemer.terminal import one_line, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bessemer.train.diagnose import Diagnosis
 
 SHOWN_SEQUENCES, SHOWN_DOCUMENTS = 5, 3  # of a diagnosed step's batch
+SHOWN_CHARACTERS = 240  # of a sequence
 
 
 def trace(args: argparse.Namespace) -> Any:
@@ -54,7 +55,7 @@ def trace(args: argparse.Namespace) -> Any:
 def _print_columns(rows: list[dict[str, Any]]) -> None:
     """Rows of the same keys under their names; columns without any value are left out."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] != "" for row in rows)]
-    cells = [[" ".join(str(row[name]).split()) for name in names] for row in rows]
+    cells = [[one_line(str(row[name])) for name in names] for row in rows]
     if cells:
         print("\n".join(text_table(names, cells, "l" * len(names))))
 
@@ -65,7 +66,7 @@ def _print_document(document: dict[str, Any]) -> None:
             for row in value:
                 print(f"{'step':<12} {row['step']}  sample {row['sample']}")
         elif value != "":
-            print(f"{key:<12} {value}")
+            print(f"{key:<12} {one_line(str(value))}")
 
 
 def diagnose(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,13 +100,11 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
         print(f"  {finding}")
     print("the worst sequences of its batch, each alone")
     for one in found.sequences[:SHOWN_SEQUENCES]:
-        print(f"  sample {one.sample}: {one.figures}")
+        print(f"  sample {one.sample}: {one.figures}\n    {one_line(one.text)[:SHOWN_CHARACTERS]}")
         for name in one.documents[:SHOWN_DOCUMENTS]:
             known = documents.get(name, {})
             place = " ".join(str(known[key]) for key in ("path", "place") if known.get(key, "") != "")
-            print(f"    {name}{f'  {place}' if place else ''}")
-            if text := " ".join(str(known.get("text", "")).split()):
-                print(f"      {text[:160]}")
+            print(f"    in {name}{f'  {place}' if place else ''}")
         if (rest := len(one.documents) - SHOWN_DOCUMENTS) > 0:
             print(f"    and {rest} more")
 

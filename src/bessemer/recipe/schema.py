@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Part, Source
@@ -46,6 +47,20 @@ class Checkpoint(Section):
     asynchronous: bool | None = None
     memory_every: int = Field(0, ge=0)
     mirror: str | None = None
+
+    @field_validator("mirror")
+    @classmethod
+    def _is_a_place(cls, mirror: str | None) -> str | None:
+        if mirror is None:
+            return None
+        scheme, bucket = urlsplit(mirror).scheme, urlsplit(mirror).netloc
+        if "@" in bucket:
+            raise ValueError(
+                "leave credentials out of the URL; they are taken from the environment or the machine's role"
+            )
+        if not (bucket if scheme in ("s3", "gs") else Path(mirror).expanduser().is_absolute()):
+            raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
+        return mirror
 
 
 class Evaluate(Section):
@@ -177,6 +192,17 @@ class Recipe(Section):
                 raise ValueError(f"{where} lacks source {missing[0]!r}; give it 0 if it is not to be read")
             if phase.from_ == "decay" and self.train.schedule.kind != "wsd":
                 raise ValueError(f"{where} has no decay phase to begin with; set train.schedule.kind = wsd")
+        return self
+
+    @model_validator(mode="after")
+    def _mirror_is_elsewhere(self) -> Self:
+        mirror, folder = self.checkpoint.mirror, self.run.folder.absolute()
+        if mirror is not None and mirror.startswith(("/", "~")):
+            place = Path(mirror).expanduser() / self.run.name
+            if place == folder or folder in place.parents:
+                raise ValueError(
+                    f"checkpoint.mirror = {mirror} would lie in the run's own folder, {folder}; name another disk"
+                )
         return self
 
     @model_validator(mode="after")

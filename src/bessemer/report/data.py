@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
 from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.tokens import gate
 
 Column = NDArray[np.float64]
 Json = dict[str, Any]
@@ -120,6 +121,7 @@ class RunData:
     inside: Curves = field(default_factory=Curves)
     ranks: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
+    gated: str = ""
     forks: list[Curves] = field(default_factory=list)
     times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
@@ -177,6 +179,7 @@ def read(run: RunFolder) -> RunData:
         recipe_text=recipe_text,
         **found,
         incidents=as_objects(read_json_lines(run.incidents)),
+        gated=gate.summary(run.path),
         forks=_forks(run.forks),
         times=accounts(run.times) or {},
         stages=as_objects(json_file(run.path / "stages.json"), "stages"),

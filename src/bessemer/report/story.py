@@ -18,12 +18,14 @@ def story(data: RunData) -> list[tuple[str, str]]:
     """When (its steps) and what, for everything that changed the run; empty where nothing did. The middle of a long story is left
     to the table of incidents."""
     events = [*_incidents(data), *_restarts(data)]
-    if not events:
+    if not events and not data.gated:
         return []
     told = [(when, what) for _, when, what in sorted(events, key=lambda event: event[0])]
     if len(told) > MAX_EVENTS:
         left_out = len(told) - MAX_EVENTS
         told[MAX_EVENTS // 2 : -MAX_EVENTS // 2] = [("…", f"{left_out} more: see Incidents")]
+    if data.gated:
+        told.append(("throughout", f"the gate: {data.gated}."))
     if data.train.step.size:
         told.append((_steps(data.train.step[-1]), "the last step that was trained."))
     return told

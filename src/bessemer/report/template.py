@@ -21,6 +21,8 @@ from bessemer.report.parts import Figure, capitalised, clock, known, percent, sh
 from bessemer.run import write_atomic
 from bessemer.terminal import amount, duration, size
 
+CONTROL_CHARACTERS = dict.fromkeys({*range(32), 127} - {*map(ord, "\t\n\r")}, "\N{REPLACEMENT CHARACTER}")
+
 
 def _shown(form: Callable[[float], str]) -> Callable[[Any], str]:
     """A filter that shows a number, and a dash for anything else."""
@@ -80,7 +82,7 @@ def render_page(
 
     environment = JsonEnvironment(
         loader=PackageLoader("bessemer.report"), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=lambda value: value.translate(CONTROL_CHARACTERS) if type(value) is str else value,
     )  # fmt: skip
     environment.filters |= FILTERS
     # Compact, and in the order in which the figures were built.

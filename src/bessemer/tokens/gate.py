@@ -175,13 +175,13 @@ class GateLog:
         self._left -= len(batch.gated)
 
 
-def summary(folder: Path, step: int) -> str:
-    """What the gate has done up to a step of a run, in words; empty for nothing."""
+def summary(folder: Path, step: int | None = None) -> str:
+    """What the gate has done in a run, up to a step, in words; empty for nothing."""
     pieces = {
         (row["sample"], row["document"]): row
         for path in sorted(folder.glob("gated*.jsonl"))
         for row in read_json_lines(path)
-        if row["step"] <= step
+        if step is None or row["step"] <= step
     }
     if not pieces:
         return ""

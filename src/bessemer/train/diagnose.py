@@ -36,6 +36,7 @@ from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import Advance, progress, warn
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
 from bessemer.train.healing import apply_step, judge_step
 from bessemer.train.recompute import blocks_recomputed
@@ -99,11 +100,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class RankedSequence:
-    """One sequence of the batch: the number of its sample, its figures alone, and the documents that it holds."""
+    """One sequence of the batch: the number of its sample, its figures alone, the documents that it holds, and its own text."""
 
     sample: int
     figures: Figures
     documents: list[str]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -243,11 +245,13 @@ class _Replay:
     def ranked(self, step: int) -> list[RankedSequence]:
         """The sequences of a step's batch, each alone: first those not finite, then by gradient norm times loss."""
         batch, found = _batch_of(self.training, step), []
+        tokenizer = Tokenizer.load_any(self.training.store.folder / "tokenizer.json")
         for number, row in enumerate(self.training.loader.documents(batch.first, len(batch.tokens))):
             figures = Figures.of(self.training.step.gradients(batch.row(number), self.position.scale))
             names = row["documents"]
             assert isinstance(names, list)
-            found.append(RankedSequence(batch.first + number, figures, names))
+            text = tokenizer.decode(batch.row(number).inputs[0].tolist())
+            found.append(RankedSequence(batch.first + number, figures, names, text))
 
         def weight(one: RankedSequence) -> float:
             loss, norm = one.figures.loss, one.figures.grad_norm

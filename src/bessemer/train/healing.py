@@ -17,6 +17,7 @@ from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
 from bessemer.run import published
 from bessemer.terminal import warn
+from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import MetricsLog
@@ -230,19 +231,25 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
         samples += training.loader.documents(sizes.first(number), count)
     if training.step.mesh.is_main:
+        known = ledger.known(training.run.corpus, _document_names(samples))
+        places = {name: f"{row['path']} {row['place']}".strip() for name, row in known.items()}
         record(
             path, step=step, what=alarm.kind, cause=alarm.cause, action=action, onset=alarm.onset,
-            advice=ADVICE[alarm.kind], documents=samples, **more,
+            advice=ADVICE[alarm.kind], documents=samples, places=places, **more,
         )  # fmt: skip
     if action != "run stopped":
         warn(f"step {step}: {alarm.kind}: {alarm.cause}; {action} (see {path.name})")
     return samples
 
 
+def _document_names(samples: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
+
+
 def _stop(training: Training, step: int, alarm: Alarm, why: str) -> None:
     samples = _report(training, step, alarm, "run stopped")
     training.clock.note(step - 1)
-    names = list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
+    names = _document_names(samples)
     see = f" See {training.run.incidents}."
     if names:
         held = f"held {len(names)} documents ({', '.join(names[:3])}, ...), all in {training.run.incidents}."

@@ -99,6 +99,8 @@ def train_here(
         )  # fmt: skip
         if training.position.step:
             source = "" if training.is_on_disk else ", from the copy in memory"
+            if (last := journal.governing(training.position.step)) is not None and last.rate_factor != 1.0:
+                source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
             say(f"  going on from step {training.position.step} of {recipe.train.steps}{source}")
         summary = train(training)
     finally:

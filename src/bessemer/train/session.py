@@ -18,6 +18,7 @@ from bessemer.checkpoint.protocol import drop_newer, exchange
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
+from bessemer.guard.incidents import record
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
 from bessemer.guard.pulse import Pulse
@@ -186,14 +187,20 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. Collective."""
     newest = mesh.broadcast(max(published(run.checkpoints), default=None))
     damage: BessemerError | None = None
+
+    def on_damage(message: str) -> None:
+        warn(message)
+        if mesh.is_main:
+            record(run.incidents, step=newest or 0, what="checkpoint_damaged", cause=message, action="not loaded")
+
     try:
-        on_disk = _checkpoint_on_disk(run, journal, mesh)
+        on_disk = _checkpoint_on_disk(run, journal, mesh, on_damage)
     except BessemerError as error:
         on_disk, damage = None, error
     # Not one that belonged to an undone rollback: such a checkpoint is removed, and no longer there now.
     is_damaged = newest in published(run.checkpoints) and (on_disk is None or on_disk.step < newest)
     if mesh.any(mesh.is_main and is_damaged and refetch(recipe, run, newest)):
-        on_disk = _checkpoint_on_disk(run, journal, mesh)
+        on_disk = _checkpoint_on_disk(run, journal, mesh, warn)
     elif damage is not None:
         raise damage
     memory = NodeMemory.here() if recipe.checkpoint.memory_every else None
@@ -205,13 +212,15 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
         return copied.step > first and is_on_path and copied.facts["recipe"] == digest(recipe)
 
     if not mesh.any(memory is None) and memory is not None:
-        return newest_in_memory(memory, accepts, mesh, warn) or on_disk
+        return newest_in_memory(memory, accepts, mesh, on_damage) or on_disk
     return on_disk
 
 
-def _checkpoint_on_disk(run: RunFolder, journal: Journal, mesh: ProcessMesh) -> SavedCheckpoint | None:
+def _checkpoint_on_disk(
+    run: RunFolder, journal: Journal, mesh: ProcessMesh, on_damage: Callable[[str], None]
+) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those of a rollback that a kill interrupted are removed. Collective."""
-    while (checkpoint := latest(run.checkpoints, on_damage=warn, mesh=mesh)) is not None:
+    while (checkpoint := latest(run.checkpoints, on_damage=on_damage, mesh=mesh)) is not None:
         num_rollbacks = require_journal(run, journal, checkpoint)
         if journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint

@@ -23,7 +23,7 @@ from bessemer.model.transformer import build_model
 from bessemer.parallel.sharded import as_shard_of, fingerprint
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, digest
-from bessemer.run import RunFolder, published
+from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -128,6 +128,8 @@ class Saver:
         assert steps is not None, "the recipe is resolved"
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
+        incidents = read_json_lines(run.incidents)
+        self._changed_at = max((row["step"] for row in incidents if row["what"] == "recipe_changed"), default=0)
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
         if config.memory_every:
@@ -209,7 +211,9 @@ class Saver:
         guard, steps = self._recipe.guard, self._recipe.train.steps or 0
         # A run that has ended will not roll back.
         distance = guard.distance(steps) if guard.roll_back and position.step < steps else 0
-        return Retention(self._recipe.checkpoint.keep, self._decay_start, position.guard.healthy_until, distance)
+        return Retention(
+            self._recipe.checkpoint.keep, self._decay_start, position.guard.healthy_until, distance, self._changed_at
+        )
 
     def _report(self, position: Position, error: Exception) -> None:
         warn(f"{error}; training goes on, the next checkpoint tries again")

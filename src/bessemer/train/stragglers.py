@@ -60,7 +60,7 @@ class Stragglers:
         self._every = 0 if mesh.is_single else every
         self._busy, self._waits = list[float](), list[float]()
         self._windows: dict[int, int] = {}
-        self.found: dict[int, str] = {}  # in words, by rank
+        self.found: dict[int, str] = {}  # in words, by rank, as when it was found
 
     def stepped(self, log: MetricsLog, step: int, busy: float, data_wait: float) -> None:
         """After each step. busy: seconds of this process in it, without waits. Collective each so many steps."""
@@ -99,7 +99,7 @@ class Stragglers:
                     self._incidents, step=step, what="straggler", cause=cause, action="recorded", rank=one.rank,
                     host=one.host, advice=ADVICE["straggler"],
                 )  # fmt: skip
-            self.found[one.rank] = cause
+            self.found.setdefault(one.rank, cause)
 
 
 def probe_seconds(device: Device) -> float:
