@@ -229,6 +229,32 @@ def test_a_killed_training_goes_on_bit_for_bit(whole: Path, runs: Path, recipe_f
     assert trained(runs / "small") == trained(whole / "small")
 
 
+@pytest.mark.long
+@pytest.mark.fault(26)
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None,
+    reason="torch.compile on a CPU needs a C++ compiler, g++ or $CXX",
+)
+def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    """A new process compiles anew: after a kill from a checkpoint, and after a stop, with dropout and a moving average."""
+    sets = [
+        part for one in ("train.compile=on", "train.ema=0.9", "train.dropout.hidden=0.1") for part in ("--set", one)
+    ]
+    straight = tmp_path / "straight"
+    shutil.copytree(runs, straight)
+    done = bessemer("train", recipe_file, "--set", f"run.dir={straight}", *sets)
+    assert done.returncode == 0 and ", compiled" in done.stderr, done.stderr
+    for step, number, code in ((11, signal.SIGKILL, -signal.SIGKILL), (19, signal.SIGTERM, 75)):
+        process = start(recipe_file, runs, *sets)
+        wait_for_step(runs, step, process)
+        process.send_signal(number)
+        process.communicate(timeout=120)
+        assert process.returncode == code
+    done = bessemer("train", recipe_file, "--set", f"run.dir={runs}", *sets)
+    assert done.returncode == 0 and "going on from step" in done.stderr, done.stderr
+    assert trained(runs / "small") == trained(straight / "small")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.fault(9)
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.checkpoint import SavedCheckpoint, memory, staging
-from bessemer.checkpoint.memory import MemorySaver, NodeMemory, hold, newest_in_memory
+from bessemer.checkpoint import SavedCheckpoint, node_memory, staging
+from bessemer.checkpoint.memory import MemorySaver, newest_in_memory
+from bessemer.checkpoint.node_memory import NodeMemory, hold
 from bessemer.errors import BessemerError
 from bessemer.interrupt import NODE
-from bessemer.parallel.mesh import ProcessMesh, join
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 
@@ -42,7 +43,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def in_group() -> tuple[ProcessMesh, NodeMemory]:
     mesh = join(Parallel(replicate=2), torch.device("cpu"))
-    held = NodeMemory.here()
+    held = NodeMemory.here(mesh)
     assert held is not None
     return mesh, held
 
@@ -70,13 +71,13 @@ def read(refuses: int = -1) -> tuple[int, bool, list[str]]:
 
 def sizes(node: Path) -> list[int]:
     paths = json.loads((node / "memory" / "files.json").read_text())
-    return [os.stat(path).st_size for sets in paths for files in sets for path in files]
+    return [os.stat(path).st_size for nodes in paths for sets in nodes for files in sets for path in files]
 
 
 def test_the_newest_outlives_the_processes(node: Path) -> None:
     run_on(2, copies, [3, 6, 9])
     assert run_on(2, read) == [(9, True, [])] * 2
-    assert [path.name for path in (node / "memory").glob("step-*")] == ["step-00000009"]
+    assert [path.name for path in (node / "memory").glob("*/step-*")] == ["step-00000009"]
     run_on(2, copies, [12])  # over the one before the newest
     assert run_on(2, read) == [(12, True, [])] * 2
     run_on(2, copies, [4])  # after a rollback
@@ -87,17 +88,17 @@ def test_the_newest_outlives_the_processes(node: Path) -> None:
 
 def test_the_memory_is_freed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE, str(tmp_path))
-    assert NodeMemory.here() is None
+    assert NodeMemory.here(SINGLE_PROCESS) is None
     with hold(tmp_path, 2):
         run_on(2, copies, [3])
         assert sum(sizes(tmp_path)) > 4 * 40 * 10 * 4
         before = len(os.listdir("/proc/self/fd"))
-    assert len(os.listdir("/proc/self/fd")) == before - 2 * memory.SETS * memory.PARTS
+    assert len(os.listdir("/proc/self/fd")) == before - 2 * node_memory.SETS * node_memory.PARTS
 
 
 def test_a_damaged_one_is_left_out(node: Path) -> None:
     run_on(2, copies, [3])
-    link = next((node / "memory" / "step-00000003").glob("model-*2-of*"))
+    link = next((node / "memory" / "0" / "step-00000003").glob("model-*2-of*"))
     with open(link, "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"x")
@@ -164,11 +165,11 @@ def test_each_node_keeps_what_its_ranks_hold(tmp_path: Path) -> None:
     with hold(tmp_path / "0", 1), hold(tmp_path / "1", 1):
         run_on(2, on_two_nodes, tmp_path, 3, False)
         for name, other in (("0", "2"), ("1", "1")):
-            files = {path.name for path in (tmp_path / name / "memory" / "step-00000003").iterdir()}
+            files = {path.name for path in (tmp_path / name / "memory" / name / "step-00000003").iterdir()}
             assert len(files) == 3 and not any(f"-0000{other}-of" in file for file in files), (
                 "the manifest, model and rng"
             )
         assert run_on(2, on_two_nodes, tmp_path, 0, False) == [(3, True, [])] * 2
         run_on(2, on_two_nodes, tmp_path, 6, False)
         found = run_on(2, on_two_nodes, tmp_path, 0, True)
-        assert [one[0] for one in found] == [0, 0], "the memory of a node belongs to its ranks"
+        assert found == [(6, True, [])] * 2, "nodes that have changed their numbers get their own back from each other"

@@ -1,86 +1,33 @@
-"""Checkpoints in memory, which the agent of a node holds: they survive the death of the processes that train, not of the node.
+"""Checkpoints in memory, which survive the death of the processes that train and, with replicas on other nodes, of nodes.
 
-The agent makes files of memory (`hold`), two sets for each of its processes, which write into them in turn. In a folder of the
-node a checkpoint is a manifest and links to these files, so that it is verified and read as one on a disk; each node keeps what
-its own ranks hold. It counts when all ranks have theirs whole: the one before it goes only then.
+Each rank copies its state into files of memory that the agent of its node holds (node_memory.py), in turn into two sets. A copy
+counts when all ranks have theirs whole and the neighbours have their replicas (replication.py): the one before it goes only then.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from bessemer.checkpoint.asynchronous import BackgroundWork
 from bessemer.checkpoint.files import scan
-from bessemer.checkpoint.format import MANIFEST, Tensors, dump_manifest, load_manifest
+from bessemer.checkpoint.format import Tensors, dump_manifest, load_manifest
+from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import PreparedSave, agree, exchange, require_finite
 from bessemer.checkpoint.reading import SavedCheckpoint
-from bessemer.checkpoint.staging import HAS_MEMORY_FILES, Staging
+from bessemer.checkpoint.replication import Transfer, replica_nodes, transfer
+from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
-from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import digest
-from bessemer.run import checkpoint_name, published
-
-FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
-SETS, PARTS = 2, 8  # sets of files of a process; files of a set, one for each part of a checkpoint
-
-
-@contextmanager
-def hold(node: Path, processes: int) -> Iterator[None]:
-    """Hold files of memory for the processes of a node while the block runs; they take no memory before they are written."""
-    if not HAS_MEMORY_FILES:
-        yield
-        return
-    handles = [[[os.memfd_create("bessemer") for _ in range(PARTS)] for _ in range(SETS)] for _ in range(processes)]
-    paths = [[[f"/proc/{os.getpid()}/fd/{one}" for one in files] for files in sets] for sets in handles]
-    (node / FOLDER).mkdir()
-    (node / FOLDER / HELD).write_text(json.dumps(paths))
-    try:
-        yield
-    finally:
-        for handle in (one for sets in handles for files in sets for one in files):
-            os.close(handle)
-
-
-@dataclass(frozen=True)
-class NodeMemory:
-    """The memory that the agent of this process's node holds. folder: of its checkpoints; sets: this process's files; local:
-    rank on the node; node: number of the node."""
-
-    folder: Path
-    sets: list[list[str]]
-    local: int
-    node: int
-
-    @classmethod
-    def here(cls) -> NodeMemory | None:
-        """That of this process; None where no agent of ours has started it, or the system has no files of memory."""
-        folder = Path(os.environ[NODE]) / FOLDER if NODE in os.environ else None
-        if folder is None or not (folder / HELD).exists():
-            return None
-        local, node = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("GROUP_RANK", "0"))
-        return cls(folder, json.loads((folder / HELD).read_text())[local], local, node)
-
-    def free_set(self) -> list[str]:
-        """The files of this process that no checkpoint consists of."""
-        used = {os.readlink(link) for link in self.folder.glob("step-*/*") if link.is_symlink()}
-        return next(files for files in self.sets if used.isdisjoint(files))
-
-    def keep(self, kept: int | None = None) -> None:
-        """Forget all checkpoints but that of one step; of the processes of a node, the first does so."""
-        for step in published(self.folder) if self.local == 0 else ():
-            if step != kept:
-                shutil.rmtree(self.folder / checkpoint_name(step))
+from bessemer.run import checkpoint_name
+from bessemer.terminal import say, warn
 
 
 class MemorySaver(BackgroundWork):
@@ -88,17 +35,35 @@ class MemorySaver(BackgroundWork):
 
     def __init__(self, memory: NodeMemory, mesh: ProcessMesh, optimizer: torch.optim.Optimizer | None = None) -> None:
         super().__init__(mesh, optimizer)
-        self._memory = memory
-        self._staging = {tuple(files): Staging(files) for files in memory.sets}
+        self._memory, self._training_mesh = memory, mesh
+        self._staging = {tuple(files): Staging(files) for files in memory.sets[0]}
+        processes, replicas = Counter(mesh.gather(memory.node)), len(memory.sets) - 1
+        if replicas and (len(processes) == 1 or len(set(processes.values())) > 1):
+            why = "one node is left" if len(processes) == 1 else "the nodes have unequal numbers of processes"
+            warn(f"copies in memory are not sent to other nodes (checkpoint.memory_replicas): {why}")
+            replicas = 0
+        nodes = len(processes)
+        self._transfers = [Transfer(one, one, to) for one in range(nodes) for to in replica_nodes(one, nodes, replicas)]
+        self._replicated: int | None = None  # step of the last copy that all neighbours have
+        self._has_left_out = False
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
-        """Begin a copy of the state after `step`, as `AsyncSaver.save`; it counts once all ranks have hashed theirs.
+        """Begin a copy of the state after `step`, as `AsyncSaver.save`; it counts once all ranks have hashed theirs, and all
+        neighbours their replicas.
 
-        Waits for the previous one. If that one failed, its error is raised here, after the new one has begun.
+        Waits for the previous one; where that is still being sent to a neighbour, this one is left out instead. If that one
+        failed, its error is raised here, after the new one has begun.
         """
+        if self._transfers and self._training_mesh.any(self.is_busy):
+            if not self._has_left_out:
+                warn(
+                    f"no copy of step {step} in memory: the one before is still on its way; raise checkpoint.memory_every"
+                )
+            self._has_left_out = True
+            return
         failure = self.join()
         memory = self._memory
-        prepared = agree(memory.folder, step, tensors, self.mesh, node=memory.node)
+        prepared = agree(memory.checkpoints(memory.node), step, tensors, self.mesh, node=memory.node)
         staging = self._staging[tuple(memory.free_set())]
         ready = staging.copy(prepared.own) if staging.fits(prepared.own) else _no_memory
         if self._hook is None:
@@ -125,76 +90,115 @@ class MemorySaver(BackgroundWork):
             staging.wait()
 
     def _publish(self, prepared: PreparedSave, facts: dict[str, Any], seal: Callable[[], dict[str, Any]]) -> None:
-        memory = self._memory
-        target, staged = prepared.target, prepared.staged
+        memory, step = self._memory, prepared.step
 
         def manifests(by_rank: list[dict[str, Any]]) -> list[tuple[str, dict[str, str]]]:
             files = {name: fingerprint for one in by_rank for name, (fingerprint, _) in one["files"].items()}
+            nodes = [one["node"] for one in by_rank]
+            texts = {
+                node: dump_manifest(step, files, prepared.contents[node], facts | {"nodes": nodes})
+                for node in set(nodes)
+            }
             return [
-                (
-                    dump_manifest(prepared.step, files, prepared.contents[of["node"]], facts | {"node": of["node"]}),
-                    {n: path for one in by_rank if one["node"] == of["node"] for n, (_, path) in one["files"].items()},
-                )
-                for of in by_rank
+                (texts[of], {n: path for one in by_rank if one["node"] == of for n, (_, path) in one["files"].items()})
+                for of in nodes
             ]
 
         text, links = exchange(self.mesh, seal, manifests)
-
-        def publish() -> None:
-            if memory.local:
-                return
-            shutil.rmtree(staged, ignore_errors=True)
-            staged.mkdir()
-            (staged / MANIFEST).write_text(text)
-            for name, path in links.items():
-                (staged / name).symlink_to(path)
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(staged, target)
-
+        kept = self._replicated
         try:
-            exchange(self.mesh, publish, lambda by_rank: by_rank)  # from here on all nodes have it
-            exchange(self.mesh, lambda: memory.keep(prepared.step), lambda by_rank: by_rank)  # makes room for the next
-        except BaseException:
-            memory.keep()
+            exchange(self.mesh, lambda: memory.publish(memory.node, step, text, links), _each)  # now all nodes have it
+            kept = step if kept is None else kept  # without one that neighbours have, one without replicas
+            if self._transfers:
+                transfer(self.mesh, memory, step, self._transfers, lambda path: self.process.request("scan", path))
+        except (BessemerError, OSError):  # on every rank; a rank that is lost leaves all that is here to the next start
+            exchange(self.mesh, lambda: memory.keep(kept), _each)
             raise
+        exchange(self.mesh, lambda: memory.keep(step), _each)  # makes room for the next
+        self._replicated = step if self._transfers else None
+
+
+class _Look(NamedTuple):
+    """What a process sees of the checkpoints of a step in its node's memory. fits: they are of these ranks and accepted; files:
+    hashes of their manifests' lists of files; is_whole: this process's part of its node's own; damage: of it, in words."""
+
+    node: int
+    fits: bool
+    files: set[str]
+    is_whole: bool
+    damage: str
 
 
 def newest_in_memory(
     memory: NodeMemory, accepts: Callable[[SavedCheckpoint], bool], mesh: ProcessMesh, on_damage: Callable[[str], None]
 ) -> SavedCheckpoint | None:
-    """The newest checkpoint that every process has whole in the memory of its node, and accepts; None where there is none.
-    The others are forgotten. Collective. on_damage: called with a message for one that is damaged."""
-    newest: SavedCheckpoint | None = None
-    steps = set.intersection(*map(set, mesh.gather(published(memory.folder))))
-    for step in sorted(steps, reverse=True):
-        found: list[SavedCheckpoint] = []
-
-        def examine(step: int = step, found: list[SavedCheckpoint] = found) -> tuple[bool, str]:
-            manifest, own = (
-                load_manifest(memory.folder / checkpoint_name(step)),
-                {path for paths in memory.sets for path in paths},
-            )
-            checkpoint = SavedCheckpoint(memory.folder / checkpoint_name(step), step, manifest.facts, manifest.contents)
-            for name, fingerprint in manifest.files.items():
-                path = checkpoint.folder / name
-                is_own = os.path.islink(path) and os.readlink(path) in own
-                if is_own and scan(path).fingerprint != fingerprint:
-                    raise BessemerError(f"{path}: damaged: size or SHA-256 differ from the manifest")
-            found.append(checkpoint)
-            return manifest.facts["node"] == memory.node and accepts(checkpoint), digest(manifest.files)
-
-        def compare(by_rank: list[tuple[bool, str]]) -> list[bool]:
-            return [all(is_fit for is_fit, _ in by_rank) and len({of for _, of in by_rank}) == 1] * len(by_rank)
-
+    """The newest checkpoint that every node has whole in its memory, or gets back from another node, and every process accepts;
+    None where there is none. The others are forgotten. Collective. on_damage: called with a message for one that is damaged."""
+    newest, has_fetched = None, False
+    by_rank = mesh.gather((memory.node, memory.held()))
+    nodes, held = [node for node, _ in by_rank], dict(by_rank)
+    for step in sorted({step for of_node in held.values() for step, _ in of_node}, reverse=True):
+        look = partial(_look, memory, step, nodes, accepts)
         try:
-            if exchange(mesh, examine, compare):
-                newest = found[0]
-                break
+            transfers, damage = exchange(mesh, look, partial(_fetches, held, step))
+            if damage:
+                on_damage(
+                    f"{damage}; {'this copy in memory is left out' if transfers is None else 'it is fetched again'}"
+                )
+            if transfers is None:
+                continue
+            if transfers:
+                pairs = ", ".join(f"node {one.target} from node {one.source}" for one in transfers)
+                say(f"  fetching the copy of step {step} in memory: {pairs}")
+                exchange(mesh, partial(memory.keep, step), _each)  # makes room
+                transfer(mesh, memory, step, transfers, scan)
+                has_fetched = any(one.target == memory.node for one in transfers)
+            newest = _opened(memory.checkpoints(memory.node) / checkpoint_name(step))[0]
+            break
         except (BessemerError, OSError) as error:
             on_damage(f"{error}; this copy in memory is left out")
-    memory.keep(None if newest is None else newest.step)
+    memory.keep(None if newest is None else newest.step, has_fetched)
     mesh.barrier()
     return newest
+
+
+def _look(memory: NodeMemory, step: int, nodes: list[int], accepts: Callable[[SavedCheckpoint], bool]) -> _Look:
+    fits, files, is_whole, damage = True, set(), False, ""
+    for origin in (origin for at, origin in memory.held() if at == step):
+        checkpoint, fingerprints = _opened(memory.checkpoints(origin) / checkpoint_name(step))
+        files.add(digest(fingerprints))
+        fits = fits and checkpoint.facts["nodes"] == nodes and accepts(checkpoint)
+        if fits and origin == memory.node:
+            own = memory.local_files(checkpoint.folder)
+            damaged = [path for path in own if scan(path).fingerprint != fingerprints[path.name]]
+            is_whole = not damaged
+            damage = "" if is_whole else f"{damaged[0]}: damaged: size or SHA-256 differ from the manifest"
+    return _Look(memory.node, fits, files, is_whole, damage)
+
+
+def _fetches(
+    held: dict[int, set[tuple[int, int]]], step: int, looks: list[_Look]
+) -> list[tuple[list[Transfer] | None, str]]:
+    """For each rank, the transfers by which all nodes get their own checkpoints of a step, None where that cannot be or one does
+    not accept it; and what is damaged. held: step and origin, by node."""
+    damage = next((look.damage for look in looks if look.damage), "")
+    lacking = sorted({look.node for look in looks if not look.is_whole})
+    holders = {node: [other for other in held if other != node and (step, node) in held[other]] for node in lacking}
+    if not all(look.fits for look in looks) or len(set[str]().union(*(look.files for look in looks))) != 1:
+        return [(None, damage)] * len(looks)
+    if not all(holders.values()):
+        return [(None, damage)] * len(looks)
+    return [([Transfer(node, others[0], node) for node, others in holders.items()], damage)] * len(looks)
+
+
+def _opened(folder: Path) -> tuple[SavedCheckpoint, dict[str, Any]]:
+    """A checkpoint whose files are not verified, and their sizes and hashes."""
+    manifest = load_manifest(folder)
+    return SavedCheckpoint(folder, manifest.step, manifest.facts, manifest.contents), manifest.files
+
+
+def _each(by_rank: list[None]) -> list[None]:
+    return by_rank
 
 
 def _no_memory() -> dict[str, str]:

@@ -66,6 +66,12 @@ class MemoryFile:
         os.ftruncate(self._handle, 0)
 
 
+def has_memory(missing: int) -> bool:
+    """Whether every process of this node can take so many bytes more."""
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return MEMORY_FACTOR * max(missing, 0) * num_local <= available_memory()
+
+
 class Staging:
     """Copies of what this process saves, a file of memory for each part."""
 
@@ -80,8 +86,7 @@ class Staging:
         """Whether copies of all processes of this node fit into free memory."""
         held = sum(file.size for part, file in self._files.items() if part in own)
         missing = sum(tensor.nbytes for named in own.values() for tensor in named.values()) - held
-        num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return HAS_MEMORY_FILES and MEMORY_FACTOR * max(missing, 0) * num_local <= available_memory()
+        return HAS_MEMORY_FILES and has_memory(missing)
 
     def copy(self, own: LocalTensors) -> Callable[[], dict[str, str]]:
         """Begin to copy. Returns a function that waits for the copy and returns the path of each part's file.
@@ -92,9 +97,9 @@ class Staging:
         paths: dict[str, str] = {}
         copies: list[tuple[Tensor, Tensor]] = []
         try:
-            for number, (part, named) in enumerate(sorted(own.items())):
+            for part, named in sorted(own.items()):
                 if part not in self._files:
-                    self._files[part] = MemoryFile(None if self._paths is None else self._paths[number])
+                    self._files[part] = MemoryFile(None if self._paths is None else self._paths[len(self._files)])
                 paths[part] = self._files[part].path
                 copies += _copies(self._files[part], named)
             if any(tensor.is_cuda for _, tensor in copies):

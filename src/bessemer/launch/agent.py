@@ -43,7 +43,7 @@ LAST_CALL_SECONDS = 5  # for more nodes, once the minimum is there
 @dataclass(frozen=True)
 class LaunchSpec:
     """What an agent starts. arguments: of Python; nodes: minimum and maximum; endpoint: host:port of the rendezvous, host:0
-    for any port; identity: the same on all nodes of a run and no others."""
+    for any port; identity: the same on all nodes of a run and no others; replicas: of the copies in memory, on other nodes."""
 
     arguments: tuple[str, ...]
     processes: int
@@ -51,6 +51,7 @@ class LaunchSpec:
     nodes: tuple[int, int] = (1, 1)
     endpoint: str = "localhost:0"
     identity: str | None = None
+    replicas: int = 0
 
     def command(self) -> list[str]:
         """The command line of its agent."""
@@ -83,7 +84,12 @@ class LaunchSpec:
         if processes < 1:
             raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
         restarts = 0 if recipe is None else recipe.parallel.restarts
-        return cls(arguments, processes, restarts, (min_nodes, max_nodes), endpoint or "localhost:0", identity)
+        replicas = 0 if recipe is None else recipe.checkpoint.memory_replicas
+        if recipe is not None:
+            recipe.checkpoint.require_nodes(max_nodes)
+        return cls(
+            arguments, processes, restarts, (min_nodes, max_nodes), endpoint or "localhost:0", identity, replicas
+        )
 
 
 def main() -> int:
@@ -103,7 +109,7 @@ def main() -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # not all of its parts look at LOGLEVEL
     _note_losses(place)
 
-    from bessemer.checkpoint.memory import hold
+    from bessemer.checkpoint.node_memory import hold
     from bessemer.launch import status
 
     def fail(kind: str, message: str) -> int:
@@ -129,7 +135,7 @@ def main() -> int:
         signals_to_handle="SIGHUP",
     )
     try:
-        with hold(place, spec.processes):
+        with hold(place, spec.processes, spec.replicas):
             elastic_launch(config, sys.executable)(*spec.arguments)
     except ChildFailedError as error:
         if killed := _killed(error.failures):

@@ -121,7 +121,9 @@ def join() -> Rendezvous:
             ) from None
         message = status.first_line(error)
         raise BessemerError(f"parallel: rank {rank} cannot join the others at {where}: {message}") from None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # A store that torchrun keeps over restarts; else each start has its own, and nodes may count their restarts differently.
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
     return Rendezvous(dist.PrefixStore(f"bessemer/{attempt}", store), rank, world)
 
 

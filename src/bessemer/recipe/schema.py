@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from bessemer.errors import InputError
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.guard import Guard
@@ -46,6 +47,7 @@ class Checkpoint(Section):
     keep: Positive = 3
     asynchronous: bool | None = None
     memory_every: int = Field(0, ge=0)
+    memory_replicas: int = Field(0, ge=0)
     mirror: str | None = None
 
     @field_validator("mirror")
@@ -61,6 +63,22 @@ class Checkpoint(Section):
         if not (bucket if scheme in ("s3", "gs") else Path(mirror).expanduser().is_absolute()):
             raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
         return mirror
+
+    @model_validator(mode="after")
+    def _replicas_are_of_copies(self) -> Self:
+        if self.memory_replicas and not self.memory_every:
+            raise ValueError(
+                "memory_replicas sends copies to other nodes, and memory_every = 0 makes none; set memory_every"
+            )
+        return self
+
+    def require_nodes(self, nodes: int) -> None:
+        """Raise InputError where a node has not so many others to send its copies to."""
+        if self.memory_replicas >= nodes:
+            raise InputError(
+                f"checkpoint.memory_replicas = {self.memory_replicas} needs at least {self.memory_replicas + 1} nodes, and this "
+                f"run is on {nodes}; lower it, or train on more nodes"
+            )
 
 
 class Evaluate(Section):

@@ -12,8 +12,9 @@ from time import perf_counter
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
-from bessemer.checkpoint.memory import NodeMemory, newest_in_memory
+from bessemer.checkpoint.memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
+from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import drop_newer, exchange
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
@@ -203,7 +204,7 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
         on_disk = _checkpoint_on_disk(run, journal, mesh, warn)
     elif damage is not None:
         raise damage
-    memory = NodeMemory.here() if recipe.checkpoint.memory_every else None
+    memory = NodeMemory.here(mesh) if recipe.checkpoint.memory_every else None
     first = 0 if on_disk is None else on_disk.step
 
     def accepts(copied: SavedCheckpoint) -> bool:

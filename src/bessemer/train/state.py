@@ -10,8 +10,9 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.memory import MemorySaver, NodeMemory
+from bessemer.checkpoint.memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
+from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.checkpoint.retention import Retention
@@ -133,7 +134,7 @@ class Saver:
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
         if config.memory_every:
-            if (memory := NodeMemory.here()) is not None:
+            if (memory := NodeMemory.here(step.mesh)) is not None:
                 self._memory = MemorySaver(memory, step.mesh, step.optimizer)
             else:
                 say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")

@@ -1,0 +1,80 @@
+"""A node that is killed whole and started anew, on this machine: its processes go on from the copy on the other node, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_nodes import kill_with_children, node
+from trainings import another, bessemer, errors, losses, metrics, wait_for_step, weights
+
+from tests.ports import free_port, wait_for_listener
+
+pytestmark = pytest.mark.long
+
+STEPS = 40
+LAYOUT = "--set", "parallel.shard=2", "--set", f"train.steps={STEPS}"
+DISK_EVERY = 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(made: Path) -> str:
+    """The name of a run that nothing happened to, on one node."""
+    assert bessemer("train", *another(made, "undisturbed"), *LAYOUT).returncode == 0
+    return "undisturbed"
+
+
+def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int) -> str:
+    """Run on two nodes of one process; the second is killed after a step and started again. Returns what the first said."""
+    given, port, run = another(recipe, name), free_port(), recipe.parent / "runs" / name
+    line = node(given, port, *LAYOUT, *sets)
+    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True)]
+    wait_for_listener(port)
+    try:
+        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        wait_for_step(run, after)
+        kill_with_children(started[1].pid)
+        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        said = [started[number].communicate(timeout=300)[1] for number in (0, 2)]
+        assert [started[number].returncode for number in (0, 2)] == [0, 0], said
+        return said[0]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                kill_with_children(process.pid)
+
+
+@pytest.mark.fault(1)
+def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, undisturbed: str) -> None:
+    sets = "checkpoint.memory_every=3", "checkpoint.memory_replicas=1", f"checkpoint.every={STEPS}"
+    said = with_a_node_replaced(made, "replaced", *(part for one in sets for part in ("--set", one)), after=20)
+    (resumed,) = metrics(made, "replaced", "resumed")
+    assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 3
+    assert f"fetching the copy of step {resumed['step']} in memory: node 1 from node 0" in said
+    assert f"going on from step {resumed['step']} of {STEPS}, from the copy in memory" in said
+    assert losses(made, "replaced") == losses(made, undisturbed)
+    assert weights(made, "replaced") == weights(made, undisturbed)
+
+
+def test_without_replicas_it_costs_the_steps_since_the_last_checkpoint(made: Path, undisturbed: str) -> None:
+    sets = "--set", "checkpoint.memory_every=3", "--set", f"checkpoint.every={DISK_EVERY}"
+    with_a_node_replaced(made, "not-replicated", *sets, after=12)
+    (resumed,) = metrics(made, "not-replicated", "resumed")
+    assert "from" not in resumed and resumed["step"] % DISK_EVERY == 0
+    assert losses(made, "not-replicated") == losses(made, undisturbed)
+    assert weights(made, "not-replicated") == weights(made, undisturbed)
+
+
+def test_more_replicas_than_other_nodes_are_refused(made: Path) -> None:
+    given, sets = another(made, "too-many"), ("--set", "parallel.shard=2", "--set", "checkpoint.memory_every=3")
+    for replicas, line in (("1", ("train", *given, *sets)), ("2", tuple(node(given, free_port(), *sets)[3:]))):
+        done = bessemer(*line, "--set", f"checkpoint.memory_replicas={replicas}")
+        (said,) = errors(done.stderr)
+        assert done.returncode == 2
+        assert (
+            f"memory_replicas = {replicas} needs at least {int(replicas) + 1} nodes, and this run is on {replicas}"
+            in said
+        )
+    done = bessemer("train", *given, "--set", "checkpoint.memory_replicas=1")
+    assert done.returncode == 2 and "memory_every = 0 makes none; set memory_every" in done.stderr
