@@ -11,7 +11,7 @@ from trainings import another, bessemer, errors, losses, metrics, wait_for_step,
 
 from tests.ports import free_port, wait_for_listener
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("cold")]  # real processes, so that a node is killed as a whole
 
 STEPS = 40
 LAYOUT = "--set", "parallel.shard=2", "--set", f"train.steps={STEPS}"
