@@ -1,6 +1,6 @@
 """The estimate brought to measured steps: a few physical constants, moved no further than the measurements ask for.
 
-Three steps of a set, or a real run's first ones, say how its machine differs from the usual one: its products, its links, its
+Three steps of a set, or a real run's first ones, say how its machine differs from the usual one: its matmuls, its links, its
 host. Each constant has a width, how far (in its logarithm) machines are seen to differ; a step has one too. The constants
 that make both likely are found by a search along one constant after the other (the arithmetic is cheap and not smooth, since
 parts hide behind each other).
@@ -19,7 +19,7 @@ from bessemer.plan.estimate.step import step
 
 # How far machines and frameworks differ in a constant, as a standard deviation of its logarithm.
 WIDTHS = {
-    "products": 0.06, "attention": 0.12, "bandwidth": 0.06, "intra": 0.10, "inter": 0.15, "launch": 0.3, "call": 0.2, "near": 0.2,
+    "matmuls": 0.06, "attention": 0.12, "bandwidth": 0.06, "intra": 0.10, "inter": 0.15, "launch": 0.3, "call": 0.2, "near": 0.2,
     "far": 0.3, "step": 0.3,
 }  # fmt: skip
 STEP_WIDTH = 0.04  # of a measured step's logarithm: what the arithmetic itself leaves open

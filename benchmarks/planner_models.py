@@ -63,5 +63,5 @@ def padded(vocabulary: int, tensor: int) -> int:
 def megatron_flops(batch: int, model: ModelConfig, recompute: bool) -> float:
     """FLOPs of a step as Narayanan et al. 2021, section 5.1, count them (attention not halved)."""
     h, layers, s = model.width, model.layers, model.sequence_length
-    products = (96 if recompute else 72) * batch * s * layers * h**2
-    return products * (1 + s / (6 * h) + model.vocabulary / ((16 if recompute else 12) * layers * h))
+    matmuls = (96 if recompute else 72) * batch * s * layers * h**2
+    return matmuls * (1 + s / (6 * h) + model.vocabulary / ((16 if recompute else 12) * layers * h))

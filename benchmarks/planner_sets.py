@@ -218,7 +218,7 @@ def activation_memory(cases: list[dict[str, Any]]) -> Iterator[Case]:
 
 
 def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
-    """The H100 with 96 GB runs at 500 W: products are taken to slow with the cube root of the power, as a chip does whose
+    """The H100 with 96 GB runs at 500 W: matmuls are taken to slow with the cube root of the power, as a chip does whose
     voltage follows its clock. Sequences of 8,192; selective checkpointing per operation unless another is said; a pipeline
     rank's batch is cut into as many micro-batches as there are ranks (torchtitan's default of 2024)."""
     h100 = devices.find("H100 SXM")
@@ -258,7 +258,7 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             yield Case(name, "torchtitan", job, job.tokens / (seen[key] * inputs["gpus"]), memory, case)
 
 
-# Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that runs beside products. Assumed; torchtitan's
+# Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that runs beside matmuls. Assumed; torchtitan's
 # own tables suggest less, and were not used for it.
 ASYNC_TENSOR = 0.6
 

@@ -141,7 +141,7 @@ class Planner:
         return devices_of(recipe.parallel, recipe.cluster.nodes, self.device.is_cuda)
 
     def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
-        """The run timed in about so many seconds, on one process; by its first layers where the whole model is too slow or
+        """The run timed within `seconds`, about, on one process; by its first layers where the whole model is too slow or
         too large for it; None where they are too."""
         from bessemer.train.measure import FEW_LAYERS, time_layers, time_run
 
@@ -180,7 +180,7 @@ class Planner:
         )  # fmt: skip
 
     def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
-        """Steps whose time, with that of validation and saving, comes to so many minutes."""
+        """Steps whose time, with that of validation and saving, add up to the minutes given."""
         from bessemer.layout import derived_keys
 
         planned, batches = self.plan(recipe, timing), recipe.batches
@@ -206,7 +206,7 @@ class Planner:
         return tokens * timing.scored_token * count / step_seconds
 
     def _saving_seconds(self, recipe: Recipe, timing: RunTiming) -> float:
-        """Seconds of a run's checkpoints; those that are written beside the training cost none, but for the last."""
+        """Seconds of a run's checkpoints; asynchronous ones cost none, but for the last."""
         train, settings = recipe.train, recipe.checkpoint
         assert train.steps is not None, "the recipe is resolved"
         is_beside = self.device.is_cuda if settings.asynchronous is None else settings.asynchronous

@@ -36,7 +36,7 @@ EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
 
 @dataclass
 class Session:
-    """One command's work on one run: the recipe as asked for, and what the stages told on the way."""
+    """One command's work on one run: the recipe as given, and the results of its stages."""
 
     recipe: Recipe
     run: RunFolder

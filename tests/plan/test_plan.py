@@ -43,14 +43,14 @@ def test_flops_are_those_of_the_matrix_products(monkeypatch: pytest.MonkeyPatch)
     """Against torch's own count of the forward pass: three times for forward and backward; attention by hand."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    monkeypatch.setattr(product, "prefers_onednn", lambda: False)  # torch does not count oneDNN's products
+    monkeypatch.setattr(product, "prefers_onednn", lambda: False)  # torch does not count oneDNN's matmuls
     wanted = config()
     model = build_model(wanted, 0)
     tokens = torch.zeros(1, 128, dtype=torch.long)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.logits(tokens)
-    products = counter.get_flop_counts()["Global"]
-    counted = sum(flops for op, flops in products.items() if "attention" not in str(op))
+    matmuls = counter.get_flop_counts()["Global"]
+    counted = sum(flops for op, flops in matmuls.items() if "attention" not in str(op))
     causal = 12 * 3 * 4 * 64 * (128 + 1) / 2
     assert flops_per_token(wanted) == pytest.approx(3 * counted / 128 + causal, rel=1e-9)
 

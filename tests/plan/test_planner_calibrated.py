@@ -35,10 +35,10 @@ def jobs() -> list[Job]:
 
 
 def test_a_slower_machine_is_found_from_three_steps_and_predicts_the_fourth() -> None:
-    truth = replace(PHYSICS, products=PHYSICS.products * 0.85, intra=PHYSICS.intra * 0.8)
+    truth = replace(PHYSICS, matmuls=PHYSICS.matmuls * 0.85, intra=PHYSICS.intra * 0.8)
     measured = [(job, step(job, truth).seconds) for job in jobs()]
     found = calibrate(measured[:3])
-    assert found.products < PHYSICS.products
+    assert found.matmuls < PHYSICS.matmuls
     before = abs(step(jobs()[3]).seconds / measured[3][1] - 1)
     after = abs(step(jobs()[3], found).seconds / measured[3][1] - 1)
     assert before > 0.10

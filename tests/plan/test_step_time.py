@@ -18,7 +18,7 @@ from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physic
 from bessemer.plan.estimate.step import _cut, exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (
-    "products", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
+    "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
     "optimizer",
 )  # fmt: skip
 LLAMA = ModelConfig(128_256, 32, 4096, 32, 8, 128, 14_336, 8192, qk_norm="none")
@@ -84,18 +84,18 @@ def test_mfu_is_flops_over_peak_and_time() -> None:
 
 def test_a_product_is_bound_by_the_matrix_units_or_by_the_memory() -> None:
     device, how = devices.find("A100"), replace(PHYSICS, start=0.0, depth=0.0)
-    large = compute.product(128 * 108, 8192, 16_384, "bf16", device, how)
-    assert large == pytest.approx(2 * 128 * 108 * 8192 * 16_384 / (device.best("bf16") * how.products), rel=0.01)
-    thin = compute.product(8, 16_384, 16_384, "bf16", device, how)
+    large = compute.matmul(128 * 108, 8192, 16_384, "bf16", device, how)
+    assert large == pytest.approx(2 * 128 * 108 * 8192 * 16_384 / (device.best("bf16") * how.matmuls), rel=0.01)
+    thin = compute.matmul(8, 16_384, 16_384, "bf16", device, how)
     assert thin == pytest.approx(2 * 16_384**2 / (device.bandwidth * how.bandwidth), rel=0.01)
 
 
 def test_tiles_and_waves_are_whole() -> None:
     device, how = devices.find("A100"), replace(PHYSICS, start=0.0)
-    full, more = (compute.product(rows, 1024, 8192, "bf16", device, how) for rows in (3456, 3456 + 128))
+    full, more = (compute.matmul(rows, 1024, 8192, "bf16", device, how) for rows in (3456, 3456 + 128))
     assert more / full > 1.3, "one more tile is one more wave, of smaller tiles at best"
-    even, odd = (compute.product(8192, columns, 8192, "bf16", device, how) for columns in (8192, 8191))
-    assert odd > 3 * even, "an odd side keeps a product off the matrix units"
+    even, odd = (compute.matmul(8192, columns, 8192, "bf16", device, how) for columns in (8192, 8191))
+    assert odd > 3 * even, "an odd side keeps a matmul off the matrix units"
 
 
 def test_collectives_are_the_closed_forms_of_a_ring() -> None:
@@ -146,7 +146,7 @@ def test_waiting_for_the_host_is_the_host_alone_and_goes_with_its_speed() -> Non
     slow = step(job(small, batch=8, framework="nanotron"))
     framework = frameworks.find("nanotron")
     host = 8 * 12 * 2 * framework.kernels * framework.launch
-    assert slow.host + slow.products + slow.attention + slow.elementwise == pytest.approx(host, rel=0.1)
+    assert slow.host + slow.matmuls + slow.attention + slow.elementwise == pytest.approx(host, rel=0.1)
     fast = step(job(small, batch=8, framework="nanotron"), replace(PHYSICS, launch=0.0))
     assert fast.host == 0 < slow.host
 
@@ -308,4 +308,4 @@ def test_a_layout_takes_a_fraction_of_a_millisecond() -> None:
 def test_constants_are_of_a_value_and_another_value_changes_the_step() -> None:
     usual = step(job(tensor=8))
     assert step(job(tensor=8), Physics()).seconds == usual.seconds
-    assert step(job(tensor=8), replace(PHYSICS, products=PHYSICS.products / 2)).products > 1.8 * usual.products
+    assert step(job(tensor=8), replace(PHYSICS, matmuls=PHYSICS.matmuls / 2)).matmuls > 1.8 * usual.matmuls

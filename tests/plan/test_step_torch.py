@@ -40,7 +40,7 @@ def test_selective_recompute_gathers_again_but_does_not_scatter_again() -> None:
     """torchtitan's list of what is saved has reduce_scatter and not all_gather: 2 of a block's 4 collectives, once more."""
     assert tensor(job()) == pytest.approx(4 * pair())
     assert tensor(job(recompute="selective")) == pytest.approx(5 * pair())
-    # Full: all but the scatter after the last product.
+    # Full: all but the scatter after the last matmul.
     assert tensor(job(recompute="full")) == pytest.approx(5.5 * pair())
     assert tensor(job(recompute="full", changes={"early_stop": False})) == pytest.approx(6 * pair())
     # Without sequence parallelism an all-reduce has no gather by itself.
@@ -65,7 +65,7 @@ def test_sequences_gathered_together_are_copied_into_place() -> None:
 
 
 def test_casts_move_what_torchao_reads_and_writes() -> None:
-    """10 tokens, 8 wide, products (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
+    """10 tokens, 8 wide, matmuls (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
     shapes = ((8, 6), (4, 8), (8, 12), (6, 8))
     assert casts(10, shapes, 8, 1, "tensor") == (5 * (260 + 224), 5 * 340 + 2 * (340 + 260) + 2 * 224)
     # Cast on 2 ranks each before it is gathered: 8 less of what is read, and of gradients.

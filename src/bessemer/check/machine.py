@@ -66,7 +66,7 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
     """The rows of what `examined` found."""
     ranks, kind = facts["ranks"], "cuda" if is_cuda else "cpu"
     wrong = [f"rank {row['rank']} on {row['host']}" for row in ranks if row["wrong"]]
-    said = f"{REPEATS} products of {EDGE[kind]} x {EDGE[kind]} integers on {len(ranks)} x {ranks[0]['device']}"
+    said = f"{REPEATS} matmuls of {EDGE[kind]} x {EDGE[kind]} integers on {len(ranks)} x {ranks[0]['device']}"
     yield judged(
         TOPIC, "matmul has the known answer", not wrong, f"{said}, {len(wrong)} wrong {', '.join(wrong)}".strip()
     )
@@ -113,11 +113,11 @@ def examined(recipe: Recipe, mesh: ProcessMesh, disk: Path, device: Device) -> d
 
 
 def known_matmul(device: Device) -> int:
-    """Number of products of small integers that are not exactly the known ones. In every precision these sums are exact."""
+    """Number of matmuls of small integers that are not exactly the known ones. In every precision these sums are exact."""
     n = EDGE[device.torch_device.type]
     index = torch.arange(n)
     a, b = ((index[:, None] * p + index[None, :] * q) % 5 - 2 for p, q in ((3, 7), (11, 2)))
-    # Rows of a repeat every 5 rows and columns of b every 5 columns: 25 sums say all of the product.
+    # Rows of a repeat every 5 rows and columns of b every 5 columns: 25 sums say all of the matmul.
     known = torch.einsum("ik,kj->ij", a[:5].long(), b[:, :5].long()).repeat(-(-n // 5), -(-n // 5))[:n, :n]
     dtype = device.dtype if device.dtype.itemsize > 1 else torch.bfloat16
     left, right = (x.to(device.torch_device, dtype) for x in (a, b))

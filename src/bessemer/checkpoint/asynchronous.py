@@ -1,5 +1,5 @@
-"""Checkpoints written beside the training: the step waits while the state is copied into shared memory, and not while it is
-written.
+"""Asynchronous checkpoints: the state is copied into shared memory while the next step computes its gradients, and written
+while the training goes on.
 
 A process writes, hashes and reads back the copy (files.py). A thread only tells it what to do and communicates with the threads
 of the other ranks, over a process group of its own: on the training's group the two would receive each other's messages.

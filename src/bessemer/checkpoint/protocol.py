@@ -118,8 +118,8 @@ def agree(
     folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh,
     make_room: Callable[[PreparedSave, int], None] = lambda prepared, needed: None, node: int = 0,
 ) -> PreparedSave:  # fmt: skip
-    """Agree on which rank writes what. make_room: on rank 0, for so many bytes; node: of this process, where each keeps what
-    its ranks hold."""
+    """Agree on which rank writes what. make_room: called on rank 0 with the number of bytes; node: of this process, where each
+    node keeps what its ranks hold."""
     shards = local_shards(tensors)
     prepared = PreparedSave(folder, step, {}, {}, [])
 
@@ -227,7 +227,7 @@ def latest(
 
 def names_whole(folder: Path, step: int, on_damage: Callable[[str], None]) -> bool:
     """Whether the newest checkpoint, that of `step`, has its manifest and all files in full length; none is read. A `latest`
-    that names another is written again, and on_damage told of it."""
+    that names another is written again, and on_damage is called with that."""
     try:
         files = load_manifest(folder / checkpoint_name(step)).files
         if any(

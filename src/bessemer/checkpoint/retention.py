@@ -11,11 +11,11 @@ SPANS = 3  # of `distance`, of each of which a checkpoint stays
 class Retention:
     """Which checkpoints stay, any of these.
 
-    newest: so many of the newest
+    newest: number of the newest
     decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
     healthy_until: the newest at or before this step, the last before an alarm
     changed_at: the newest at or before this step, at which the recipe was changed
-    distance: one that is at least about so many steps older than the newest, for a rollback; 0: none
+    distance: one that is at least about this many steps older than the newest, for a rollback; 0: none
     """
 
     newest: int

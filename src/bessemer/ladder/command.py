@@ -20,7 +20,7 @@ from bessemer.stages import Session
 from bessemer.terminal import amount, duration, say, warn
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
-COUNTED = "those of the matrix products: blocks and output matrix, without the input embedding"
+COUNTED = "those of the matmuls: blocks and output matrix, without the input embedding"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Rung:
         return self.tokens * self.size.flops
 
     def to_dict(self) -> dict[str, Any]:
-        """What design.json keeps of it, and what is told of it."""
+        """Its entry in design.json and in messages."""
         model = self.size.model
         shape = {key: getattr(model, key) for key in ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width")}
         return {

@@ -341,7 +341,7 @@ def profiles(points: tuple[Point, ...]) -> list[dict[str, Any]]:
 
     FLOPs, the parabola's coefficients (highest power first), its lowest point where it opens upwards, and `inside`: whether
     that lies between the sizes that were trained. A parabola is only near the curve: with the best size off the middle its
-    lowest point is biased, so it is a second opinion beside the law's own optimum.
+    lowest point is biased, so it is a second estimate of the law's optimum.
     """
     found = []
     for group in sorted({point.group for point in points}):

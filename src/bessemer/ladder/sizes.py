@@ -3,7 +3,7 @@
 Shape: as on the depth dial, one number sets it: depth, MLP and heads follow the width in the recipe's own proportion. Two
 layers at least: models of one fall off the line of the others (Kaplan et al. 2020, section 3.2, figure 6).
 
-N counts the parameters of matrix products, blocks and output matrix, without the input embedding. Leaving out the output
+N counts the parameters of matmuls, blocks and output matrix, without the input embedding. Leaving out the output
 matrix too, as Kaplan et al. did, bends the curve at small sizes and is most of why they found N_opt ~ C^0.73 where Hoffmann
 et al. found 0.50 (Pearce and Song 2024; Porian et al. 2024 count as here). C is counted exactly, with attention.
 """
@@ -34,7 +34,7 @@ RATE_RULES = {
 
 @dataclass(frozen=True)
 class Size:
-    """A model of the ladder. parameters: N, those in matrix products; flops: of a training step, a token."""
+    """A model of the ladder. parameters: N, those in matmuls; flops: of a training step, a token."""
 
     model: Model
     parameters: int

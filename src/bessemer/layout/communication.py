@@ -12,7 +12,7 @@ def tensor_bytes(
     config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = 4, bytes_per_sum: int = 4,
     label_smoothing: bool = False, recomputed: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
-    """Bytes of the whole tensors that a tensor group's collectives work on in a step, by kind, and beside them those of the
+    """Bytes of the whole tensors that a tensor group's collectives work on in a step, by kind, and apart from them those of the
     gradients that are all-reduced once a step, of what every process has in full.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual

@@ -26,11 +26,11 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 class DeviceSpec:
     """An accelerator (or a CPU). Compared by identity, so that it can be a key of a cache.
 
-    flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large product reaches when it is
+    flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large matmul reaches when it is
     measured, matmul_fp8: of the fp8 peak; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it
     sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
     domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
-    product's tiles are spread over (0: not known); sustained: share of `matmul` that holds
+    matmul's tiles are spread over (0: not known); sustained: share of `matmul` that holds
     over whole steps, with the board's power spent on everything; watts: of the board, 0 where they are not known; price:
     dollars an hour, and when it was asked.
     """
@@ -60,7 +60,7 @@ class DeviceSpec:
         return self.flops[precision]
 
     def best(self, precision: str) -> float:
-        """What the best large product reaches, in FLOP/s."""
+        """What the best large matmul reaches, in FLOP/s."""
         return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
 
 

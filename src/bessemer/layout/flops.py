@@ -47,8 +47,8 @@ def recomputed_flops_per_token(mode: str, config: ModelConfig, recomputed: int) 
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
     mode: train.recompute.
 
-    Selective recompute keeps what products and attention give and adds none that counts. A recomputed block stops at
-    what its backward pass needs, which the MLP's last product is not, unless a norm follows it. Fused attention's own
+    Selective recompute keeps what matmuls and attention give and adds none that counts. A recomputed block stops at
+    what its backward pass needs, which the MLP's last matmul is not, unless a norm follows it. Fused attention's own
     second look at the scores is left out, as is usual.
     """
     if mode in ("none", "selective"):

@@ -71,7 +71,7 @@ def memory(
     its own (is_cuda). Activations, in elements per token and block, are what autograd keeps of the operations in
     `model/transformer.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks, from the
-    first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of weights in the type of the products, which
+    first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of weights in the type of the matmuls, which
     FSDP2 gathers, or which autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients
     of its own.
     """
@@ -153,8 +153,8 @@ def kept_by_a_block(config: ModelConfig) -> int:
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
     norms = (6 if config.norm_position == "both" else 4) * config.width
-    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined product
-    # are attended to where they are; what QK-norm normalises keeps the whole product.
+    # Rotated queries and keys, values, the output by head and by token; without rotation the parts of the joined matmul
+    # are attended to where they are; what QK-norm normalises keeps the whole matmul.
     attention = (heads + 2 * kv_heads) + 2 * heads
     if config.positions == "learned":
         attention += kv_heads - heads  # which attention then gives by token
@@ -187,13 +187,13 @@ def score_bytes(train: Train, config: ModelConfig, layout: Parallel) -> int:
 
 
 def kept(recompute: str, config: ModelConfig) -> int:
-    """Elements per token that a recomputed block keeps: its input; selective: also what products and attention give."""
+    """Elements per token that a recomputed block keeps: its input; selective: also what matmuls and attention give."""
     if recompute != "selective":
         return config.width
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    products = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
+    matmuls = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
     last = config.width if config.norm_follows else 0
-    return config.width + products + heads + last
+    return config.width + matmuls + heads + last
 
 
 def optimizer_bytes(train: Train, config: ModelConfig) -> int:
@@ -305,7 +305,7 @@ def activation_bytes(
 
     tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
     token that a block keeps of dropout's masks; is_alone: one process holds the whole model.
-    Between the products each process of a tensor group has its tokens' part of the residual stream, inside of them all
+    Between the matmuls each process of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
     """
     again = min(recomputed, part.blocks)
@@ -315,7 +315,7 @@ def activation_bytes(
     keeps = kept(recompute, config) / tensor
     waits = again * keeps + (part.blocks - again) * block + 2 * entry
     widest = (3 if config.gated else 2) * config.mlp_width / tensor
-    # Norms of narrow streams work in fp32 and keep that; gradients of the hidden units and of the stream come on the way back.
+    # Norms of narrow streams work in fp32 and keep that; the backward pass adds gradients of the hidden units and of the stream.
     working = (block if again else 0) * width + widest * width + 2 * entry * 6 * (width < 4) + 2 * config.width * width
     if is_alone:  # measured so: what is kept of the other blocks is free by then, so that only recompute takes more
         working = (block - keeps) * width if part.blocks and again == part.blocks else 0.0

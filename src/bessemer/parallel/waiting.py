@@ -33,7 +33,7 @@ def count() -> None:
 
 def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*arguments: Any, **options: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():  # a checkpoint is written beside the step
+        if threading.current_thread() is not threading.main_thread():  # an asynchronous checkpoint communicates too
             return wait(*arguments, **options)
         with counting():
             return wait(*arguments, **options)

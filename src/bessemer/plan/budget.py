@@ -49,7 +49,7 @@ def proposed(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Prop
 
 
 def propose(flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None) -> Proposal:
-    """The shape nearest to the size that so many FLOPs train best, and as many tokens as it leaves.
+    """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains.
 
     vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it).
     Raises InputError where the FLOPs do not pay for one step of the smallest model there is.

@@ -174,7 +174,7 @@ def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
 
 
 STEP_PARTS = (
-    "products", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
+    "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
     "optimizer",
 )  # fmt: skip
 LAYOUT_KEYS = (

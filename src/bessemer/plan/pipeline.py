@@ -50,7 +50,7 @@ def number(value: float) -> str:
 
 
 def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
-    """The picture for a terminal of so many columns; in panels one under the other where one does not hold it.
+    """The picture for a terminal of a given width; in panels one under the other where one does not hold it.
 
     An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MOST_PANELS_LINES
     is condensed into one panel without numbers.
@@ -268,7 +268,7 @@ def to_dict(of: PipelinePlan) -> dict[str, Any]:
 
 
 def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
-    """The picture and its numbers, for a terminal of so many columns."""
+    """The picture and its numbers, for a terminal of a given width."""
     time, schedule = of.timetable, of.timetable.schedule
     whole = time.timesteps * schedule.ranks
     step = "the forward of a stage" if of.cut is None else "the forward of a mean stage"

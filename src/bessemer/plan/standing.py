@@ -125,7 +125,7 @@ def known() -> tuple[KnownModel, ...]:
 
 
 def nearest(parameters: float, tokens: float, count: int = 5) -> tuple[KnownModel, ...]:
-    """The known models nearest to a plan by the ratios of sizes and of tokens, for comparison beside it."""
+    """The known models nearest to a plan by the ratios of sizes and of tokens, for comparison."""
 
     def distance(model: KnownModel) -> float:
         size, seen = model.active / parameters, model.tokens / tokens

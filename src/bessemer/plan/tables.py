@@ -196,7 +196,7 @@ def assumptions(of: Outcome) -> list[tuple[str, str, str]]:
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
     return [
         ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
-        ("Best large product",
+        ("Best large matmul",
          f"{device.best(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps", entry),
         ("Memory of a device",
          f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable", entry),
@@ -204,10 +204,10 @@ def assumptions(of: Outcome) -> list[tuple[str, str, str]]:
          f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way",
          "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
         ("Reached in a step",
-         f"{PHYSICS.products:.0%} of the best product, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
+         f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
          f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links", "plan/estimate/job.py"),
         ("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
-        ("FLOPs", "every product, and the causal half of attention; MFU without what is recomputed, HFU with it",
+        ("FLOPs", "every matmul, and the causal half of attention; MFU without what is recomputed, HFU with it",
          "Chowdhery et al. 2022, appendix B"),
         ("Failures", f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
          "the recipe" if rated else failures.RATE_SOURCE),

@@ -24,7 +24,7 @@ class Durations:
 
     backward: the whole one, half of it for the inputs' gradient and half for the weights' where a schedule splits it
     (each multiplies two matrices, as the forward does: hence 2). A textbook that draws each action as one time-step has
-    backward = 1. send: delays the receiver and keeps nobody busy, as a transfer beside the computation does.
+    backward = 1. send: delays the receiver and keeps nobody busy, as a transfer that overlaps with computation does.
     stages: how much longer than 1 each stage takes, by stage; None: all the same.
     """
 
@@ -172,7 +172,7 @@ def passage(
 
     GPipe: the forwards and then the backwards, each a flow through stages in order. 1F1B: see `_alternating`. Interleaved: the
     slowest rank's stages together, with the way down and up 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V, DualPipeV:
-    what the simulated list idles, stages alike, beside the work of the slowest rank.
+    what the simulated list idles, stages alike, against the work of the slowest rank.
     """
     if ranks == 1:
         return micro_batches * (sum(forward) + sum(backward))

@@ -77,7 +77,7 @@ class Batches:
         return self.ramp_steps + (sample - self.starts[-1]) // self.full
 
     def steps_for(self, samples: int) -> int:
-        """The fewest steps, at least one, that consume so many samples."""
+        """The fewest steps, at least one, that consume a number of samples."""
         return self.step_of(max(samples, 1) - 1) + 1
 
     def without(self, ranges: Iterable[Range]) -> Batches:

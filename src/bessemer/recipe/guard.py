@@ -1,4 +1,4 @@
-"""[guard]: what happens when a step or the run is sick."""
+"""[guard]: what happens after a bad step, or when the run diverges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHORTEST, LONGEST, SHARE = 8, 100, 0.05
 
 
 class Guard(Section):
-    """What happens when a step or the run is sick."""
+    """What happens after a bad step, or when the run diverges."""
 
     skip_spikes: bool = True
     skips_in_a_row: Positive = 3

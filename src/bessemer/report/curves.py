@@ -15,7 +15,7 @@ from bessemer.report.parts import Block, Figure
 from bessemer.report.story import PASSED_OVER
 from bessemer.terminal import amount
 
-POINTS = 2000  # a curve keeps at most so many
+POINTS = 2000  # of a curve, at most
 SMOOTH_POINTS = 600  # a smoothed curve has no spikes to keep
 WINDOWS = (0.0, 0.005, 0.02, 0.05, 0.15)  # of the smoothing, as shares of the curve; the first is no smoothing
 MARKED_INCIDENTS = 50

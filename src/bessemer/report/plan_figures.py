@@ -27,7 +27,7 @@ MEMORY_INKS = {
 STEP_PARTS = {
     "forward": ("raw", "forward", "forward passes of the slowest stage"),
     "backward": ("reference", "backward", "backward passes of the slowest stage"),
-    "products": ("source-1", "matmuls", "matrix multiplications, with what is recomputed"),
+    "matmuls": ("source-1", "matmuls", "matrix multiplications, with what is recomputed"),
     "attention": ("source-5", "attention", "scores and weighted values"),
     "elementwise": ("source-3", "element-wise", "norms, sums, activations: as long as the memory takes"),
     "host": ("rule", "waiting for launches", "the device waits for the host to launch kernels"),

@@ -39,7 +39,7 @@ STUDIES = {
     ),
     "layouts": Study("layouts", "However a model is split over processes, does it train alike?", long=True),
     "detection": Study(
-        "detection", "Which rule notices a sick run, how soon, and how often does it cry wolf?", long=True
+        "detection", "Which rule detects a bad run, how soon, and with how many false alarms?", long=True
     ),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
     "mup": Study(

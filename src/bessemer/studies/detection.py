@@ -1,4 +1,4 @@
-"""Which rule notices a sick run, how soon, and how often it cries wolf: recorded losses replayed through several rules.
+"""Which rule detects a diverging or damaged run, how soon, and with how many false alarms: recorded losses through several rules.
 
 A small byte model is trained on Python's standard library, from several seeds as it should be and then with one fault each.
 The rules only look on: none of them acts on the run. `folder` may hold runs of one's own, whose losses are replayed too.

@@ -210,7 +210,7 @@ def _epoch_key(mixture: Mixture, source: int, epoch: int) -> int:
 
 
 def _phase(first: int, weights: Sequence[Weight], before: tuple[int, ...], asked: int, length: int | None) -> Phase:
-    """A phase of so many slots; None: of an unknown number."""
+    """A phase with a given number of slots; None: unknown."""
     shares = _shares(weights)
     common = lcm(*(share.denominator for share in shares))
     if length is None or length > FINEST_BLOCK or common <= FINEST_BLOCK or common >= 1 << 62:

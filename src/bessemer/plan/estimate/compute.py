@@ -16,13 +16,13 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; of 16 bits beside fp8 products too
-# Tiles that cuBLAS and CUTLASS make of a product, rows x columns, and what the inner loop reaches of the best: a tile of half
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; of 16 bits beside fp8 matmuls too
+# Tiles that cuBLAS and CUTLASS make of a matmul, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 
 
-# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best product. Version 2 on
+# FlashAttention's causal forward and backward together at long sequences and heads of 128, over the best matmul. Version 2 on
 # an A100: 182 TFLOP/s at 8,192 tokens and 189 at 16,384 (Dao-AILab/flash-attention's README, its A100 figure; heads of 64 reach
 # a tenth less: 165 and 171). Version 3 on an H100: forward 602 and 616 at those lengths (its H100 figure), both passes assumed
 # to reach 540. Versions before 3 use Ampere's instructions, with which an H100 reaches 294 to 328 TFLOP/s (its H100 figure of
@@ -37,40 +37,40 @@ OLD_KERNELS, AMPERE = 0.56, 400e12
 class WorkSeconds:
     """Seconds of a piece of work on the device by kind, and the kernels that it launches."""
 
-    products: float = 0.0
+    matmuls: float = 0.0
     attention: float = 0.0
     elementwise: float = 0.0
     kernels: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.products + self.attention + self.elementwise
+        return self.matmuls + self.attention + self.elementwise
 
     def __add__(self, other: WorkSeconds) -> WorkSeconds:
-        products, attention = self.products + other.products, self.attention + other.attention
-        return WorkSeconds(products, attention, self.elementwise + other.elementwise, self.kernels + other.kernels)
+        matmuls, attention = self.matmuls + other.matmuls, self.attention + other.attention
+        return WorkSeconds(matmuls, attention, self.elementwise + other.elementwise, self.kernels + other.kernels)
 
     def times(self, factor: float) -> WorkSeconds:
         """So many times the work."""
-        products, attention = self.products * factor, self.attention * factor
-        return WorkSeconds(products, attention, self.elementwise * factor, self.kernels * factor)
+        matmuls, attention = self.matmuls * factor, self.attention * factor
+        return WorkSeconds(matmuls, attention, self.elementwise * factor, self.kernels * factor)
 
 
-# A side that is no multiple of 16 bytes keeps a product off the matrix units or makes them load number by number (NVIDIA, "Matrix
+# A side that is no multiple of 16 bytes keeps a matmul off the matrix units or makes them load number by number (NVIDIA, "Matrix
 # Multiplication Background", section 5); the plain units' 16-bit rate is a quarter of an A100's peak.
 MISALIGNED = 0.25
 
 
 @lru_cache(maxsize=65_536)
-def product(
+def matmul(
     rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1
 ) -> float:  # fmt: skip
-    """Seconds of matrix products (rows x inner) by (inner x columns): the slower of multiplying and reading.
+    """Seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading.
 
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
     dimension and sides of odd length lose.
     """
-    best = device.best(precision) * device.sustained * physics.products
+    best = device.best(precision) * device.sustained * physics.matmuls
     fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
     if precision not in ("fp32", "tf32") and (inner * BYTES[precision] % 16 or columns * BYTES[precision] % 16):
@@ -89,16 +89,16 @@ def product(
 @dataclass(frozen=True)
 class BlockWork:
     """Forward and backward work of a block for a micro-batch, and what recompute does again of it: all, all that the backward
-    pass needs, the scores, or every second product."""
+    pass needs, the scores, or every second matmul."""
 
     forward: WorkSeconds
     backward: WorkSeconds
     needed: WorkSeconds
     scores: WorkSeconds
-    products_again: WorkSeconds
+    matmuls_again: WorkSeconds
 
 
-# fp8 products with a scale for each row, over those with one for a tensor: set so that Llama 3 8B on 8 H100s makes 0.886 of the
+# fp8 matmuls with a scale for each row, over those with one for a tensor: set so that Llama 3 8B on 8 H100s makes 0.886 of the
 # tokens, casts included; torchtitan's commit 7a04053 has 6,412 of 7,186 a second, torchao's training benchmarks 6,768 of 7,690.
 ROWS = 0.83
 # Bytes an element of attention's output that merging a ring step's part into the sum moves: output and part read in fp32, the
@@ -113,18 +113,18 @@ def block(
 ) -> BlockWork:  # fmt: skip
     """One block's work on one device, all layers alike (windows on their average).
 
-    backward: two products for each of the forward's; element-wise passes read what arrives besides what was kept.
+    backward: two matmuls for each of the forward's; element-wise passes read what arrives besides what was kept.
     """
     tokens = micro_batch * model.sequence_length // context
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
     wide, mlp, width = heads * model.head_dim, max(model.mlp_width // tensor, 1), model.width
     up = mlp * (2 if model.gated else 1)
     shapes = ((width, wide + 2 * kv_heads * model.head_dim), (wide, width), (width, up), (mlp, width))
-    forward = sum(product(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
-    last = product(tokens, width, mlp, precision, device, physics) if model.norm_position == "input" else 0.0
+    forward = sum(matmul(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
+    last = matmul(tokens, width, mlp, precision, device, physics) if model.norm_position == "input" else 0.0
     backward = sum(
-        product(tokens, inner, columns, precision, device, physics)
-        + product(inner, columns, tokens, precision, device, physics)
+        matmul(tokens, inner, columns, precision, device, physics)
+        + matmul(inner, columns, tokens, precision, device, physics)
         for inner, columns in shapes
     )
     if precision == "fp8" and framework.fp8 == "row":
@@ -151,7 +151,7 @@ def casts(
     tokens: int, shapes: tuple[tuple[int, int], ...], width: int, split: int, scales: str
 ) -> tuple[float, float]:  # fmt: skip
     """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). shapes: the inner
-    and outer size of its four products; split: over how many tensor ranks sequence parallelism divides what is W wide.
+    and outer size of its four matmuls; split: over how many tensor ranks sequence parallelism divides what is W wide.
 
     Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own tokens,
     since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for each
@@ -161,7 +161,7 @@ def casts(
     inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
     if scales == "row":
         return 5.0 * (tokens * inner + weights), 10.0 * tokens * outer + 5.0 * (tokens * inner + weights)
-    elsewhere = 2 * (width - width / split)  # of the two products that read, and of the two that write, what is W wide
+    elsewhere = 2 * (width - width / split)  # of the two matmuls that read, and of the two that write, what is W wide
     return (
         5.0 * (tokens * (inner - elsewhere) + weights),
         5.0 * tokens * (outer - elsewhere) + 2.0 * tokens * (outer + inner) + 2.0 * weights,
@@ -199,11 +199,11 @@ def attention(
 
     Flash (Dao 2023, section 4.1): the causal half of 4 T s H D FLOPs, 2.5 times in the backward pass, at the framework's share of
     the peak. Unfused: the whole square; the scores are written, read by the softmax, written, dropped out, read by the second
-    product, in 16 bits; the backward pass reads and writes each again besides its own.
+    matmul, in 16 bits; the backward pass reads and writes each again besides its own.
     """
     size = BYTES[precision]
     length = model.sequence_length
-    wide = "bf16" if precision == "fp8" else precision  # attention's products stay in 16 bits
+    wide = "bf16" if precision == "fp8" else precision  # attention's matmuls stay in 16 bits
     period = model.layers if model.global_layers else min(model.layers, 2 * (model.global_every or 1))
     seen = sum(tokens_seen(model, layer) for layer in range(period)) / period
     if framework.attention == "flash":
@@ -217,8 +217,8 @@ def attention(
         return forward + physics.start, max(2.5 * flops / rate, 2 * moved) + physics.start
     batches = max(tokens * context // length, 1) * heads
     rows = length // context
-    one = product(rows, length, model.head_dim, wide, device, physics, batches)
-    other = product(rows, model.head_dim, length, wide, device, physics, batches)
+    one = matmul(rows, length, model.head_dim, wide, device, physics, batches)
+    other = matmul(rows, model.head_dim, length, wide, device, physics, batches)
     elements = float(batches) * rows * length
     drop = 1 if framework.dropout else 0
     soft = elements * (2 * size + drop * (2 * size + 1)) / (device.bandwidth * physics.bandwidth)
@@ -247,9 +247,9 @@ def head(
     if precision == "fp8":
         precision = "bf16"
     tokens, columns = micro_batch * model.sequence_length // context, model.vocabulary // tensor
-    forward = product(tokens, columns, model.width, precision, device, physics)
-    backward = product(tokens, model.width, columns, precision, device, physics)
-    backward += product(model.width, columns, tokens, precision, device, physics)
+    forward = matmul(tokens, columns, model.width, precision, device, physics)
+    backward = matmul(tokens, model.width, columns, precision, device, physics)
+    backward += matmul(model.width, columns, tokens, precision, device, physics)
     logits = float(tokens) * columns / (device.bandwidth * physics.bandwidth)
     passes = (6, 6) if framework.logits == "chunked" or framework.fused else (18, 14)
     return (WorkSeconds(forward, 0.0, logits * passes[0], 12), WorkSeconds(backward, 0.0, logits * passes[1], 12))

@@ -32,7 +32,7 @@ class Framework:
     tangled: tuple[float, float] = (0.0, 0.0)
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
-    selective: Literal["attention", "products"] = "attention"
+    selective: Literal["attention", "matmuls"] = "attention"
     early_stop: bool = False
     accumulate: float = 0.0
     balanced: bool = False

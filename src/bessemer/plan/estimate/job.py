@@ -19,14 +19,14 @@ from bessemer.recipe.parallel import PipelineSchedule
 class Physics:
     """What devices and networks reach of what their sheets say, as shares, and what starting something costs, in seconds.
 
-    products: a training step's products, of the best that was measured of one alone; attention: unfused attention's; bandwidth:
+    matmuls: a training step's matmuls, of the best that was measured of one alone; attention: unfused attention's; bandwidth:
     of the memory's, in element-wise passes; intra, inter: of a link's, in collectives; start: of the device for a kernel (fill,
-    drain); depth: of a product's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel
+    drain); depth: of a matmul's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel
     (Framework.launch); call: seconds of a collective before it moves anything; near, far: of one hop in a node and between nodes;
     step: host seconds of a step beside its blocks; spread: how far devices of one kind differ in speed, as a standard deviation.
 
-    products, attention, bandwidth, start, depth, near, step (and Framework.launch) were fitted to the single-node A100 set
-    (vTrain's), which leaves products open between 0.83 and 1.0; the round value within was chosen with the other sets in
+    matmuls, attention, bandwidth, start, depth, near, step (and Framework.launch) were fitted to the single-node A100 set
+    (vTrain's), which leaves matmuls open between 0.83 and 1.0; the round value within was chosen with the other sets in
     view; intra and call to 22 us and 0.67 to 0.74 of the link that NCCL takes on a B200 node (MooreThreads/SimuMax,
     configs/system/b200_bf16_ceperm.json) together with it. inter, far: NCCL over InfiniBand as its tests are usually
     reported. spread, 1%, is assumed (and was added with the large sets in view): a synchronous step waits for the slowest
@@ -34,7 +34,7 @@ class Physics:
     four standard deviations either way.
     """
 
-    products: float = 0.95
+    matmuls: float = 0.95
     attention: float = 0.55
     bandwidth: float = 0.88
     intra: float = 0.74
@@ -62,7 +62,7 @@ class Layout:
 
     zero: what `shard` divides while a step is computed: 0 nothing (the ranks of `shard` are then copies, as those of
     `replicate`), 1 optimizer state, 2 gradients too, 3 weights too; virtual: pipeline stages on each device; micro_batch:
-    sequences of one forward pass; sequence_parallel: whether tensor ranks divide the tokens between the products (Korthikanti
+    sequences of one forward pass; sequence_parallel: whether tensor ranks divide the tokens between the matmuls (Korthikanti
     et al. 2022, section 4.2.2).
     """
 

@@ -26,7 +26,7 @@ ROOM = 1.02
 class DeviceMemory:
     """Bytes of a device at the fullest moment of a step, by part.
 
-    place: on the pipeline, from 0; weights: those that the products read (or that are kept divided); master: wider copies of
+    place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); master: wider copies of
     them, which count with the optimizer; moments: of the optimizer; activations: what waits for the backward passes of all
     micro-batches in flight, and what one block's way back takes (kinds: the same by kind); logits: with the working memory of
     the loss; buffers: gathered weights, gradients on their way, what is sent and received; slack: held by the allocator in
@@ -116,7 +116,7 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     kinds = {kind: waits * each for kind, each in block.kept}
     if part.has_embedding and framework.dropout:
         kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
-    if part.has_head:  # what the last norm and the output product read
+    if part.has_head:  # what the last norm and the output matmul read
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, part, tokens)
     working = tokens * block.working
@@ -147,7 +147,7 @@ def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
     if framework.logits == "chunked":
         return 8 * min(float(framework.loss_chunk), tokens) * rows + 4.0 * rows * job.model.width, outputs
     each = framework.logit_bytes + (framework.split_logit_bytes if layout.tensor > 1 else 0.0)
-    whole = 2.0 * job.model.width * tokens  # of the stream: what the output product reads, gathered, and its gradient
+    whole = 2.0 * job.model.width * tokens  # of the stream: what the output matmul reads, gathered, and its gradient
     gathered = (1 + (layout.micro_batch > 1)) * whole if framework.gathered and layout.tensor > 1 else 0.0
     scratch = 2.0 * rows * job.model.width if framework.scratch_gradients else 0.0  # of the output matrix
     return each * tokens * rows + 2 * gathered + scratch, outputs

@@ -114,7 +114,7 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """How a micro-batch's tokens are divided: over tensor ranks inside of products, between them too (sequence), over
+    """How a micro-batch's tokens are divided: over tensor ranks inside of matmuls, between them too (sequence), over
     context ranks always."""
 
     tensor: int = 1
@@ -125,15 +125,15 @@ class Split:
 def full(config: ModelConfig, framework: Framework, split: Split, width: int) -> dict[str, float]:
     """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
 
-    stream: the inputs of the norms; attention: what the query, key and value products read, their results, and what the
-    output product reads; scores: softmax, and with dropout its mask and result; mlp: what its products read and what the
-    activation reads; masks: of the dropouts on the stream; gathered: inputs of products gathered from the tensor ranks.
+    stream: the inputs of the norms; attention: what the query, key and value matmuls read, their results, and what the
+    output matmul reads; scores: softmax, and with dropout its mask and result; mlp: what its matmuls read and what the
+    activation reads; masks: of the dropouts on the stream; gathered: inputs of matmuls gathered from the tensor ranks.
     """
-    stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the products
+    stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the matmuls
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     inside = width / split.tensor
     gathers = framework.gathered and split.tensor > 1 and split.sequence
-    read = 0.0 if gathers else stream  # a product's input, as it is kept
+    read = 0.0 if gathers else stream  # a matmul's input, as it is kept
     hidden = config.mlp_width * (3 if config.gated else 2)
     if config.gated and framework.unfused_gate:
         hidden += config.mlp_width
@@ -176,7 +176,7 @@ def of_a_block(
     again = sum(full(config, framework, split, width).values()) - sum(keeps.values())
     working = again + backward(config, framework, split, width, copies=copies)
     if framework.gathers_context and split.context > 1:
-        # Keys and values of all ranks, in the forward pass that is done again and on the way back.
+        # Keys and values of all ranks, in the recomputed forward pass and in the backward pass.
         working += 4 * width * config.heads * config.head_dim / split.tensor * split.context
     return BlockBytes(tuple((kind, each) for kind, each in keeps.items() if each), working)
 
@@ -194,8 +194,8 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
     inside = width / split.tensor
     heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim
     results = scores(config, framework, split, width)
-    # torchtitan: of the products in order (q, k, v, o, gate, up, down) every second one is computed again, the odd ones and what
-    # is added up over tensor ranks are kept; a compiler sees that nothing on the way back reads the last.
+    # torchtitan: of the matmuls in order (q, k, v, o, gate, up, down) every second one is recomputed, the odd ones and what
+    # is added up over tensor ranks are kept; a compiler sees that nothing in the backward pass reads the last.
     attention = inside * (heads + one + heads)
     mlp = inside * config.mlp_width + (0.0 if framework.fused else stream)
     summed = 2 * stream if split.tensor > 1 else 0.0
@@ -207,7 +207,7 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
 
     Those of the hidden units (and of scores that were written out), and of the stream, whole, going in and coming out. Where
     tensor ranks gather along a dimension that is not the first (copies), what arrives is put in order in a second block: of
-    the two gathered inputs and of the two sums on the way back.
+    the two gathered inputs and of the two sums of the backward pass.
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
@@ -292,7 +292,7 @@ def scratch(config: ModelConfig, part: PipelinePart, tensor: int) -> float:
 
 
 def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
-    """FSDP: everything is kept divided by n; a block is whole, in the products' width, while it is used.
+    """FSDP: everything is kept divided by n; a block is whole, in the matmuls' width, while it is used.
 
     Stage 3: gathered blocks are given back after each pass, but for two (one in use, one on its way) and what lies outside
     of blocks; else, and in a pipeline (whose micro-batches would gather again and again), they stay. Gradients are whole, in

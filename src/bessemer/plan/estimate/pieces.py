@@ -1,4 +1,4 @@
-"""A block and the two ends of a model for one micro-batch: what computes, what waits for the host, what is sent and shows."""
+"""A block and the two ends of a model for one micro-batch: compute, host time, communication and the exposed part of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pieces:
         if has_head:
             work += self.head_work
         return {
-            "products": m * work.products,
+            "matmuls": m * work.matmuls,
             "attention": m * work.attention,
             "elementwise": m * work.elementwise,
             "host": m * layers * self.host,
@@ -74,7 +74,7 @@ def _pieces(
     if recompute == "full":
         again = block.needed if framework.early_stop else block.forward
     elif recompute == "selective":
-        again = block.scores if framework.selective == "attention" else block.products_again
+        again = block.scores if framework.selective == "attention" else block.matmuls_again
     added = framework.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
     backward = block.backward + again + WorkSeconds(elementwise=added)
     tokens = micro_batch * model.sequence_length // context
@@ -90,7 +90,7 @@ def _pieces(
     each_again = repeated * each
     hides, hides_back = _hidden(precision, framework, gathers)
     if framework.copies and sequence_parallel and tensor > 1 and micro_batch > 1:
-        # Read and written; what is paired with a product is produced where it belongs.
+        # Read and written; what is paired with a matmul is produced where it belongs.
         moved = 2 * pairs * wide * (1.5 if narrow else 2.0) / (device.bandwidth * how.bandwidth)
         left, left_back = (1 - hides, 1 - hides_back) if framework.tensor_overlap else (1.0, 1.0)
         block = replace(block, forward=block.forward + WorkSeconds(elementwise=moved * left))
@@ -136,21 +136,21 @@ def _pieces(
 def _tensor_again(framework: Framework, recompute: str, sequence_parallel: bool, gathers: float) -> float:
     """Share of a block's forward tensor communication that recompute does again. gathers: the share of the gathers.
 
-    Full: all, or, where it stops early, all but the last sum. Every second product: with sequence parallelism the gathers, which
+    Full: all, or, where it stops early, all but the last sum. Every second matmul: with sequence parallelism the gathers, which
     are not in the list of what is saved, as the scatters are (torchtitan's activation checkpointing, _save_list).
     """
     if recompute == "full":
         last = (1 - gathers) / 2 if sequence_parallel else 0.5
         return 1.0 - (last if framework.early_stop else 0.0)
-    return gathers if recompute == "selective" and framework.selective == "products" and sequence_parallel else 0.0
+    return gathers if recompute == "selective" and framework.selective == "matmuls" and sequence_parallel else 0.0
 
 
 def _hidden(precision: str, framework: Framework, gathers: float) -> tuple[float, float]:
-    """Shares of a block's tensor communication, forward and backward, that are paired with a product. gathers: their share.
+    """Shares of a block's tensor communication, forward and backward, that are paired with a matmul. gathers: their share.
 
-    PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the products that read it, but
-    none that have a scale for each row (pytorch issue 149990), and a scatter with the one product that it sums: backward, where
-    queries', keys' and values' products (or both of a gated MLP) are added first, there is none.
+    PyTorch's micro-pipelining (torch/_inductor/fx_passes/micro_pipeline_tp.py) pairs a gather with the matmuls that read it, but
+    none that have a scale for each row (pytorch issue 149990), and a scatter with the one matmul that it sums: backward, where
+    queries', keys' and values' matmuls (or both of a gated MLP) are added first, there is none.
     """
     if framework.paired == "all":
         return 1.0, 1.0

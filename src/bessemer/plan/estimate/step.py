@@ -1,6 +1,6 @@
 """What a training step of a job takes, in seconds, part by part.
 
-A block's computation is bound by the device or by the host, whichever is slower; what is sent beside it hides behind it as
+A block's computation is bound by the device or by the host, whichever is slower; communication overlaps with it as
 far as the framework lets it; the pipeline's schedule puts micro-batches together; gradients, the optimizer and what a step does
 once come last. Sources stand where the formulas are: compute.py, pieces.py, collectives.py, plan/timetable.py; constants
 in job.py and frameworks.toml.
@@ -38,7 +38,7 @@ class StageSeconds:
 class Step:
     """Seconds of a step, their parts, and its FLOPs.
 
-    The parts are of a device whose pipeline stage is the slowest, and add up to seconds: products, attention, elementwise on
+    The parts are of a device whose pipeline stage is the slowest, and add up to seconds: matmuls, attention, elementwise on
     the device; host: what the device waits for launches; tensor, context, shard (weights gathered and gradients scattered for
     each micro-batch), data (gradients and weights once a step), pipeline: communication that nothing hides; bubble: what the
     slowest rank waits for others in the pipeline; stragglers: what the mean device waits for the slowest; optimizer: its passes
@@ -47,7 +47,7 @@ class Step:
     """
 
     seconds: float
-    products: float
+    matmuls: float
     attention: float
     elementwise: float
     host: float
