@@ -30,7 +30,7 @@ from bessemer.recipe import parse
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 RECIPE = """
 run.name = "checkpoint"
@@ -47,23 +47,25 @@ mlp_width = {mlp}
 VOCABULARY = 8192
 
 
-def built(layers: int, width: int, tokens: int) -> tuple[TrainStep, Batch]:
+def built(layers: int, width: int, tokens: int) -> tuple[Trainer, Batch]:
     """A step that has been taken once, and its batch."""
     recipe = resolve(
         parse(RECIPE.format(tokens=tokens, layers=layers, width=width, mlp=3 * width), "benchmark"), VOCABULARY
     )
     config, device = model_config(recipe, VOCABULARY), devices.choose(recipe.train)
-    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
+    trainer = Trainer(recipe, build_model(config, 0), device, 0, 1)
     shape = tokens // config.sequence_length, config.sequence_length + 1
-    batch = Batch(0, np.random.default_rng(0).integers(0, VOCABULARY, shape), np.zeros(shape[0], dtype=np.int64))
-    step.update(0, step.gradients(batch).grad_norm)
-    return step, batch
+    batch = Batch.next_token(
+        0, np.random.default_rng(0).integers(0, VOCABULARY, shape), np.zeros(shape[0], dtype=np.int64)
+    )
+    trainer.update(0, trainer.forward_backward(batch).grad_norm)
+    return trainer, batch
 
 
-def seconds_of_step(step: TrainStep, batch: Batch) -> float:
+def seconds_of_step(trainer: Trainer, batch: Batch) -> float:
     started = perf_counter()
-    step.update(0, step.gradients(batch).grad_norm)
-    devices.synchronize(step.device)
+    trainer.update(0, trainer.forward_backward(batch).grad_norm)
+    devices.synchronize(trainer.device)
     return perf_counter() - started
 
 
@@ -92,36 +94,36 @@ def forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(step: TrainStep, batch: Batch, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(trainer: Trainer, batch: Batch, folder: Path, rounds: int) -> dict[str, Any]:
     """Medians over the rounds; the first save, which allocates memory, stands apart."""
     tensors = {
-        "model": {name: one.detach() for name, one in owned_parameters(step.model)},
-        "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "model": {name: one.detach() for name, one in owned_parameters(trainer.model)},
+        "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
     }
     size = sum(one.nbytes for named in tensors.values() for one in named.values())
     times: dict[str, list[float]] = {
         name: [] for name in ("plain", "during", "foreground", "stall", "background", "load")
     }
     disk: list[tuple[float, float]] = []
-    with AsyncSaver(folder / "background", keep=1, optimizer=step.optimizer) as saver:
+    with AsyncSaver(folder / "background", keep=1, optimizer=trainer.optimizer) as saver:
         for number in range(rounds + 1):
             disk.append(disk_rates(folder, size))
             started = perf_counter()
             save(folder / "foreground", number, tensors, {}, keep=1)
             times["foreground"].append(perf_counter() - started)
-            plain = [seconds_of_step(step, batch) for _ in range(6)]
+            plain = [seconds_of_step(trainer, batch) for _ in range(6)]
             started = perf_counter()
             saver.save(number, tensors, {})
-            stall, norm = perf_counter() - started, step.gradients(batch).grad_norm
+            stall, norm = perf_counter() - started, trainer.forward_backward(batch).grad_norm
             waited = perf_counter()
             saver.wait_copied()
             times["stall"].append(stall + perf_counter() - waited)
-            step.update(0, norm)
+            trainer.update(0, norm)
             during = []
             while saver.is_busy:
-                during.append(seconds_of_step(step, batch))
+                during.append(seconds_of_step(trainer, batch))
             times["background"].append(perf_counter() - started)
-            plain += [seconds_of_step(step, batch) for _ in range(6)]
+            plain += [seconds_of_step(trainer, batch) for _ in range(6)]
             times["plain"].append(median(plain))
             times["during"].append(median(during[:-1] or during))
             for path in (folder / "background").rglob("*.safetensors"):

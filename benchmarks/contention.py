@@ -26,17 +26,17 @@ from bessemer.layout.derived_keys import resolve
 from bessemer.recipe import load
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 recipe = resolve(load("demo"), 2048, 1000)
 config = model_config(recipe, 2048)
 devices.keep_freed_memory()
-step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), 0, 1)
-batch = Batch(0, np.random.default_rng(0).integers(0, 2048, (4, 257)), np.zeros(4, dtype=np.int64))
+trainer = Trainer(recipe, build_model(config, 0), devices.choose(recipe.train), 0, 1)
+batch = Batch.next_token(0, np.random.default_rng(0).integers(0, 2048, (4, 257)), np.zeros(4, dtype=np.int64))
 seconds, end = [], time.perf_counter() + float(sys.argv[1])
 while time.perf_counter() < end:
     began = time.perf_counter()
-    step.update(0, step.gradients(batch).grad_norm)
+    trainer.update(0, trainer.forward_backward(batch).grad_norm)
     seconds.append(time.perf_counter() - began)
 print(json.dumps(seconds[2:] or seconds))
 """

@@ -55,7 +55,7 @@ def ours(path: Path, length: int, batch: int) -> Callable[[], object]:
     def read() -> object:
         found = loader.batch(state["first"], batch)
         state["first"] += batch
-        return torch.from_numpy(found.tokens)
+        return torch.from_numpy(found.inputs)
 
     return read
 

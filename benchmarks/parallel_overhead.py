@@ -38,8 +38,8 @@ from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train import split
 from bessemer.train.engine import DataParallel, ModelWithLoss
-from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
+from bessemer.train.trainer import Trainer
 
 SIZES = {  # layers, width, heads, mlp_width, tokens of a sequence, sequences of a micro-batch, of a batch, vocabulary
     "cpu": (6, 256, 4, 704, 256, 4, 8, 4096),
@@ -59,21 +59,21 @@ def recipe_of(kind: str) -> tuple[Recipe, ModelConfig]:
     return resolved, config_of(resolved, vocabulary, 0)
 
 
-def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> TrainStep:
+def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: ProcessMesh) -> Trainer:
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
-    step = TrainStep(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
-    root = ModelWithLoss(step.model, step.task, device, recipe.train.dropout, mesh)
-    data.shard(root, list(step.model.blocks), mesh, device.arithmetic.autocast)
-    step.engine = DataParallel(step.model, root, mesh, device)
-    step.optimizer = optimizers.build(step.model, recipe.train.optimizer)
-    return step
+    trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
+    root = ModelWithLoss(trainer.model, trainer.task, device, recipe.train.dropout, mesh)
+    data.shard(root, list(trainer.model.blocks), mesh, device.arithmetic.autocast)
+    trainer.engine = DataParallel(trainer.model, root, mesh, device)
+    trainer.optimizer = optimizers.build(trainer.model, recipe.train.optimizer)
+    return trainer
 
 
-def one_step(step: TrainStep, batch: Batch, device: devices.Device, clock: Callable[[], float]) -> float:
+def one_step(trainer: Trainer, batch: Batch, device: devices.Device, clock: Callable[[], float]) -> float:
     devices.synchronize(device)
     started = clock()
-    found = step.gradients(batch)
-    step.update(0, found.grad_norm)
+    found = trainer.forward_backward(batch)
+    trainer.update(0, found.grad_norm)
     devices.synchronize(device)
     return clock() - started
 
@@ -100,14 +100,16 @@ def main() -> None:
     mesh = join(Parallel(), device.torch_device)
     weights = split.initial_weights(config, 1)
     sides = {
-        "none": TrainStep(recipe, build_model(config, 1), device, 0, 1, SINGLE_PROCESS),
-        "group of one": TrainStep(recipe, meta_model(config), device, 0, 1, mesh, weights),
+        "none": Trainer(recipe, build_model(config, 1), device, 0, 1, SINGLE_PROCESS),
+        "group of one": Trainer(recipe, meta_model(config), device, 0, 1, mesh, weights),
     }
     if device.is_cuda:
         sides["fsdp2 of one"] = wrapped(recipe, config, device, mesh)
     draw = np.random.default_rng(0)
     rows = (recipe.train.global_batch_tokens or 0) // config.sequence_length
-    batch = Batch(0, draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1)), np.zeros(rows, np.int64))
+    batch = Batch.next_token(
+        0, draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1)), np.zeros(rows, np.int64)
+    )
     for _ in range(3):
         for step in sides.values():
             one_step(step, batch, device, clock)

@@ -82,7 +82,7 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices
-    from bessemer.train.step import TrainStep
+    from bessemer.train.trainer import Trainer
 
     layers, width, heads, kv_heads, mlp, vocabulary, micro, passes = SIZES[size]
     text = f"""
@@ -107,9 +107,9 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
     config = model_config(recipe, vocabulary)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
-    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
+    trainer = Trainer(recipe, build_model(config, 0), device, 0, 1)
     tokens = batch(size, length)
-    data = Batch(0, tokens, np.zeros(len(tokens), dtype=np.int64))
+    data = Batch.next_token(0, tokens, np.zeros(len(tokens), dtype=np.int64))
     causal = flops_per_token(config)
     attention = 12 * config.layers * config.heads * config.head_dim
     facts = {
@@ -118,7 +118,7 @@ def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> 
         "plan": plan,
         "flops": causal - attention * ((length + 1) / 2 - mean_context(tokens)),
     }
-    return lambda: step.update(0, step.gradients(data).grad_norm), facts
+    return lambda: trainer.update(0, trainer.forward_backward(data).grad_norm), facts
 
 
 def nanochat(checkout: str, size: str, length: int, tiny: bool) -> tuple[Step, dict[str, Any]]:

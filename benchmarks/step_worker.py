@@ -51,7 +51,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     from bessemer.recipe import parse
     from bessemer.tokens.loader import Batch
     from bessemer.train import device as devices
-    from bessemer.train.step import TrainStep
+    from bessemer.train.trainer import Trainer
 
     micro = f"micro_batch={micro_batch}" if micro_batch else ""
     asked = parse(
@@ -80,17 +80,17 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     config = model_config(recipe, VOCABULARY)
     device = devices.choose(recipe.train)
     plan = plan_of(recipe, config, device)
-    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
+    trainer = Trainer(recipe, build_model(config, 0), device, 0, 1)
     inputs, targets = batch()
     tokens = torch.cat([inputs, targets[:, -1:]], dim=1).numpy()
-    data = Batch(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
+    data = Batch.next_token(0, tokens, np.zeros(SEQUENCES, dtype=np.int64))
     facts = {
         "parameters": config.parameters,
         "flops_per_token": flops_per_token(config),
         "micro_batch": recipe.train.micro_batch,
         "plan": plan,
     }
-    return timed(lambda: step.update(0, step.gradients(data).grad_norm)), facts
+    return timed(lambda: trainer.update(0, trainer.forward_backward(data).grad_norm)), facts
 
 
 def nanogpt(checkout: str, compiled: bool) -> tuple[Take, dict[str, Any]]:

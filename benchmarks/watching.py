@@ -31,7 +31,7 @@ from bessemer.run import RunFolder
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train.metrics import MetricsLog
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from bessemer.train.watch import Watch
 
 MODELS = {
@@ -65,28 +65,28 @@ def measure(model: dict[str, int], rounds: int) -> dict[str, Any]:
     devices.keep_freed_memory()
     plan = plan_of(recipe, config, device)
     devices.reset_peak_resident()
-    step = TrainStep(recipe, build_model(config, 0), device, 0, 1)
+    trainer = Trainer(recipe, build_model(config, 0), device, 0, 1)
     assert recipe.train.global_batch_tokens is not None
     sequences = recipe.train.global_batch_tokens // config.sequence_length
     tokens = np.random.default_rng(0).integers(0, 8192, (sequences, config.sequence_length + 1))
-    batch = Batch(0, tokens, np.zeros(sequences, dtype=np.int64))
+    batch = Batch.next_token(0, tokens, np.zeros(sequences, dtype=np.int64))
     plain, looks, verdicts = [], [], []
     guard, state, reference = Guard(), GuardState(), GuardReference(math.log(8192), 1.0)
     noise = np.random.default_rng(1).normal(0.0, 0.05, (WINDOW, 2)).tolist()
     for number, (loss, norm) in enumerate(noise, start=1):  # until its windows are full
         state = judge(guard, state, number, 3.0 + loss, math.exp(norm), reference).state
-    with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), 0, tensorboard=False) as log:
-        around = Watch(step, log, Trends(None), 1)
+    with TemporaryDirectory() as folder, MetricsLog(RunFolder(Path(folder)), [], 0, tensorboard=False) as log:
+        around = Watch(trainer, log, Trends(None), 1)
         for _ in range(rounds):
             devices.synchronize(device)
             started = perf_counter()
-            norm = step.gradients(batch).grad_norm
-            step.update(0, norm)
+            norm = trainer.forward_backward(batch).grad_norm
+            trainer.update(0, norm)
             devices.synchronize(device)
             between = perf_counter()
             with around(1, batch):
                 entered = perf_counter()
-                step.update(0, norm)
+                trainer.update(0, norm)
                 devices.synchronize(device)
                 left = perf_counter()
             devices.synchronize(device)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from bessemer.checkpoint import latest
 from bessemer.parallel.mesh import SINGLE_PROCESS
-from bessemer.parallel.sharded import fingerprint
+from bessemer.parallel.sharded import tensors_digest
 
 
 def weights_hash(run: Path) -> str:
     """A hash of its weights: equal for two runs that agree bit for bit, whatever their layouts."""
     checkpoint = latest(run / "checkpoints")
     assert checkpoint is not None
-    return fingerprint(checkpoint.tensors("model").items(), SINGLE_PROCESS)
+    return tensors_digest(checkpoint.tensors("model").items(), SINGLE_PROCESS)

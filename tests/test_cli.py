@@ -362,11 +362,11 @@ def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, 
 def test_non_finite_steps_are_skipped_and_recorded(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bessemer.train.step import TrainStep
+    from bessemer.train.trainer import Trainer
 
-    honest, seen = TrainStep.gradients, []
+    honest, seen = Trainer.forward_backward, []
 
-    def poisoned(self: TrainStep, batch: Any, *scale: Any) -> Any:
+    def poisoned(self: Trainer, batch: Any, *scale: Any) -> Any:
         found = honest(self, batch, *scale)
         seen.append(batch.first)
         if len(seen) in (4, 5):
@@ -374,7 +374,7 @@ def test_non_finite_steps_are_skipped_and_recorded(
             return type(found)(found.loss, float("nan"), found.nats, found.targets)
         return found
 
-    monkeypatch.setattr(TrainStep, "gradients", poisoned)
+    monkeypatch.setattr(Trainer, "forward_backward", poisoned)
     # The plan's measurement takes steps too, so the count starts with the training.
     monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
@@ -389,20 +389,20 @@ def test_non_finite_steps_are_skipped_and_recorded(
 def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bessemer.train.step import TrainStep
+    from bessemer.train.trainer import Trainer
 
-    honest = TrainStep.gradients
+    honest = Trainer.forward_backward
 
-    def poisoned(self: TrainStep, batch: Any, *scale: Any) -> Any:
+    def poisoned(self: Trainer, batch: Any, *scale: Any) -> Any:
         found = honest(self, batch, *scale)
         bad = batch.first >= 8 * 9
         return type(found)(float("nan") if bad else found.loss, found.grad_norm, found.nats, found.targets)
 
-    monkeypatch.setattr(TrainStep, "gradients", poisoned)
+    monkeypatch.setattr(Trainer, "forward_backward", poisoned)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
     said = capsys.readouterr().err
-    assert "step 12: nonfinite: the loss is nan; rolled back to step 8; 16 batches passed over" in said
-    assert "step 11: the loss is nan; 3 rollbacks have not healed it, so the run stops" in said
+    assert "step 12: nonfinite: the loss is nan; rolled back to step 8; 16 batches skipped" in said
+    assert "step 11: the loss is nan; 3 rollbacks have not ended it, so the run stops" in said
     assert "The batches from step 9 on held 28 documents (" in said
     from bessemer.checkpoint import latest
 

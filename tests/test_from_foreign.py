@@ -155,7 +155,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
         from bessemer.train.task import ClassifyTask
 
         store = TokenStore.open(folder / "tokens")
-        rows = held_out_samples(load(folder), store)[0].tokens
+        rows = held_out_samples(load(folder), store)[0].inputs
         lengths = ClassifyTask(load(folder).train, store.end_of_text, is_encoder=True)._lengths(torch.from_numpy(rows))
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
             assert row[0] == 1 and row[length - 1] == 0 and not {0, 1} & set(row[1 : length - 1]), (

@@ -153,10 +153,10 @@ def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsy
     from bessemer.layout import derived_keys
 
     kept = derived_keys.resolve(load(recipe_file), 400).train
-    longer.tell_what_stays(kept, kept)
+    longer.report_kept_batch(kept, kept)
     assert not capsys.readouterr().err
     tokens = 4 * (kept.global_batch_tokens or 0)
-    longer.tell_what_stays(kept.model_copy(update={"global_batch_tokens": tokens}), kept)
+    longer.report_kept_batch(kept.model_copy(update={"global_batch_tokens": tokens}), kept)
     assert f"a run of this length would begin with {tokens:,}" in capsys.readouterr().err
 
 
@@ -167,12 +167,12 @@ def test_without_the_checkpoint_before_the_decay_the_way_on_is_said(
     shutil.rmtree(folder / "checkpoints" / "step-00000018")
     assert train(folder, "train.steps=48") == 1
     said = capsys.readouterr().err
-    assert "no whole checkpoint left from before its decay, which began after step 18" in said
+    assert "no undamaged checkpoint left from before its decay, which began after step 18" in said
     whole = folder / "checkpoints" / "step-00000024" / "manifest.json"
     kept = whole.read_text()
     whole.write_text("{}")
     assert train(folder, "train.steps=48") == 1
-    assert "none of the checkpoints (of steps 24) is whole" in capsys.readouterr().err
+    assert "all of the checkpoints (of steps 24) are damaged" in capsys.readouterr().err
     whole.write_text(kept)
     assert train(folder, "train.steps=48", flags=("--accept-changes",)) == 0
     found = rates(folder)

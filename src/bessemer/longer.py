@@ -11,19 +11,21 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
+from typing import NoReturn
 
 import numpy as np
 
 from bessemer import previous
 from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import refetch
-from bessemer.checkpoint.protocol import verify
+from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.incidents import record
+from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Train, differences, load
@@ -50,9 +52,9 @@ PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is th
 
 @dataclass(frozen=True)
 class Extension:
-    """How a run goes on under another number of steps. start: step of the checkpoint it goes on from; newest: the newest one;
-    planned: steps it had; steps: that it will have; rewarm: the schedule re-warms at step start + 1, from this share of its
-    rate; None: the steps before are as those of the longer run."""
+    """How a run goes on under another number of steps. start: step of the checkpoint from which; newest: step of the newest one;
+    planned, steps: number of steps before and now; rewarm: the schedule re-warms at step start + 1, from this share of its
+    rate; None: the steps up to `start` equal those of the longer run."""
 
     start: int
     newest: int
@@ -61,20 +63,20 @@ class Extension:
     rewarm: float | None
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """The resolved recipe with the re-warm-up, and without what was decided of the steps that are done again."""
+        """The resolved recipe with the re-warm-up, and without revisions in the steps that are repeated."""
         train, keys = recipe.train, dict[str, object](decay_at=None)
         if self.rewarm is not None:
             warmup = max(train.schedule.warmup_steps or 0, 1)
             keys |= {"rewarm_at": self.start + 1, "rewarm_steps": warmup, "rewarm_from": self.rewarm}
-        revised = tuple(one for one in train.revised if one.at < self.start)
+        revised = tuple(revision for revision in train.revised if revision.at < self.start)
         return recipe.changed(train={"schedule": keys, "revised": revised})
 
     def begin(self, run: RunFolder, kind: str) -> None:
-        """Say what is done, set aside what another result takes the place of, and go back to `start`."""
-        redone = self.newest - self.start
+        """Report the extension, keep the earlier results in previous-N/, and remove the checkpoints after `start`."""
+        repeated = self.newest - self.start
         say(
             f"  {self.planned:,} planned steps become {self.steps:,}, from the checkpoint of step {self.start:,}"
-            + (f" on; the {redone:,} steps after it are done again without the decay" if redone else " on")
+            + (f" on; the {repeated:,} steps after it are repeated without the decay" if repeated else " on")
         )
         if self.rewarm is None:
             say(f"  {kind}: the weights will be those of a run that was planned for as many steps from the start")
@@ -83,20 +85,20 @@ class Extension:
                 f"  {kind}: the learning rate is warmed up to that of a run of {self.steps:,} steps, beginning at step "
                 f"{self.start + 1:,} with {self.rewarm:.0%} of it; the weights will not be those of such a run"
             )
-        if redone or run.mixture.exists():
-            say(f"  what was trained and made before is in {previous.copy_aside(run, self.newest)}")
+        if repeated or run.mixture.exists():
+            say(f"  the earlier results are in {previous.copy_aside(run, self.newest)}")
             previous.drop_results(run, self.start)
 
 
 def longer_command(run: RunFolder, train: Train) -> str:
-    """What trains a run four times as long."""
+    """The command that trains a run four times as long."""
     key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
     return f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
 
 
 def next_step(run: RunFolder, train: Train) -> str:
-    """What would make a model better that is not good."""
-    return learned_nothing(run) or learns_by_heart(run) or longer_command(run, train)
+    """What would improve a model that is not good: a sentence."""
+    return learned_nothing(run) or memorises(run) or longer_command(run, train)
 
 
 def learned_nothing(run: RunFolder) -> str:
@@ -107,25 +109,26 @@ def learned_nothing(run: RunFolder) -> str:
 
 
 def has_risen(run: RunFolder) -> str:
-    """That the held-out loss has been lower, in this training or before it went on, and where that model is; else empty."""
+    """A sentence where the held-out loss has been lower, in this training or before it went on, with the folder of that model;
+    else empty."""
     logs = {folder: read_json_lines(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
     begins = logs[run.path][:1]  # an earlier training of other data, set aside by --restart, begins otherwise
-    found = [
+    validations = [
         (row["loss"], row.get("step", 0), folder)
         for folder, rows in logs.items() if rows[:1] == begins
         for row in rows if row.get("kind") == "validation" and row.get("loss") is not None
     ]  # fmt: skip
-    last = next((loss for loss, _, folder in reversed(found) if folder == run.path), None)
-    if last is None or last <= OVERFITTED * min(found)[0]:
+    last = next((loss for loss, _, folder in reversed(validations) if folder == run.path), None)
+    if last is None or last <= OVERFITTED * min(validations)[0]:
         return ""
-    lowest, step, _ = min(found)
-    places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in found if its_step == step]
+    lowest, step, _ = min(validations)
+    places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in validations if its_step == step]
     kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
     return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: give it more text{kept}"
 
 
-def learns_by_heart(run: RunFolder) -> str:
-    """That more training on the same text would not help, and why; empty where it may."""
+def memorises(run: RunFolder) -> str:
+    """A sentence where more training on the same text would not help, with the reason; empty where it may help."""
     from bessemer.plan.sizing import MAX_EPOCHS
     from bessemer.tokens.outlook import num_tokens
 
@@ -138,36 +141,48 @@ def learns_by_heart(run: RunFolder) -> str:
     return ""
 
 
-def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:
-    """How a run of `stored`, which has the checkpoints `done`, goes on under the steps of `wanted`; None: as planned.
+def extension(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:
+    """How a run of `stored`, which has the checkpoints `done`, goes on under the steps of `requested`; None: as planned.
 
     accept: changes that lose something are accepted. Raises InputError for fewer steps than are done or, unless accepted,
     than are planned; BessemerError where the checkpoint before the decay is gone.
     """
-    planned, steps = stored.train.steps, wanted.train.steps
+    planned, steps = stored.train.steps, requested.train.steps
     assert planned is not None and steps is not None, "the recipes are resolved"
     if planned == steps:
         return None
-    newest, schedule = done[-1], stored.train.schedule
-    if steps < newest or (steps < planned and not accept):
-        now, asked = stored.train.minutes, wanted.train.minutes
-        what = f"train.steps: {run.path} is planned for {planned:,} steps and {newest:,} of them are done"
-        if now is not None and asked not in (None, now):
-            what = f"train.minutes: {run.path} is a run of {now:g} minutes ({newest:,} of {planned:,} steps are done)"
-        more = f"{steps:,}" if what.startswith("train.steps") else f"{asked:g}"
-        raise InputError(
-            f"{what}, but the recipe asks for {more}. Give more steps (train.steps, tokens or minutes) to train longer"
-            + ("" if steps < newest else ", or add --accept-changes to end sooner")
-            + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
-        )
-    done = _whole(stored, run, done)
-    newest = done[-1]
+    if steps < done[-1] or (steps < planned and not accept):
+        _refuse_fewer_steps(stored.train, requested.train, run, done[-1])
+    done = _up_to_newest_verified(stored, run, done)
     start = _exact_start(stored, run, done, planned, steps)
     if start is not None:
-        return Extension(start, newest, planned, steps, None)
+        return Extension(start, done[-1], planned, steps, None)
+    return Extension(done[-1], done[-1], planned, steps, _rewarm_share(stored, requested, run, done, accept))
+
+
+def _refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest: int) -> NoReturn:
+    what = f"train.steps: {run.path} is planned for {stored.steps:,} steps and {newest:,} of them are done"
+    wants = f"{requested.steps:,}"
+    if stored.minutes is not None and requested.minutes not in (None, stored.minutes):
+        what = f"train.minutes: {run.path} is a run of {stored.minutes:g} minutes ({newest:,} of {stored.steps:,} steps are done)"
+        wants = f"{requested.minutes:g}"
+    raise InputError(
+        f"{what}, but the recipe asks for {wants}. Give more steps (train.steps, tokens or minutes) to train longer"
+        + ("" if (requested.steps or 0) < newest else ", or add --accept-changes to end sooner")
+        + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
+    )
+
+
+def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> float:
+    """The learning rate after the newest checkpoint as a share of that of the longer schedule, from which it is warmed up.
+
+    Raises BessemerError for wsd, unless accepted, and InputError before a scheduled re-warm-up.
+    """
+    planned, steps, newest, schedule = stored.train.steps, requested.train.steps, done[-1], stored.train.schedule
+    assert planned is not None and steps is not None, "the recipes are resolved"
     if schedule.kind == "wsd" and not accept:
         raise BessemerError(
-            f"train.steps: {run.path} has no whole checkpoint left from before its decay, which began after step "
+            f"train.steps: {run.path} has no undamaged checkpoint left from before its decay, which began after step "
             f"{schedule.decay_start(planned):,} (there are those of steps {', '.join(map(str, done))}), so it cannot become "
             f"a run of {steps:,} steps. With --accept-changes it goes on from step {newest:,}, and the learning rate is warmed "
             "up again; with --restart it starts over"
@@ -177,15 +192,15 @@ def extension(stored: Recipe, wanted: Recipe, run: RunFolder, done: list[int], a
             f"train.schedule.rewarm_at: {schedule.rewarm_at} lies ahead of step {newest:,}, where a longer {schedule.kind} "
             "schedule has to be warmed up again; train past it first, or start over with --restart"
         )
-    unwarmed = wanted.train.schedule.changed(rewarm_at=None, decay_at=None)
-    before = learning_rate_share(schedule, min(newest, planned - 1), planned)
-    after = learning_rate_share(unwarmed, newest, steps)
-    return Extension(newest, newest, planned, steps, min(before / after, 1.0) if after else 1.0)
+    longer = requested.train.schedule.changed(rewarm_at=None, decay_at=None)
+    rate = learning_rate_share(schedule, min(newest, planned - 1), planned)
+    longer_rate = learning_rate_share(longer, newest, steps)
+    return min(rate / longer_rate, 1.0) if longer_rate else 1.0
 
 
 def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -> None:
     """Raise BessemerError, before anything is changed, where the training would refuse its tokens or its journal. newest: step
-    of the newest whole checkpoint, None: that is not looked for yet."""
+    of the newest checkpoint that verifies, None: not known yet."""
     store.verify()
     if newest is not None:
         manifest = load_manifest(run.checkpoints / checkpoint_name(newest))
@@ -194,49 +209,44 @@ def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -
         require_journal(run, Journal.read(run.journal), checkpoint)
 
 
-def _whole(stored: Recipe, run: RunFolder, done: list[int]) -> list[int]:
-    """The checkpoints of `done` up to the newest that is whole, here or in the mirror. Raises BessemerError where none is."""
-    whole = next((step for step in reversed(done) if _is_whole(stored, run, step)), None)
-    if whole is None:
+def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int]) -> list[int]:
+    """The checkpoints of `done` up to the newest that verifies, here or in the mirror. Raises BessemerError where none does."""
+    newest = _first_verified(stored, run, reversed(done))
+    if newest is None:
         raise BessemerError(
-            f"{run.checkpoints}: none of the checkpoints (of steps {', '.join(map(str, done))}) is whole, so there is nothing "
-            "to go on from; put whole ones back, or start over with --restart"
+            f"{run.checkpoints}: all of the checkpoints (of steps {', '.join(map(str, done))}) are damaged, so there is nothing "
+            "to go on from; put undamaged ones back, or start over with --restart"
         )
-    return [step for step in done if step <= whole]
+    return [step for step in done if step <= newest]
 
 
-def _is_whole(stored: Recipe, run: RunFolder, step: int) -> bool:
-    try:
-        verify(run.checkpoints / checkpoint_name(step))
-    except BessemerError as error:
-        if refetch(stored, run, step):
-            return True
-        warn(f"{error}; an older checkpoint is looked for")
-        return False
-    return True
+def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int]) -> int | None:
+    fetch = partial(refetch, stored, run)
+    in_order = verified(run.checkpoints, steps, warn, "trying the next older checkpoint", refetch=fetch)
+    return next((checkpoint.step for checkpoint in in_order), None)
 
 
 def _exact_start(stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
-    """The newest whole checkpoint whose steps are those of a run of `steps` steps too; the last of `done` is whole."""
+    """The newest checkpoint that verifies and belongs to a run of `steps` steps too. The last of `done` is known to verify."""
     schedule = stored.train.schedule
     if schedule.kind in ("constant", "inverse_sqrt"):
         return done[-1]
     if schedule.kind == "wsd":
         last = min(schedule.decay_start(planned), schedule.changed(decay_at=None).decay_start(steps))
-    else:  # the same up to the peak; who is past it has nothing to go back to that is worth it
+    else:  # the rates agree up to the peak; a run that is past it would lose more than it would gain
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
-    return next((step for step in reversed(done) if step <= last and _is_whole(stored, run, step)), None)
+    return _first_verified(stored, run, (step for step in reversed(done) if step <= last))
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:
-    """Refuse to go on where the first `samples` samples of the longer run are others than those that were read.
+    """Refuse to go on where the first `samples` samples of the longer run differ from those that were read.
 
-    The phases are compared; where they differ the order may still be the same, which is looked at for not too many samples.
+    The phases are compared; where they differ, up to COMPARED_SAMPLES samples themselves, whose order may still be the same.
     """
     begun = [
-        (one.names, one.sequences, one.seed, [phase for phase in one.phases if phase.first < samples])
-        for one in (old, new)
+        (mixture.names, mixture.sequences, mixture.seed, [phase for phase in mixture.phases if phase.first < samples])
+        for mixture in (old, new)
     ]
     if accept or begun[0] == begun[1]:
         return
@@ -250,14 +260,14 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
 
 
 def refuse_other_recipe(
-    stored: Recipe, wanted: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
+    stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
 ) -> Callable[[], None]:
-    """Refuse to go on under a recipe that trains otherwise, unless accepted. Returns what records the changes.
+    """Refuse to go on under a recipe that changes data or weights, unless accepted. Returns a function that records the changes.
 
-    has_micro_batch: whether the recipe gives one; else it follows the layout.
+    has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
     """
     may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
-    lines = [line for line in differences(stored, wanted) if not line.startswith(may_change)]
+    lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
     changed = [line for line in lines if not line.startswith(HORIZON)]
     if changed and not accept:
         raise BessemerError(
@@ -269,34 +279,34 @@ def refuse_other_recipe(
     def note() -> None:
         if lines:
             record(
-                run.incidents, step=published(run.checkpoints)[-1], what="recipe_changed", cause="; ".join(lines),
-                action="went on, as asked with --accept-changes" if changed else "went on under the new number of steps",
+                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines),
+                action="went on, by --accept-changes" if changed else "went on under the new number of steps",
             )  # fmt: skip
 
     return note
 
 
-def tell_what_stays(anew: Train, kept: Train) -> None:
-    """Say where a run of this length would have been sized otherwise from the start. anew, kept: both resolved."""
-    would, has = anew.global_batch_tokens or 0, kept.global_batch_tokens or 1
+def report_kept_batch(fresh: Train, kept: Train) -> None:
+    """Report where a fresh run of this length would have another batch size. fresh, kept: both resolved."""
+    would, has = fresh.global_batch_tokens or 0, kept.global_batch_tokens or 1
     if not 0.5 < would / has < 2.0:
         say(
-            f"  its batches of {has:,} tokens and what else was derived for the length before stay; a run of this length would "
-            f"begin with {would:,}: for one, give it a name of its own (--set run.name=NAME), or --restart"
+            f"  its batches of {has:,} tokens and the other values derived for the earlier length stay; a run of this length "
+            f"would begin with {would:,}: for one, give it a name of its own (--set run.name=NAME), or --restart"
         )
 
 
-def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
-    """A recipe with what it leaves to be derived as the run has it, which has checkpoints up to step `done`.
+def keep_derived(requested: Recipe, stored: Recipe, done: int) -> Recipe:
+    """The requested recipe with the run's values for the keys that it leaves open. done: step of the newest checkpoint.
 
-    The rules may come to something else for another number of steps, another device or by a later version.
+    For another number of steps, another device or a later version, other values would be derived.
     """
-    train, old = asked.train, stored.train
+    train, old = requested.train, stored.train
     optimizer, schedule = train.optimizer, train.schedule
     changed: dict[str, object] = {"revised": old.revised, "validate_every": train.validate_every or old.validate_every}
-    if asked.tokens.sequence_length == stored.tokens.sequence_length:
+    if requested.tokens.sequence_length == stored.tokens.sequence_length:
         changed["global_batch_tokens"] = train.global_batch_tokens or old.global_batch_tokens
-        changed["micro_batch"] = train.micro_batch or kept_micro_batch(asked, stored)
+        changed["micro_batch"] = train.micro_batch or kept_micro_batch(requested, stored)
     if not train.has_horizon:
         changed |= {"steps": old.steps, "minutes": old.minutes}
     if optimizer.kind == old.optimizer.kind:
@@ -309,23 +319,23 @@ def keep_derived(asked: Recipe, stored: Recipe, done: int) -> Recipe:
     is_over = schedule.rewarm_at is None or schedule.rewarm_at + schedule.rewarm_steps <= done + 1
     if old.schedule.rewarm_at is not None and old.schedule.rewarm_at <= done + 1 and is_over:  # perhaps by an extension
         kept |= old.schedule.model_dump(include={"rewarm_at", "rewarm_steps", "rewarm_from"})
-    return asked.changed(
+    return requested.changed(
         train={**changed, "schedule": kept},
-        checkpoint={"every": asked.checkpoint.every or stored.checkpoint.every},
-        evaluate={"max_tokens": asked.evaluate.max_tokens or stored.evaluate.max_tokens},
+        checkpoint={"every": requested.checkpoint.every or stored.checkpoint.every},
+        evaluate={"max_tokens": requested.evaluate.max_tokens or stored.evaluate.max_tokens},
     )
 
 
-def kept_micro_batch(asked: Recipe, stored: Recipe) -> int | None:
-    """The micro-batch that a run has, since another rounds otherwise; None where the layout asked for needs another."""
-    micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, asked.parallel
+def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
+    """The run's micro-batch, since another one rounds otherwise; None where the requested layout needs another."""
+    micro, batch, layout = stored.train.micro_batch, stored.train.global_batch_tokens, requested.parallel
     assert micro is not None and batch is not None, "the recipe is resolved"
     each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
     return micro if not rest and layout.fits_micro_batches(each) else None
 
 
 def checkpoints_of(run: RunFolder) -> list[int]:
-    """Steps of the run's checkpoints. Raises BessemerError when it was trained and has none: it would start at step 0."""
+    """Steps of the run's checkpoints. Raises BessemerError when a trained run has none: it would start at step 0."""
     done = published(run.checkpoints)
     if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists()):
         raise BessemerError(
@@ -344,10 +354,10 @@ def resolved_for(
     has_horizon: bool,
     resolve: Callable[[Recipe, int | None], Recipe],
 ) -> tuple[Recipe, Recipe]:
-    """A recipe with what its run keeps of an earlier plan (`stored`) and checkpoints (`done`), and the same resolved.
+    """A recipe with the values that its run keeps from its plan `stored` and checkpoints `done`, and the same resolved.
 
-    has_horizon: whether the recipe said how long before it was filled in; what is derived does not end a run sooner. resolve:
-    fills in the rest, given steps that train.minutes come to or None.
+    has_horizon: whether the recipe itself sets the length of the run; a derived length never ends a run sooner. resolve: derives
+    the other keys, given the steps that train.minutes amount to, or None.
     """
     if stored is None:
         return recipe, resolve(recipe, None)
@@ -362,11 +372,11 @@ def resolved_for(
     return recipe, resolved
 
 
-def steps_of_minutes(asked: Recipe, stored: Recipe | None, run: RunFolder, held_out_tokens: int) -> int | None:
-    """Steps of a run that has been planned before and is given minutes: those planned where the minutes are the same, else by
-    the median step of the training so far and its validations. None: they are to be measured."""
-    minutes = asked.train.minutes
-    if stored is None or minutes is None or asked.train.steps is not None:
+def steps_of_minutes(requested: Recipe, stored: Recipe | None, run: RunFolder, held_out_tokens: int) -> int | None:
+    """Steps that train.minutes amount to for a run that was planned before: those planned where the minutes are the same, else by
+    the median step time of the training so far and its validations. None: they have to be measured."""
+    minutes = requested.train.minutes
+    if stored is None or minutes is None or requested.train.steps is not None:
         return None
     if stored.train.minutes == minutes:
         return stored.train.steps

@@ -16,7 +16,8 @@ from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.recipe import Recipe, digest, dump, load
+from bessemer.hashing import digest
+from bessemer.recipe import Recipe, dump, load
 from bessemer.run import (
     STAGE_FILE,
     RunFolder,
@@ -220,7 +221,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
             samples = stored.batches.without(Journal.read(run.journal).omitted).after(extension.start)
             longer.require_same_order(*orders, samples, run, session.accept_changes)
-            longer.tell_what_stays(resolve(session.recipe, resolved.train.steps).train, resolved.train)
+            longer.report_kept_batch(resolve(session.recipe, resolved.train.steps).train, resolved.train)
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -257,8 +258,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
-    from bessemer.checkpoint.protocol import names_whole
-    from bessemer.guard.pulse import own
+    from bessemer.checkpoint.protocol import has_all_files
+    from bessemer.guard.pulse import unwatched_pulse
     from bessemer.launch import start
     from bessemer.longer import next_step
     from bessemer.parallel.mesh import SINGLE_PROCESS
@@ -277,7 +278,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         if recipe.parallel.world > 1:
             made = TrainSummary(**start.train(recipe, run, profile))
         else:
-            with own(run, 0, recipe.guard.hang_seconds) as pulse:
+            with unwatched_pulse(run, 0, recipe.guard.hang_seconds) as pulse:
                 made = train_here(
                     recipe, run, prepared.plan, profile, devices.choose(recipe.train), SINGLE_PROCESS, pulse
                 )
@@ -307,7 +308,9 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         return ", ".join(filter(None, parts))
 
     # Where the last checkpoint is seen to be damaged the loop says so, and goes on from the one before.
-    current = bool(done) and done[-1] == steps and run.mixture.exists() and names_whole(run.checkpoints, done[-1], warn)
+    current = (
+        bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1], warn)
+    )
     finished = f"{steps:,} steps are done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     finished += f"; {next_step(run, recipe.train)}" if current else ""

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -30,7 +29,7 @@ from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 PACKED = "tokens.document_mask=true"
 
@@ -113,41 +112,39 @@ def small(runs: Path, recipe_file: Path) -> tuple[Recipe, TokenStore]:
     return derived_keys.resolve(load(recipe_file, [PACKED]), store.vocabulary), store
 
 
-def step_of(recipe: Recipe, store: TokenStore) -> TrainStep:
+def trainer_of(recipe: Recipe, store: TokenStore) -> Trainer:
     from bessemer.model.transformer import build_model
     from bessemer.train.task import config_of
 
     config = config_of(recipe, store.vocabulary, 0)
-    return TrainStep(
-        recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources)
-    )
+    return Trainer(recipe, build_model(config, 1), devices.choose(recipe.train), store.end_of_text, len(store.sources))
 
 
-def failed(recipe: Recipe, store: TokenStore, step: TrainStep, reader: Any = None) -> set[str]:
-    reader = reader or step.task.loader(recipe, store)
-    return {row.name for row in masks.mask_rows(recipe, step, reader, store) if row.status == "FAIL"}
+def failed(recipe: Recipe, store: TokenStore, trainer: Trainer, reader: Any = None) -> set[str]:
+    reader = reader or trainer.task.loader(recipe, store)
+    return {row.name for row in masks.mask_rows(recipe, trainer, reader, store) if row.status == "FAIL"}
 
 
 def test_targets_that_are_not_the_next_token_fail(
     small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, store = small
-    assert failed(recipe, store, step_of(recipe, store)) == set()
+    assert failed(recipe, store, trainer_of(recipe, store)) == set()
     honest = Loader.batch
 
     def shifted(self: Loader, first: int, count: int) -> Batch:
         batch = honest(self, first, count)
-        return replace(batch, tokens=batch.inputs, targets=np.ascontiguousarray(batch.tokens[:, :-1]))
+        return replace(batch, targets=batch.inputs.copy())
 
     monkeypatch.setattr(Loader, "batch", shifted)
-    assert failed(recipe, store, step_of(recipe, store)) == {"targets are shifted by one"}
+    assert failed(recipe, store, trainer_of(recipe, store)) == {"targets are shifted by one"}
 
 
 def test_attention_that_sees_the_future_fails(
     small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, store = small
-    step, honest = step_of(recipe, store), attention._one_document
+    step, honest = trainer_of(recipe, store), attention._one_document
 
     def sees(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, first: int = 0) -> torch.Tensor:
         return honest(q, k, v, replace(spec, causal=False), first)
@@ -160,7 +157,7 @@ def test_attention_that_crosses_documents_fails(
     small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, store = small
-    step = step_of(recipe, store)
+    trainer = trainer_of(recipe, store)
 
     def one(cls: type[Documents], tokens_BT: torch.Tensor, end_of_text: int) -> Documents:
         starts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
@@ -168,14 +165,14 @@ def test_attention_that_crosses_documents_fails(
         return cls.from_starts(starts_BT)
 
     monkeypatch.setattr(Documents, "from_tokens", classmethod(one))
-    assert failed(recipe, store, step) == {"no token sees another document"}
+    assert failed(recipe, store, trainer) == {"no token sees another document"}
 
 
 def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Recipe, TokenStore]) -> None:
     recipe, store = small
-    batch = learning.first_sequence(step_of(recipe, store).task.loader(recipe, store).batch(0, 1))
-    assert learning.overfits(step_of(recipe, store), batch).status == "ok"
-    frozen = step_of(recipe, store)
+    batch = learning.first_sequence(trainer_of(recipe, store).task.loader(recipe, store).batch(0, 1))
+    assert learning.overfits(trainer_of(recipe, store), batch).status == "ok"
+    frozen = trainer_of(recipe, store)
     frozen.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]
     assert learning.overfits(frozen, batch).status == "FAIL"
 
@@ -184,7 +181,7 @@ def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Re
 def trained(small: tuple[Recipe, TokenStore], tmp_path: Path) -> tuple[Recipe, TrialResult]:
     """A recipe for a trial, and a trial of six steps."""
     recipe, store = small
-    recipe = trial.with_steps(trial.scaled(recipe, step_of(recipe, store).model.config, 1e12, 1e10)[0], 6)
+    recipe = trial.with_steps(trial.scaled(recipe, trainer_of(recipe, store).model.config, 1e12, 1e10)[0], 6)
     (tmp_path / "trials").mkdir()
     plan = {"peak_flops": 1e10, "memory_bytes": {"total": 1}}
     run = trial.lay_out(tmp_path / "trials", "straight", recipe, store.folder, plan)

@@ -19,8 +19,8 @@ import torch
 
 from bessemer.checkpoint import SavedCheckpoint, files, latest, protocol, save
 from bessemer.checkpoint.files import Scan
-from bessemer.checkpoint.protocol import exchange
 from bessemer.errors import BessemerError
+from bessemer.parallel.control import gather_scatter
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Parallel
 from bessemer.run import published
@@ -118,7 +118,7 @@ def leaves_nothing(mesh: ProcessMesh) -> bool:
     probe = Probe()
     seen = weakref.ref(probe)
     with suppress(RuntimeError):
-        exchange(mesh, lambda held=probe: fail(held), lambda given: given)
+        gather_scatter(mesh, lambda held=probe: fail(held), lambda given: given)
     del probe
     return seen() is None
 
@@ -229,6 +229,6 @@ def test_a_kill_at_any_file_operation_of_any_process_leaves_a_whole_checkpoint(t
 
 
 def test_a_process_alone_sees_its_own_error() -> None:
-    assert exchange(SINGLE_PROCESS, lambda: 2, lambda given: [given[0] + 1]) == 3
+    assert gather_scatter(SINGLE_PROCESS, lambda: 2, lambda given: [given[0] + 1]) == 3
     with pytest.raises(ValueError, match="no such thing"):
-        exchange(SINGLE_PROCESS, bug, list)
+        gather_scatter(SINGLE_PROCESS, bug, list)

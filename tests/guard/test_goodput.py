@@ -53,7 +53,7 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, monkeypatch: pytes
             with clock.counting("validation"):
                 now[0] += 3.0
         clock.stepped(step, 0.25)
-    clock.note(10)
+    clock.write(10)
     found = accounts(tmp_path / "time.jsonl")
     assert found is not None
     assert {kind: found[kind] for kind in KINDS if found[kind]} == {
@@ -76,5 +76,5 @@ def test_a_line_that_a_kill_cut_short_does_not_take_the_next_one_with_it(tmp_pat
     path = tmp_path / "time.jsonl"
     for torn in ("", '{"began": 1.0}\n', '{"began": 1.0}\n{"beg'):
         path.write_text(torn)
-        WallClock(path, 0, 2.0).note(10)
+        WallClock(path, 0, 2.0).write(10)
         assert [row.get("step") for row in read_json_lines(path)][-1:] == [10], torn

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.journal import Journal, Rollback, within
+from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
 from bessemer.recipe import Guard, parse
 
 
@@ -48,7 +48,10 @@ def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal
     assert {step: found and found.rate_factor for step, found in factors.items()} == {
         0: None, 59: None, 60: 0.9, 80: 0.9, 299: 0.9, 300: 0.67,
     }  # fmt: skip
-    assert (within(journal.rollbacks, 400, 10_000), within(journal.rollbacks, 400, 260)) == (3, 2)
+    assert (
+        num_rollbacks_within(journal.rollbacks, 400, 10_000),
+        num_rollbacks_within(journal.rollbacks, 400, 260),
+    ) == (3, 2)
 
 
 def test_a_line_that_a_kill_cut_short_was_not_acted_on(journal: Journal) -> None:

@@ -19,7 +19,7 @@ def test_healthy_runs_are_left_alone(is_thorough: bool, record_property: Callabl
         history = History()
         for step, (loss, norm) in enumerate(run, start=1):
             history, alarm = observe(history, step, loss, norm, reference)
-            kinds[alarm.kind if alarm else "none"] += 1
+            kinds[alarm.kind.name if alarm else "none"] += 1
         steps += len(run)
     assert set(kinds) <= {"none", "spike"}, "nothing that would roll back, and nothing noted"
     assert kinds["spike"] <= 2 * steps / 10_000

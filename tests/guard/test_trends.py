@@ -22,10 +22,10 @@ def test_what_grows_inside_the_model_is_told_with_its_block(
     path = tmp_path / "incidents.jsonl"
     trends = Trends(path)
     for step in range(10, 110, 10):
-        trends.looked(step, {statistic: {"0": healthy, "1": healthy * (1 + step / 100)}})
+        trends.measured(step, {statistic: {"0": healthy, "1": healthy * (1 + step / 100)}})
     assert kinds(path) == [], "it doubles"
     for step in range(110, 150, 10):
-        trends.looked(step, {statistic: {"0": healthy, "1": 10 * healthy}})
+        trends.measured(step, {statistic: {"0": healthy, "1": 10 * healthy}})
     assert kinds(path) == [(110, kind)], "once"
     assert "in block 1" in capsys.readouterr().err
 
@@ -33,7 +33,7 @@ def test_what_grows_inside_the_model_is_told_with_its_block(
 def test_small_attention_logits_may_grow(tmp_path: Path) -> None:
     trends = Trends(tmp_path / "incidents.jsonl")
     for step in range(1, 9):
-        trends.looked(step, {"attention_logit_max": {"0": 5.0 if step < 6 else 45.0}})
+        trends.measured(step, {"attention_logit_max": {"0": 5.0 if step < 6 else 45.0}})
     assert kinds(tmp_path / "incidents.jsonl") == []
 
 
@@ -68,5 +68,5 @@ def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_looks_of_an_earlier_process_count(tmp_path: Path) -> None:
     rows = [{"kind": "inside", "step": step, "activation_rms": {"0": 1.0, "1": 27.0}} for step in range(50, 450, 50)]
     trends = Trends(tmp_path / "incidents.jsonl", [{"kind": "train", "step": 1}, *rows])
-    trends.looked(450, {"activation_rms": {"0": 1.0, "1": 120_203.0}})
+    trends.measured(450, {"activation_rms": {"0": 1.0, "1": 120_203.0}})
     assert kinds(tmp_path / "incidents.jsonl") == [(450, "activation")]

@@ -17,11 +17,11 @@ from bessemer.run import read_json_lines
 FLIPS = """
 import os, pathlib, sys, threading, time
 def patch():
-    while not hasattr(sys.modules.get("bessemer.train.step"), "TrainStep"):
+    while not hasattr(sys.modules.get("bessemer.train.trainer"), "Trainer"):
         time.sleep(0.001)
     import torch
-    from bessemer.train.step import TrainStep
-    honest, done = TrainStep.update, pathlib.Path(os.environ["FLIPPED"])
+    from bessemer.train.trainer import Trainer
+    honest, done = Trainer.update, pathlib.Path(os.environ["FLIPPED"])
     def update(self, step, *more):
         rate = honest(self, step, *more)
         if step == 12 and not done.exists():
@@ -30,7 +30,7 @@ def patch():
             weight = getattr(weight, "_local_tensor", weight).view(-1)
             weight.view(torch.int32)[5] ^= 1 << 22
         return rate
-    TrainStep.update = update
+    Trainer.update = update
 if os.environ.get("LOCAL_RANK") == os.environ.get("FLIPS"):
     threading.Thread(target=patch, daemon=True).start()
 """

@@ -19,10 +19,10 @@ from bessemer.run import read_json_lines
 SICK = """
 import os, pathlib, sys, threading, time
 def patch():
-    while not hasattr(sys.modules.get("bessemer.train.step"), "TrainStep"):
+    while not hasattr(sys.modules.get("bessemer.train.trainer"), "Trainer"):
         time.sleep(0.001)
-    from bessemer.train.step import TrainStep
-    honest, calls = TrainStep.gradients, []
+    from bessemer.train.trainer import Trainer
+    honest, calls = Trainer.forward_backward, []
     def gradients(self, batch, *scale):
         if batch.first == 8 * 9:
             if os.environ["FAULT"] == "raise":
@@ -35,7 +35,7 @@ def patch():
             finally:
                 hook.remove()
         return honest(self, batch, *scale)
-    TrainStep.gradients = gradients
+    Trainer.forward_backward = gradients
 if os.environ.get("LOCAL_RANK") == "1":
     threading.Thread(target=patch, daemon=True).start()
 """

@@ -59,10 +59,10 @@ def test_a_pulse_is_read_by_another_process(tmp_path: Path) -> None:
         found = pulse.read(tmp_path / "0.pulse")
         assert found is not None
         assert (found.pid, found.rank, found.phase, found.step, found.limit) == (os.getpid(), 3, "step", 11, 60.0)
-        assert found.doing == "step 12" and found.silence < 5 and not found.hangs
+        assert found.activity == "step 12" and found.silence < 5 and not found.hangs
         with beating.during("saving"):
             inside = pulse.read(tmp_path / "0.pulse")
-            assert inside is not None and inside.doing == "the saving after step 11" and inside.limit == 1800.0
+            assert inside is not None and inside.activity == "the saving after step 11" and inside.limit == 1800.0
         os.kill(os.getpid(), signal.SIGUSR2)
         deadline = time.monotonic() + 20
         while "test_a_pulse_is_read" not in (tmp_path / "0.stacks").read_text() and time.monotonic() < deadline:

@@ -13,7 +13,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
-from bessemer.parallel.sharded import fingerprint
+from bessemer.parallel.sharded import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -21,7 +21,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
 from bessemer.train.precision import LossScale
 from bessemer.train.split import initial_weights
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 
 SEQUENCES, LENGTH, VOCABULARY = 8, 16, 64
@@ -53,7 +53,7 @@ def config_of(tied: bool = False) -> ModelConfig:
 def batches(count: int) -> list[Batch]:
     draw = np.random.default_rng(0)
     return [
-        Batch(
+        Batch.next_token(
             step * SEQUENCES,
             draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
             draw.integers(0, 2, SEQUENCES),
@@ -63,22 +63,21 @@ def batches(count: int) -> list[Batch]:
 
 
 def part(batch: Batch, mesh: ProcessMesh) -> Batch:
-    mine = slice(mesh.data_rank, None, mesh.layout.data)
-    return Batch(batch.first, batch.tokens[mine], batch.source[mine])
+    return batch.part(mesh.data_rank, mesh.layout.data)
 
 
 def trained(recipe: Recipe, tied: bool, mesh: ProcessMesh) -> dict[str, Any]:
     config = config_of(tied)
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
-    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
-    start = fingerprint(owned_parameters(step.model), mesh)
+    trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    start = tensors_digest(owned_parameters(trainer.model), mesh)
     told = []
     for number, batch in enumerate(batches(4)):
-        found = step.gradients(part(batch, mesh))
-        step.update(number, found.grad_norm)
+        found = trainer.forward_backward(part(batch, mesh))
+        trainer.update(number, found.grad_norm)
         told.append((found.loss, found.grad_norm, found.nats, found.targets))
     whole = {}
-    for name, parameter in owned_parameters(step.model):
+    for name, parameter in owned_parameters(trainer.model):
         value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         whole[name] = value.detach().double().numpy()
     return {"told": told, "weights": whole, "start": start}
@@ -162,13 +161,13 @@ def scaled(layout: Parallel) -> list[tuple[float, bool, float]]:
     recipe = recipe_of("fp16").model_copy(update={"parallel": layout})
     config = config_of()
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
-    step = TrainStep(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
     scale, told = LossScale(value=2.0**26), []
     for number, batch in enumerate(batches(10)):
-        found = step.gradients(part(batch, mesh), scale)
+        found = trainer.forward_backward(part(batch, mesh), scale)
         scale = found.scale
         if not found.overflow:
-            step.update(number, found.grad_norm)
+            trainer.update(number, found.grad_norm)
         told.append((found.loss, found.overflow, scale.value))
     return told
 

@@ -1,4 +1,4 @@
-"""The fingerprint of the weights: one number however they are divided, in little memory."""
+"""The tensors_digest of the weights: one number however they are divided, in little memory."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_the_sums_of_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatc
     assert sharded._hash_sums("x", (6, 5, 4), (0, 0, 0), moved).tolist() != expected.tolist()
 
 
-def test_the_fingerprint_of_weights_that_were_saved_before_stays() -> None:
+def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
     ramp = torch.arange(3_000_000, dtype=torch.float32).view(1500, 2000)
     assert (
-        sharded.fingerprint([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)
+        sharded.tensors_digest([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)
         == "e708e148c32d64470181532e1afb28cb"
     )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
-def test_the_fingerprint_takes_little_memory() -> None:
+def test_the_tensors_digest_takes_little_memory() -> None:
     weights = torch.zeros(16_000_000)
-    sharded.fingerprint([("small", weights[:10])], SINGLE_PROCESS)
+    sharded.tensors_digest([("small", weights[:10])], SINGLE_PROCESS)
     device.reset_peak_resident()
     before = device.resident_bytes()
-    sharded.fingerprint([("a", weights)], SINGLE_PROCESS)
+    sharded.tensors_digest([("a", weights)], SINGLE_PROCESS)
     assert device.peak_resident_bytes() - before < 64e6, "less than the weights themselves"

@@ -41,7 +41,7 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
         incident(20, "slow", "recorded"),
         incident(30, "spike", "update skipped"),
         incident(31, "spike", "update skipped", documents=documents),
-        incident(90, "diverged", "rolled back to step 60; 30 batches passed over", rollback=1) | {"onset": 80},
+        incident(90, "diverged", "rolled back to step 60; 30 batches skipped", rollback=1) | {"onset": 80},
     ]
     times = [
         {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0},
@@ -53,10 +53,10 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
             "steps 30 to 31",
             "2 times spike: the loss is high. Update skipped. Its 3 documents are listed under Incidents.",
         ),
-        ("step 40", "the training stopped, and 10.0 s later went on from step 35; 5 steps were done again."),
+        ("step 40", "the training stopped, and 10.0 s later went on from step 35; 5 steps were repeated."),
         (
             "step 90",
-            "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches passed over.",
+            "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches skipped.",
         ),
     ]
     assert found[-1][1] == "the last step that was trained." and len(found) == 4

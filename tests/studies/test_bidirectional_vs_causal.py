@@ -8,9 +8,9 @@ pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.studies import STUDIES, bidirectional_vs_causal
 from bessemer.studies.bidirectional_vs_causal import _answers, _rescored
-from bessemer.studies.library import step_of
+from bessemer.studies.library import trainer_of
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from tests.studies.test_library import TINY
 
 pytestmark = pytest.mark.long
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.long
 VOCABULARY = 512
 
 
-def stirred(causal: bool) -> TrainStep:
+def stirred(causal: bool) -> Trainer:
     recipe = TINY.recipe("causal" if causal else "masked", "qwen3" if causal else "modernbert")
     config = TINY.config(VOCABULARY, causal)
     manifest = {"tokenizer": {"vocabulary": VOCABULARY, "end_of_text": 0, "mask_token": 1}}
-    step = step_of(recipe, config, TokenStore(None, manifest))  # type: ignore[arg-type]
+    trainer = trainer_of(recipe, config, TokenStore(None, manifest))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in step.model.parameters():
+        for parameter in trainer.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return step
+    return trainer
 
 
 def texts(rows: int = 20) -> np.ndarray:
@@ -37,9 +37,9 @@ def texts(rows: int = 20) -> np.ndarray:
 @pytest.mark.parametrize("causal", [True, False])
 def test_an_answer_reads_only_what_it_may(causal: bool) -> None:
     """The score does not change with the hidden token itself, nor, for a causal model, with what follows it."""
-    step, rows = stirred(causal), texts()
+    trainer, rows = stirred(causal), texts()
     places = np.full(len(rows), 15)
-    found = _answers(step, rows, places, 1)
+    found = _answers(trainer, rows, places, 1)
     nats = []
     for row in rows:
         shown = row.copy()
@@ -47,25 +47,25 @@ def test_an_answer_reads_only_what_it_may(causal: bool) -> None:
         if causal:
             shown[16:] = 9
         with torch.no_grad():
-            logits = step.model.logits(torch.from_numpy(shown[None]))[0, 14 if causal else 15]
+            logits = trainer.model.logits(torch.from_numpy(shown[None]))[0, 14 if causal else 15]
         nats.append(float(-logits.double().log_softmax(dim=0)[row[15]]))
     assert found["nats"] == pytest.approx(np.mean(nats), rel=1e-5)
 
 
 def test_rescoring_takes_the_likeliest_whole_text() -> None:
-    step, rows = stirred(True), texts(6)
+    trainer, rows = stirred(True), texts(6)
     with torch.no_grad():
         right = 0
         for row in rows:
-            candidates = step.model.logits(torch.from_numpy(row[None, :15]))[0, -1].topk(16).indices.tolist()
+            candidates = trainer.model.logits(torch.from_numpy(row[None, :15]))[0, -1].topk(16).indices.tolist()
             scores = {}
             for token in candidates:
                 tried = row.copy()
                 tried[15] = token
-                log = step.model.logits(torch.from_numpy(tried[None]))[0].double().log_softmax(dim=-1)
+                log = trainer.model.logits(torch.from_numpy(tried[None]))[0].double().log_softmax(dim=-1)
                 scores[token] = sum(float(log[place - 1, tried[place]]) for place in range(1, 32))
             right += max(scores, key=scores.__getitem__) == row[15]
-    assert _rescored(step, rows, np.full(6, 15)) == right / 6
+    assert _rescored(trainer, rows, np.full(6, 15)) == right / 6
 
 
 def test_a_tiny_run_has_its_table(monkeypatch: pytest.MonkeyPatch) -> None:

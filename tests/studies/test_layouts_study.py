@@ -86,7 +86,7 @@ def test_other_studies_have_no_short_list() -> None:
 def test_ragged_batches_are_ragged() -> None:
     asked = CertificateRun()
     batches = [batch_of(asked, CASES["hard"], number, SINGLE_PROCESS) for number in range(20)]
-    counts = [int((batch.wanted >= 0).sum()) for batch in batches]
+    counts = [int((batch.targets >= 0).sum()) for batch in batches]
     assert len(set(counts)) > 10 and max(counts) < asked.sequences * asked.length
     pieces: list[int] = []
     for batch in batches:
@@ -94,9 +94,9 @@ def test_ragged_batches_are_ragged() -> None:
         pieces += np.diff(np.flatnonzero(batch.starts.ravel())).tolist()
         ends = np.roll(batch.starts, -1, axis=1)
         ends[:, -1] = False
-        assert (batch.wanted[ends] == -1).all()  # nothing is predicted over the border of two documents
+        assert (batch.targets[ends] == -1).all()  # nothing is predicted over the border of two documents
     assert min(pieces) == 1 and max(pieces) > 35
-    halves = [(batch.wanted[part::2] >= 0).sum() for batch in batches for part in (0, 1)]
+    halves = [(batch.targets[part::2] >= 0).sum() for batch in batches for part in (0, 1)]
     assert len(set(map(int, halves))) > 10
 
 

@@ -49,7 +49,7 @@ def test_every_epoch_of_snippets_has_each_once(store: TokenStore) -> None:
     found = Snippets.of(store, "train", 24, 8, seed=1)
     read = found.reader(12, seed=3)
     rows = np.concatenate([read(number).inputs for number in range(8)])  # two epochs of 48
-    labels = np.concatenate([read(number).wanted[:, 0] for number in range(8)])
+    labels = np.concatenate([read(number).targets[:, 0] for number in range(8)])
     wanted = sorted(
         (tuple(tokens), label) for tokens, label in zip(found.tokens.tolist(), found.label.tolist(), strict=True)
     )

@@ -59,12 +59,12 @@ def test_the_text_is_python_and_the_held_out_part_is_never_trained_on() -> None:
     training, held = text._cut(200_000)
     assert len(training) + len(held) == len(whole) and abs(len(held) / len(whole) - 0.1) < 0.01
     batch = text.batch(3, 4, 32, 200_000)
-    assert np.array_equal(batch.tokens, text.batch(3, 4, 32, 200_000).tokens)
-    assert not np.array_equal(batch.tokens, text.batch(4, 4, 32, 200_000).tokens)
-    assert all(bytes(row.astype(np.uint8)) in bytes(training) for row in batch.tokens)
+    assert np.array_equal(batch.inputs, text.batch(3, 4, 32, 200_000).inputs)
+    assert not np.array_equal(batch.inputs, text.batch(4, 4, 32, 200_000).inputs)
+    assert all(bytes(row.astype(np.uint8)) in bytes(training) for row in batch.inputs)
     part = text.held_out(5, 32, 200_000)
-    assert part.bytes.sum() == part.valid.sum()
-    assert all(bytes(row.astype(np.uint8)) in bytes(held) for row in part.tokens)
+    assert part.bytes.sum() == part.num_targets
+    assert all(bytes(row.astype(np.uint8)) in bytes(held) for row in part.inputs)
 
 
 def test_the_command_lists_studies_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:

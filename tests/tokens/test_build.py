@@ -245,7 +245,7 @@ def test_bits_per_byte_only_where_the_tokens_account_for_the_text(
     assert (sum(int(part.bytes.sum()) for part in parts) > 0) is counts
     if counts:
         for part in parts:
-            first = int(store.token_bytes[part.tokens[0, 0]])  # no target: the first token of all
+            first = int(store.token_bytes[part.inputs[0, 0]])  # no target: the first token of all
             whole = store.manifest["sources"][part.source]["heldout"]["bytes"]
             assert int(part.bytes.sum()) == whole - first + len(store.text_prefix)
     if name == "llama":

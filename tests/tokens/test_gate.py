@@ -69,14 +69,14 @@ def judged(tokenizer: Tokenizer, text: str) -> tuple[int, Batch]:
     count = (len(ids) - 1) // LENGTH
     rows = np.stack([ids[number * LENGTH : (number + 1) * LENGTH + 1] for number in range(count)])
     gate = Gate(tokenizer.token_pieces(), tokenizer.end_of_text)
-    return count, gate.applied(Batch(0, rows, np.zeros(count, dtype=np.int64)))
+    return count, gate.applied(Batch.next_token(0, rows, np.zeros(count, dtype=np.int64)))
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
 def test_degenerate_text_does_not_count(tokenizer: Tokenizer, kind: str) -> None:
     count, batch = judged(tokenizer, DEGENERATE[kind])
     assert len(batch.gated) == count > 0
-    assert (batch.wanted == -1).all()
+    assert (batch.targets == -1).all()
     assert {piece.tokens for piece in batch.gated} == {LENGTH}
 
 
@@ -97,13 +97,13 @@ def test_only_the_degenerate_document_of_a_sequence_is_left_out(tokenizer: Token
     end = tokenizer.end_of_text
     code, blob = tokenizer.encode(library[0]), tokenizer.encode(DEGENERATE["base64"])
     row = np.array([[*code[:100], end, *blob[:100], end, *code[100:155]]])
-    batch = Gate(tokenizer.token_pieces(), end).applied(Batch(0, row, np.zeros(1, dtype=np.int64)))
-    ignored = np.flatnonzero(batch.wanted[0] < 0)
+    batch = Gate(tokenizer.token_pieces(), end).applied(Batch.next_token(0, row, np.zeros(1, dtype=np.int64)))
+    ignored = np.flatnonzero(batch.targets[0] < 0)
     assert ignored.tolist() == list(range(100, 201)), "the blob and its end of text, as targets"
     assert [(piece.row, piece.piece, piece.tokens, piece.reason) for piece in batch.gated] == [(0, 1, 101, "base64")]
     assert (batch.inputs == row[:, :-1]).all()
     short = np.array([[*code[:100], end, *blob[:62], end, *code[100:193]]])
-    passed = Gate(tokenizer.token_pieces(), end).applied(Batch(0, short, np.zeros(1, dtype=np.int64)))
+    passed = Gate(tokenizer.token_pieces(), end).applied(Batch.next_token(0, short, np.zeros(1, dtype=np.int64)))
     assert passed.gated == (), f"less than {gates.MIN_TOKENS} tokens"
 
 

@@ -49,7 +49,7 @@ def test_a_text_is_its_document_padded_or_cut(tmp_path: Path) -> None:
     texts = LabelledTexts(store_of(tmp_path).split("a", "train"), 6, END)
     assert len(texts) == 3
     assert len(store_of(tmp_path).split("a", "train").shards) == 2
-    assert texts.rows(np.array([2, 0, 1])).tokens.tolist() == [
+    assert texts.rows(np.array([2, 0, 1])).inputs.tolist() == [
         [0, 8, 8, 8, 8, 8],
         [0, 5, 6, 7, 0, 0],
         [0, 0, 0, 0, 0, 0],
@@ -62,7 +62,7 @@ def test_every_epoch_has_each_document_once_with_its_label(tmp_path: Path) -> No
     batch = loader.batch(0, 60)
     rows = [
         (int(source), tuple(tokens), int(target))
-        for source, tokens, target in zip(batch.source, batch.inputs, batch.wanted[:, 0], strict=True)
+        for source, tokens, target in zip(batch.source, batch.inputs, batch.targets[:, 0], strict=True)
     ]
     wanted = {
         (number, tuple([0, *ids, *[0] * 6][:6]), (number + place) % 3)
@@ -84,7 +84,7 @@ def test_a_batch_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> N
         for rank in range(world):
             part = loader_of(store, rank, world).batch(12, 24)
             assert np.array_equal(part.inputs, whole.inputs[rank::world])
-            assert np.array_equal(part.wanted, whole.wanted[rank::world])
+            assert np.array_equal(part.targets, whole.targets[rank::world])
 
 
 def test_documents_are_named(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_held_out_texts(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     parts = held_out_samples(RECIPE, store)
     assert [part.source for part in parts] == ["a", "b", "c"]
-    assert parts[0].wanted.tolist() == [[0], [1], [2]]
+    assert parts[0].targets.tolist() == [[0], [1], [2]]
     assert parts[0].bytes.tolist() == [3, 0, 5]
-    assert sum(len(part.tokens) for part in held_out_samples(RECIPE, store, max_tokens=1)) == 3  # one of each source
+    assert sum(len(part.inputs) for part in held_out_samples(RECIPE, store, max_tokens=1)) == 3  # one of each source
     assert whole_texts(RECIPE, store).tolist() == [[0], [0]]  # the second document is empty
 
 

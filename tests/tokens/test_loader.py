@@ -22,10 +22,10 @@ def test_a_batch_does_not_depend_on_the_number_of_processes(store: TokenStore, r
     whole = loader_of(recipe, store).batch(96, 24)
     for world in (2, 3, 8):
         parts = [loader_of(recipe, store, rank, world).batch(96, 24) for rank in range(world)]
-        together = np.empty_like(whole.tokens)
+        together = np.empty_like(whole.inputs)
         for rank, part in enumerate(parts):
-            together[rank::world] = part.tokens
-        assert np.array_equal(together, whole.tokens)
+            together[rank::world] = part.inputs
+        assert np.array_equal(together, whole.inputs)
 
 
 def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> None:
@@ -33,7 +33,7 @@ def test_reading_ahead_changes_nothing(store: TokenStore, recipe_file: Path) -> 
     ahead = list(prefetched(loader, ((40 + 8 * n, 8) for n in range(7))))
     assert [batch.first for batch in ahead] == [40 + 8 * n for n in range(7)]
     for batch in ahead:
-        assert np.array_equal(batch.tokens, loader.batch(batch.first, 8).tokens)
+        assert np.array_equal(batch.targets, loader.batch(batch.first, 8).targets)
 
 
 def test_leaving_early_ends_the_thread(store: TokenStore, recipe_file: Path) -> None:
@@ -57,7 +57,8 @@ def test_sequences_are_the_stream_of_their_source(store: TokenStore, recipe_file
         shards = store.split(loader.mixture.names[draw.source[row]], "train").shards
         stream = np.concatenate([shard.tokens for shard in shards])
         start = int(draw.sequence[row]) * 32
-        assert np.array_equal(batch.tokens[row], stream[start : start + 33])
+        assert np.array_equal([*batch.inputs[row], batch.targets[row, -1]], stream[start : start + 33])
+        assert np.array_equal(batch.inputs[row, 1:], batch.targets[row, :-1])
 
 
 def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
@@ -65,13 +66,13 @@ def test_held_out_text_is_scored_once_and_whole(store: TokenStore) -> None:
         facts = store.manifest["sources"][part.source]["heldout"]
         first = int(store.split(part.source, "heldout").shards[0].tokens[0])
         assert part.bytes.sum() == facts["bytes"] - store.token_bytes[first]  # all but the first token of the stream
-        assert part.valid.sum() == facts["tokens"] - facts["documents"] - 1
+        assert part.num_targets == facts["tokens"] - facts["documents"] - 1
 
 
 def test_a_part_of_the_held_out_text_has_every_source(store: TokenStore) -> None:
     parts = held_out(store, 32, max_tokens=200)
     assert {part.source for part in parts} == set(store.sources)
-    assert sum(part.tokens.shape[0] for part in parts) <= 200 // 32 + len(parts)
+    assert sum(part.inputs.shape[0] for part in parts) <= 200 // 32 + len(parts)
 
 
 def test_the_ledger_goes_both_ways(store: TokenStore, recipe_file: Path) -> None:

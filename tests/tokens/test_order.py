@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bessemer.tokens.order import key_of, permute, positions_of
+from bessemer.hashing import key_of
+from bessemer.tokens.order import permute, positions_of
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))

@@ -64,7 +64,7 @@ def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[rank::world])
     again = loader.batch(60, 3)
     assert np.array_equal(again.inputs, whole.inputs[12:15])
-    assert np.array_equal(again.wanted, whole.wanted[12:15])
+    assert np.array_equal(again.targets, whole.targets[12:15])
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -82,14 +82,14 @@ def test_held_out_text_is_scored_whole_and_once(tmp_path: Path, packing: str, le
     recipe = recipe_of(packing, length)
     store = store_of(tmp_path, recipe, TEXTS)
     for part in held_out_samples(recipe, store):
-        scored = Counter(part.wanted[part.wanted >= 0].tolist())
+        scored = Counter(part.targets[part.targets >= 0].tolist())
         assert scored == Counter(token for ids in TEXTS[part.source] for token in ids)
         assert (
-            part.bytes.sum() == part.valid.sum() == scored.total()
+            part.bytes.sum() == part.num_targets == scored.total()
         )  # one byte a token here; end-of-text counts nothing
     few = held_out_samples(recipe, store, max_tokens=100)
     assert {part.source for part in few} == set(TEXTS)
-    assert sum(int(part.valid.sum()) for part in few) <= 100 + 2 * length
+    assert sum(int(part.num_targets) for part in few) <= 100 + 2 * length
 
 
 @pytest.mark.parametrize("packing", ["concatenate", *PACKINGS])
@@ -104,7 +104,7 @@ def test_the_ledger_goes_both_ways(tmp_path: Path, packing: str) -> None:
         texts = [[*TEXTS[name][int(identity[2:], 16)], END] for identity in named]
         assert all(int(identity[:2], 16) == "ab".index(name) for identity in named)
         if packing != "concatenate":  # the tokens of the sequence are those documents' and no others'
-            held = Counter(batch.wanted[slot][batch.wanted[slot] >= 0].tolist())
+            held = Counter(batch.targets[slot][batch.targets[slot] >= 0].tolist())
             assert not held - Counter(token for text in texts for token in text)
     samples = {
         name: {row["sample"] for row in rows if row["document"] == name} for name in {row["document"] for row in rows}

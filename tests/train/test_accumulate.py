@@ -7,7 +7,7 @@ import torch
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.train import engine as module
 from bessemer.train.engine import accumulate, runs_two_at_a_time
-from tests.train.test_step import batch, gradient, step_of
+from tests.train.test_trainer import batch, gradient, trainer_of
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_two_at_a_time_gives_the_same_bits(recipe_file: Path, micro: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_pool", lambda threads, pool=module._pool: pool(1))
-    alone, together = (step_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
-    found = alone.gradients(batch())
+    alone, together = (trainer_of(recipe_file, f"train.micro_batch={micro}") for _ in range(2))
+    found = alone.forward_backward(batch())
     monkeypatch.setattr("bessemer.train.engine.runs_two_at_a_time", lambda *arguments: True)
     for _ in range(3):
-        again = together.gradients(batch())
+        again = together.forward_backward(batch())
         assert again == found
         assert torch.equal(gradient(together), gradient(alone))
 

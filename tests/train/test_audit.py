@@ -23,9 +23,9 @@ def test_the_audit_counts_what_the_batches_held(tmp_path: Path, packing: str) ->
         if step == 7:  # as a checkpoint would keep it
             given = MixtureCounts.from_dict(given.to_dict())
         batch = loader.batch(8 * step, 8)
-        given = given.plus(batch, loader)
+        given = given.plus(batch, loader.mixture)
         for slot in range(8):
-            rows.append((8 * step + slot >= 88, int(batch.source[slot]), int((batch.wanted[slot] >= 0).sum())))
+            rows.append((8 * step + slot >= 88, int(batch.source[slot]), int((batch.targets[slot] >= 0).sum())))
     found = mixture_audit(loader.mixture, given, 160)
     for number, name in enumerate("ab"):
         mine = [row for row in rows if row[1] == number]

@@ -15,7 +15,7 @@ from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.diagnose import Diagnosis, diagnose
-from bessemer.train.step import Gradients, TrainStep
+from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_guarded import poison
 from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F401
 
@@ -57,9 +57,8 @@ def test_the_worst_sequence_comes_first(runs: Path, recipe_file: Path, monkeypat
         read = honest(self, first, count)
         if not first <= 8 * 70 + 5 < first + count:
             return read
-        tokens = read.tokens.copy()
-        tokens[8 * 70 + 5 - first] = 3
-        return replace(read, tokens=tokens)
+        read.inputs[8 * 70 + 5 - first] = read.targets[8 * 70 + 5 - first] = 3
+        return read
 
     monkeypatch.setattr(Loader, "batch", batch)
     folder = train(recipe_file, runs, "train.steps=80")
@@ -100,14 +99,14 @@ def test_ruined_weights_are_state(runs: Path, recipe_file: Path) -> None:
 
 
 def test_what_more_precision_mends_is_numerics(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = TrainStep.gradients
+    honest = Trainer.forward_backward
 
-    def gradients(self: TrainStep, batch: Batch, *scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> StepStats:
         found = honest(self, batch, *scale)
         overflows = self.device.precision == "fp32" and batch.first == 8 * 50
         return replace(found, grad_norm=math.nan) if overflows else found
 
-    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
     folder = train(recipe_file, runs, "train.steps=60", "train.precision=fp32")
     found = diagnosed(folder, 51)
     assert found.kind == "numerics" and found.figures["in more precision"].is_finite

@@ -16,8 +16,8 @@ from bessemer.guard.journal import Journal
 from bessemer.run import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
 from bessemer.train.measure import RunTiming
-from bessemer.train.step import Gradients, TrainStep
 from bessemer.train.stop import StopSignal
+from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_diagnose import diagnosed
 from tests.train.test_rollback import copied, train, weights
 
@@ -38,16 +38,16 @@ def test_losses_perturbed_once_are_transient(
     number = 20 if is_thorough else 3
     draw = random.Random(2)
     steps = [5 * place + draw.randint(1, 5) for place in range(5, 5 + number)]  # one between two checkpoints
-    honest = TrainStep.gradients
+    honest = Trainer.forward_backward
 
-    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
         found = honest(self, batch, scale)
         if batch.first // 8 + 1 not in steps:
             return found
         return replace(found, loss=found.loss * draw.choice((0.5, 1.001, 1.5, 3.0)), grad_norm=found.grad_norm * 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "gradients", gradients)
+        patch.setattr(Trainer, "forward_backward", forward_backward)
         folder = train(
             recipe_file,
             runs,
@@ -81,13 +81,13 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
     """The text is read several times over; the run stops at ten random steps, after some of which its last save is lost."""
-    honest, read = TrainStep.gradients, list[int]()
+    honest, read = Trainer.forward_backward, list[int]()
 
-    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
         read.append(batch.first)
         return honest(self, batch, scale)
 
-    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
     sets = "train.steps=400", "checkpoint.every=25", "checkpoint.keep=3"
     whole = train(recipe_file, copied(runs, "whole"), *sets)
     audit = read_json(whole / "mixture.json")
@@ -96,7 +96,7 @@ def test_ten_stops_over_the_edges_of_epochs_change_nothing(
     read.clear()
     for stop in sorted(draw.sample(range(5, 395), 10)):
         with monkeypatch.context() as patch:
-            patch.setattr(StopSignal, "asked", lambda self, at=8 * (stop - 1): "SIGTERM" if read[-1] >= at else None)
+            patch.setattr(StopSignal, "received", lambda self, at=8 * (stop - 1): "SIGTERM" if read[-1] >= at else None)
             sets_here = [
                 part for value in (f"run.dir={runs}", *sets, "report.tensorboard=false") for part in ("--set", value)
             ]
@@ -125,15 +125,15 @@ def test_a_learning_rate_far_too_high_for_a_while_is_undone(
     still lasts after a rollback."""
     sets = "train.steps=1200", "checkpoint.every=25", "train.micro_batch=8"
     healthy = train(recipe_file, copied(runs, "healthy"), *sets)
-    honest, updates = TrainStep.update, list[int]()
+    honest, updates = Trainer.update, list[int]()
 
-    def update(self: TrainStep, number: int, grad_norm: float, factor: float = 1.0) -> float:
+    def update(self: Trainer, number: int, grad_norm: float, factor: float = 1.0) -> float:
         if number >= 600 and len(updates) < 6:
             updates.append(number)
             factor *= 30
         return honest(self, number, grad_norm, factor)
 
-    monkeypatch.setattr(TrainStep, "update", update)
+    monkeypatch.setattr(Trainer, "update", update)
     folder = train(recipe_file, runs, *sets)
     journal = Journal.read(folder / "journal.jsonl")
     assert 1 <= journal.num_rollbacks <= 3

@@ -38,7 +38,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> No
         if not is_bad(first):
             return read
         draw = np.random.default_rng(first)
-        return replace(read, tokens=draw.integers(0, 400, read.tokens.shape, dtype=read.tokens.dtype))
+        tokens = draw.integers(0, 400, (len(read.inputs), read.inputs.shape[1] + 1))
+        return replace(read, inputs=tokens[:, :-1], targets=tokens[:, 1:])
 
     monkeypatch.setattr(Loader, "batch", batch)
 

@@ -82,19 +82,19 @@ def test_the_steps_of_a_ramp_read_what_the_ledger_says(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bessemer.train.measure import RunTiming
-    from bessemer.train.step import TrainStep
+    from bessemer.train.trainer import Trainer
 
-    honest, read = TrainStep.gradients, []
+    honest, read = Trainer.forward_backward, []
     monkeypatch.setattr(
-        TrainStep, "gradients", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
+        Trainer, "forward_backward", lambda self, batch, *more: (read.append(batch), honest(self, batch, *more))[1]
     )
     monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     folder = train(recipe_file, runs, *RAMP)
     recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
-    assert [len(batch.tokens) for batch in read] == SIZES
+    assert [len(batch.inputs) for batch in read] == SIZES
     loader = loader_of(recipe, store)
     whole = loader.batch(0, sum(SIZES))
-    assert np.array_equal(np.concatenate([batch.tokens for batch in read]), whole.tokens)
+    assert np.array_equal(np.concatenate([batch.inputs for batch in read]), whole.inputs)
     for step in (1, 7, 8, 15, 24):
         rows = ledger.step_documents(recipe, store, folder / "corpus", step)
         first = sum(SIZES[: step - 1])
@@ -116,13 +116,13 @@ def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path
     assert not np.array_equal(average["head.weight"], trained["head.weight"])
     recipe = load(folder / "recipe.toml")
     store, restored = opened(recipe, RunFolder(folder))
-    for name, weight in restored.step.model.named_parameters():
+    for name, weight in restored.trainer.model.named_parameters():
         assert np.array_equal(weight.detach().numpy(), average[name])
     from bessemer.tokens.held_out import held_out
     from bessemer.train.validation import validate
 
     rows = [row for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "validation"]
-    found = validate(restored.step, held_out(store, 32, recipe.evaluate.max_tokens))
+    found = validate(restored.trainer, held_out(store, 32, recipe.evaluate.max_tokens))
     assert rows[-1]["loss"] == pytest.approx(found.loss, rel=1e-12)
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bessemer.hashing import key_of
 from bessemer.recipe import Masking, load
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.loader import Batch, loader_of
-from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.masking import Masker, MaskingLoader
+from bessemer.train.masking import Masker
 
 END, MASK, VOCABULARY = 0, 1, 500
 ORDINARY = np.arange(VOCABULARY) >= 2
@@ -129,14 +129,14 @@ def test_there_is_a_target_unless_there_is_no_text() -> None:
 def test_masks_do_not_depend_on_how_a_batch_is_cut() -> None:
     tokens = np.stack([np.append(text(seed=row), 9) for row in range(12)])
     source = np.zeros(12, dtype=np.int64)
-    whole = masker().batch(Batch(100, tokens, source))
-    assert whole.inputs.shape == whole.wanted.shape == (12, 200)
+    whole = masker().batch(Batch.next_token(100, tokens, source))
+    assert whole.inputs.shape == whole.targets.shape == (12, 200)
     for world in (2, 3):
         for rank in range(world):
-            part = masker().batch(Batch(100, tokens[rank::world], source[rank::world]), rank, world)
+            part = masker().batch(Batch.next_token(100, tokens, source).part(rank, world))
             assert np.array_equal(part.inputs, whole.inputs[rank::world])
-            assert np.array_equal(part.wanted, whole.wanted[rank::world])
-    later = masker().batch(Batch(104, tokens[4:], source[4:]))
+            assert np.array_equal(part.targets, whole.targets[rank::world])
+    later = masker().batch(Batch.next_token(104, tokens[4:], source[4:]))
     assert np.array_equal(later.inputs, whole.inputs[4:])
 
 
@@ -144,12 +144,12 @@ def test_a_loader_hides_the_sequences_of_the_plain_one(prepared: Path, recipe_fi
     store, recipe = TokenStore.open(prepared / "runs" / "small" / "tokens"), load(recipe_file)
     one = Masker(Masking(), key_of("masks", 3), 1, store.token_bytes > 0)
     plain = loader_of(recipe, store)
-    hiding = MaskingLoader(plain, one)
+    hiding = loader_of(recipe, store, transforms=(one.batch,))
     batch, bare = hiding.batch(8, 8), plain.batch(8, 8)
-    assert np.array_equal(np.where(batch.wanted >= 0, batch.wanted, batch.inputs), bare.tokens[:, :-1])
+    assert np.array_equal(np.where(batch.targets >= 0, batch.targets, batch.inputs), bare.inputs)
     assert hiding.documents(8, 2) == plain.documents(8, 2)
     for part in held_out(store, 32):
         first, second = (one.held_out(part, store.token_bytes) for _ in range(2))
         assert np.array_equal(first.inputs, second.inputs)
-        assert (first.wanted >= 0).sum() == first.valid.sum() > 0
-        assert first.bytes.sum() == store.token_bytes[first.wanted[first.valid]].sum()
+        assert first.num_targets > 0
+        assert first.bytes.sum() == store.token_bytes[first.targets[first.targets >= 0]].sum()

@@ -19,7 +19,7 @@ from bessemer.train import pace as paces
 from bessemer.train.learning_rate import learning_rate_share
 from bessemer.train.measure import RunTiming
 from bessemer.train.state import Saver
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from tests.choose import long_but
 from tests.newest import weights_hash
 
@@ -39,22 +39,22 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     text = recipe_file.read_text().replace("steps = 24\n", f"minutes = {MINUTES}\n").replace("every = 8", "every = 5")
     (runs.parent / "paced.toml").write_text(text)
     clock = {"now": 0.0}
-    update = TrainStep.update
+    update = Trainer.update
 
-    def timed(self: TrainStep, step: int, norm: float, factor: float) -> float:
+    def timed(self: Trainer, step: int, norm: float, factor: float) -> float:
         clock["now"] += clock["later"] if step >= clock["changes_at"] else clock["seconds"]
         return update(self, step, norm, factor)
 
-    monkeypatch.setattr(TrainStep, "update", timed)
+    monkeypatch.setattr(Trainer, "update", timed)
     validate, save = loop.validate, Saver._write
 
     def validated(*arguments: Any) -> Any:
         clock["now"] += clock["between"]
         return validate(*arguments)
 
-    def saved(self: Saver, position: Any) -> None:
+    def saved(self: Saver, state: Any) -> None:
         clock["now"] += clock["between"] / 10
-        save(self, position)
+        save(self, state)
 
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
@@ -127,12 +127,12 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
 @pytest.mark.long
 def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times slower from step 30 on, after the first decision: without a look at the clock nearly nothing is left."""
-    update = TrainStep.update
+    update = Trainer.update
 
-    def slower(self: TrainStep, step: int, norm: float, factor: float) -> float:
+    def slower(self: Trainer, step: int, norm: float, factor: float) -> float:
         return update(self, step, update(self, step, norm, factor) if step > 30 else norm, factor)
 
-    monkeypatch.setattr(TrainStep, "update", slower)
+    monkeypatch.setattr(Trainer, "update", slower)
     kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5", "train.schedule.final_share=0.0")
     whole = trained("slower", 0.01, *kinds)
     train = load(whole / "recipe.toml").train

@@ -12,8 +12,8 @@ from bessemer.recipe import load, parse
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import loader_of
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
+from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 from tests.tokens.token_samples import END, VOCABULARY, documents, recipe_of, store_of
 
@@ -21,20 +21,20 @@ TEXTS = {"a": documents(1, 30, longest=20), "b": documents(2, 15, longest=11)}
 MASK = "document_mask = true"
 
 
-def step_of(recipe: object, micro: int = 4) -> TrainStep:
+def trainer_of(recipe: object, micro: int = 4) -> Trainer:
     settings = recipe.train.model_copy(update={"micro_batch": micro, "device": "cpu", "precision": "fp32"})  # type: ignore[attr-defined]
     made = recipe.model_copy(update={"train": settings})  # type: ignore[attr-defined]
     model = build_model(config_of(made, VOCABULARY, 0), 1)
     draw = torch.Generator().manual_seed(0)
     for parameter in model.parameters():  # matrices into the residual stream start at 0: nothing would be mixed
         parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return TrainStep(made, model.double(), devices.choose(settings), END, 2)
+    return Trainer(made, model.double(), devices.choose(settings), END, 2)
 
 
-def alone(step: TrainStep, ids: list[int]) -> float:
+def alone(trainer: Trainer, ids: list[int]) -> float:
     """Nats of a document on its own: an end-of-text token and its tokens, each predicting the next, the last the end."""
     inputs, targets = torch.tensor([[END, *ids]]), torch.tensor([*ids, END])
-    logits = step.model.head.logits(step.model(inputs, None))[0]
+    logits = trainer.model.head.logits(trainer.model(inputs, None))[0]
     return float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
 
 
@@ -43,17 +43,17 @@ def alone(step: TrainStep, ids: list[int]) -> float:
 def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packing: str) -> None:
     """RELIABILITY row 28: relative 1e-6, document by document, with positions and attention that begin anew."""
     recipe = recipe_of(packing, 24, MASK)  # no document is longer
-    loader, step = loader_of(recipe, store_of(tmp_path, recipe, TEXTS)), step_of(recipe)
+    loader, trainer = loader_of(recipe, store_of(tmp_path, recipe, TEXTS)), trainer_of(recipe)
     by_document: list[float] = []
     for split in loader.sources:
         inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
         inputs_BT, targets_BT, starts_BT = map(torch.from_numpy, (inputs, targets, starts))
-        nats_BT, _ = step.task.score(step.model, step.hidden(inputs_BT, starts_BT), inputs_BT, targets_BT)
+        nats_BT, _ = trainer.task.score(trainer.model, trainer.hidden(inputs_BT, starts_BT), inputs_BT, targets_BT)
         for row in range(len(inputs)):
             begins = [*np.flatnonzero(starts[row]).tolist(), 24]
             assert (nats_BT[row, real[row] :] == 0).all()
             by_document += [float(nats_BT[row, a:b].sum()) for a, b in itertools.pairwise(begins) if a < real[row]]
-    wanted = sorted(alone(step, ids) for texts in TEXTS.values() for ids in texts)
+    wanted = sorted(alone(trainer, ids) for texts in TEXTS.values() for ids in texts)
     assert sorted(by_document) == pytest.approx(wanted, rel=1e-6)
 
 
@@ -63,7 +63,7 @@ def test_without_the_mask_they_do_not(tmp_path: Path) -> None:
     for more in (MASK, ""):
         recipe = recipe_of("best-fit", 24, more)
         loader = loader_of(recipe, store_of(tmp_path / str(bool(more)), recipe, TEXTS))
-        losses.append(step_of(recipe).gradients(loader.batch(0, 8)).loss)
+        losses.append(trainer_of(recipe).forward_backward(loader.batch(0, 8)).loss)
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
@@ -73,10 +73,10 @@ def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) ->
     loader = loader_of(recipe, store_of(tmp_path, recipe, TEXTS))
     found = []
     for micro in (8, 1):
-        step = step_of(recipe, micro)
-        gradients = step.gradients(loader.batch(0, 8))
+        trainer = trainer_of(recipe, micro)
+        gradients = trainer.forward_backward(loader.batch(0, 8))
         found.append(
-            (gradients.loss, torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None]))
+            (gradients.loss, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]))
         )
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     assert torch.allclose(found[0][1], found[1][1], rtol=1e-6, atol=1e-9)
@@ -84,14 +84,14 @@ def test_packings_have_the_same_gradient_however_they_are_cut(tmp_path: Path) ->
 
 def test_validation_of_packed_text_is_the_mean_over_its_documents(tmp_path: Path) -> None:
     recipe = recipe_of("best-fit", 24, MASK)
-    store, step = store_of(tmp_path, recipe, TEXTS), step_of(recipe)
-    found = validate(step, held_out_samples(recipe, store))
+    store, trainer = store_of(tmp_path, recipe, TEXTS), trainer_of(recipe)
+    found = validate(trainer, held_out_samples(recipe, store))
     tokens = sum(len(ids) for texts in TEXTS.values() for ids in texts)
     assert found.tokens == found.bytes == tokens
     with torch.no_grad():
         nats = 0.0
         for ids in (ids for texts in TEXTS.values() for ids in texts if ids):
-            logits = step.model.head.logits(step.model(torch.tensor([[END, *ids]]), None))[0, :-1]
+            logits = trainer.model.head.logits(trainer.model(torch.tensor([[END, *ids]]), None))[0, :-1]
             nats += float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids), reduction="sum"))
     assert found.loss == pytest.approx(nats / tokens, rel=1e-6)
 
@@ -132,8 +132,8 @@ def test_masked_training_on_packed_documents(tmp_path: Path) -> None:
     task = task_of(recipe.train, recipe.tokens.document_mask, config_of(recipe, VOCABULARY, 0), END)
     assert isinstance(task, Masked)
     plain, batch = loader_of(recipe, store).batch(16, 8), task.loader(recipe, store).batch(16, 8)
-    hidden = batch.wanted >= 0
-    assert np.array_equal(batch.wanted[hidden], plain.inputs[hidden])
+    hidden = batch.targets >= 0
+    assert np.array_equal(batch.targets[hidden], plain.inputs[hidden])
     assert not hidden[plain.inputs == END].any()  # no padding, no end of a text
     assert np.array_equal(batch.starts, plain.starts)
     assert hidden.any(axis=1).sum() >= 7

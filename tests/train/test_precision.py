@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from bessemer.errors import BessemerError, InputError
 from bessemer.train import precision as precisions
 from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from tests.train.test_fp8 import NEEDS_ROWWISE
-from tests.train.test_step import batch, step_of
+from tests.train.test_trainer import batch, trainer_of
 
 CPU = torch.device("cpu")
 
 
-def in_precision(step: TrainStep, name: str) -> TrainStep:
+def in_precision(trainer: Trainer, name: str) -> Trainer:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
-    step.device = step.engine.root.device = replace(step.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
-    step.model.use_linear(precisions.product_of(PRECISIONS[name]))
-    return step
+    trainer.device = trainer.engine.root.device = replace(trainer.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
+    trainer.model.use_linear(precisions.product_of(PRECISIONS[name]))
+    return trainer
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_cpu_refuses_what_it_lacks(name: str) -> None:
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", pytest.param("fp8-rowwise", marks=NEEDS_ROWWISE)])
 def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name: str) -> None:
     """Weights and gradients stay fp32; the direction of the gradient is that of fp32."""
-    full, narrow = step_of(recipe_file), in_precision(step_of(recipe_file), name)
-    loss, other = full.gradients(batch()), narrow.gradients(batch())
+    full, narrow = trainer_of(recipe_file), in_precision(trainer_of(recipe_file), name)
+    loss, other = full.forward_backward(batch()), narrow.forward_backward(batch())
     assert other.loss == pytest.approx(loss.loss, rel=5e-3)
     assert other.grad_norm == pytest.approx(loss.grad_norm, rel=0.05)
     least = 1.0 - 8.0 * 4.0 ** -min(PRECISIONS[name].significand, 7) if "fp8" not in name else 0.98
@@ -124,11 +124,11 @@ def test_the_scale_halves_doubles_and_stops_at_one() -> None:
 
 def test_scaling_keeps_small_gradients_and_changes_none(recipe_file: Path) -> None:
     """Gradients so small that fp16 loses them are there with the scale, and equal fp32's."""
-    full = step_of(recipe_file)
-    full.gradients(batch())
-    narrow = in_precision(step_of(recipe_file), "fp16")
-    found = narrow.gradients(batch(), LossScale(2.0**10))
-    other = narrow.gradients(batch(), LossScale(2.0**8))
+    full = trainer_of(recipe_file)
+    full.forward_backward(batch())
+    narrow = in_precision(trainer_of(recipe_file), "fp16")
+    found = narrow.forward_backward(batch(), LossScale(2.0**10))
+    other = narrow.forward_backward(batch(), LossScale(2.0**8))
     assert found.grad_norm == pytest.approx(other.grad_norm, rel=1e-3), "the scale is taken out again"
     assert found.scale == LossScale(2.0**10, 1) and not found.overflow
 
@@ -138,23 +138,23 @@ def test_an_overflow_gives_the_step_up_and_is_no_incident(recipe_file: Path) -> 
     from bessemer.guard.policy import GuardState, Verdict, judge
     from bessemer.recipe import Guard
 
-    step = in_precision(step_of(recipe_file), "fp16")
-    found = step.gradients(batch(), LossScale(2.0**40, 5, 2))
+    trainer = in_precision(trainer_of(recipe_file), "fp16")
+    found = trainer.forward_backward(batch(), LossScale(2.0**40, 5, 2))
     assert found.overflow and found.scale == LossScale(2.0**39, 0, 3)
     guard, scale = GuardState(1, 4), GuardReference(6.0, 1.0)
     judged = judge(Guard(), guard, 1, found.loss, found.grad_norm, scale, overflow=found.overflow)
     assert (judged.verdict, judged.state) == (Verdict.RESCALE, guard)
     with torch.no_grad():
-        step.model.head.weight[0, 0] = torch.inf
-    broken = step.gradients(batch(), LossScale(4.0))
+        trainer.model.head.weight[0, 0] = torch.inf
+    broken = trainer.forward_backward(batch(), LossScale(4.0))
     assert not broken.overflow and broken.scale == LossScale(4.0), "a loss that is not finite is not the scale's doing"
     judged = judge(Guard(), guard, 1, broken.loss, broken.grad_norm, scale, overflow=broken.overflow)
     assert judged.verdict is Verdict.SKIP
 
 
 def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
-    step = in_precision(step_of(recipe_file), "fp16")
-    whole = step.engine.root  # type: ignore[attr-defined]
+    trainer = in_precision(trainer_of(recipe_file), "fp16")
+    whole = trainer.engine.root  # type: ignore[attr-defined]
     original = whole.forward
 
     def enlarged(*given: torch.Tensor | None) -> Any:
@@ -162,7 +162,7 @@ def test_at_a_scale_of_one_the_guard_takes_over(recipe_file: Path) -> None:
         return total * torch.tensor(2.0**60), *rest
 
     whole.forward = enlarged
-    found = step.gradients(batch(), LossScale(1.0))
+    found = trainer.forward_backward(batch(), LossScale(1.0))
     assert not found.overflow and found.scale.value == 1.0
 
 

@@ -15,7 +15,7 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import load
 from bessemer.train import profile
 from bessemer.train.profile import StepProfiler, by_category, category, plain_steps, window
-from tests.train.test_step import batch, step_of
+from tests.train.test_trainer import batch, trainer_of
 
 
 @dataclass
@@ -88,12 +88,12 @@ def test_the_window_lies_where_nothing_else_happens(
 
 
 def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path) -> None:
-    step = step_of(recipe_file)
+    trainer = trainer_of(recipe_file)
     quiet = plain_steps(20, (4,))
-    looks = StepProfiler(step.device, 0, range(5, 8), quiet, tmp_path / "profile" / "trace.json.gz")
+    looks = StepProfiler(trainer.device, 0, range(5, 8), quiet, tmp_path / "profile" / "trace.json.gz")
     passed = 0
     for data in looks(iter([batch() for _ in range(9)])):
-        step.update(0, step.gradients(data).grad_norm)
+        trainer.update(0, trainer.forward_backward(data).grad_norm)
         passed += 1
     assert (passed, len(looks.profiled), len(looks.plain)) == (9, 3, 4)  # 1, 2, 3 and 9; 4 and 8 are busy
     assert set(looks.seconds) == set(profile.CATEGORIES) - {"communication"} and looks.communication is None
@@ -121,8 +121,8 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
 
 
 def test_a_run_that_stops_under_the_profiler_leaves_it_off(recipe_file: Path, tmp_path: Path) -> None:
-    step = step_of(recipe_file)
-    looks = StepProfiler(step.device, 0, range(1, 4), plain_steps(20, ()), tmp_path / "trace.json.gz")
+    trainer = trainer_of(recipe_file)
+    looks = StepProfiler(trainer.device, 0, range(1, 4), plain_steps(20, ()), tmp_path / "trace.json.gz")
     passing = looks(iter([batch()] * 5))
     next(passing)
     passing.close()

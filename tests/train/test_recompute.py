@@ -26,7 +26,7 @@ from bessemer.recipe.model import ENCODERS
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import choose
-from tests.train.test_step import batch, step_of
+from tests.train.test_trainer import batch, trainer_of
 
 
 class Storages(TorchDispatchMode):
@@ -85,12 +85,12 @@ def test_losses_and_gradients_are_bit_for_bit_those_without(
         shared.append("model.kv_heads=2")
     if encoder:
         shared.append("train.objective=masked")
-    plain, again = (step_of(recipe_file, *shared, f"train.recompute={kind}") for kind in ("none", mode))
+    plain, again = (trainer_of(recipe_file, *shared, f"train.recompute={kind}") for kind in ("none", mode))
     data = plain.task.made_up(np.random.default_rng(0), 8, plain.model.config) if encoder else batch()
-    data.tokens[:, 16] = 0
+    data.inputs[:, 16] = 0
     calls: list[int] = []
     again.model.blocks[0].attention.register_forward_hook(lambda *a: calls.append(1))
-    one, two = plain.gradients(data), again.gradients(data)
+    one, two = plain.forward_backward(data), again.forward_backward(data)
     assert len(calls) == 4, "two micro-batches, each computed twice"
     assert (one.loss, one.grad_norm, one.nats) == (two.loss, two.grad_norm, two.nats)
     for (name, p), q in zip(plain.model.named_parameters(), again.model.parameters(), strict=True):
@@ -101,18 +101,18 @@ def test_losses_and_gradients_are_bit_for_bit_those_without(
 def test_fp8_recomputes_to_the_same_bits(recipe_file: Path, mode: str) -> None:
     from tests.train.test_precision import in_precision
 
-    plain, again = (in_precision(step_of(recipe_file, f"train.recompute={kind}"), "fp8") for kind in ("none", mode))
-    assert plain.gradients(batch()).grad_norm == again.gradients(batch()).grad_norm
+    plain, again = (in_precision(trainer_of(recipe_file, f"train.recompute={kind}"), "fp8") for kind in ("none", mode))
+    assert plain.forward_backward(batch()).grad_norm == again.forward_backward(batch()).grad_norm
 
 
 def test_generation_and_validation_are_not_recomputed(recipe_file: Path) -> None:
     from bessemer.model.attention import Cache
 
-    step = step_of(recipe_file, "train.recompute=full")
+    trainer = trainer_of(recipe_file, "train.recompute=full")
     tokens = torch.arange(8)[None]
     with torch.no_grad():
-        whole = step.model(tokens)
-        cached = step.model(tokens, cache=Cache(step.model.config, 1, torch.device("cpu"), torch.float32))
+        whole = trainer.model(tokens)
+        cached = trainer.model(tokens, cache=Cache(trainer.model.config, 1, torch.device("cpu"), torch.float32))
     torch.testing.assert_close(whole, cached)
 
 

@@ -20,10 +20,10 @@ from bessemer.run import read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
-from bessemer.train import healing
+from bessemer.train import rollback
 from bessemer.train.measure import RunTiming
 from bessemer.train.pace import Pace
-from bessemer.train.step import Gradients, TrainStep
+from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
 from tests.newest import weights_hash
 from tests.train.test_guarded import incidents, poison
@@ -80,30 +80,30 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: boo
 
 def faulty(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool]) -> None:
     """The gradients' norm is not a number where is_bad says so of the number of calls before."""
-    honest, calls = TrainStep.gradients, iter(range(10**9))
+    honest, calls = Trainer.forward_backward, iter(range(10**9))
 
-    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
         found = honest(self, batch, scale)
         return replace(found, grad_norm=math.nan) if is_bad(next(calls)) else found
 
-    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first sample of every batch that is trained on."""
-    honest, found = TrainStep.gradients, list[int]()
+    honest, found = Trainer.forward_backward, list[int]()
 
-    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
         found.append(batch.first)
         return honest(self, batch, scale)
 
-    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
     return found
 
 
 @pytest.mark.fault(19)
-def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
+def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], read: list[int]
 ) -> None:
     healthy = train(recipe_file, copied(runs, "healthy"))
@@ -115,7 +115,7 @@ def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
     first = journal.rollbacks[0]
     assert (first.what, first.onset, first.to) == ("diverged", 71, 60), "at least 8 steps before the first bad one"
     acted = next(row for row in found if row.get("rollback") == 1)
-    assert acted["step"] <= 71 + 16 and "rolled back to step 60; 30 batches passed over" in acted["action"]
+    assert acted["step"] <= 71 + 16 and "rolled back to step 60; 30 batches skipped" in acted["action"]
     assert acted["documents"][0]["sample"] == 560 and acted["documents"][0]["documents"]
     assert "rolled back to step 60" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
     path = read[-(STEPS - journal.rollbacks[-1].to) :]
     assert not any(start in POISONED for start in path), "nothing of it is read on the path that the run took"
     audit = read_json(folder / "mixture.json")
-    assert audit["follows_the_order"] and audit["passed_over"] >= len(POISONED)
+    assert audit["follows_the_order"] and audit["skipped_samples"] >= len(POISONED)
     recipe, store = load(folder / "recipe.toml"), TokenStore.open(folder / "tokens")
     row = ledger.step_documents(recipe, store, folder / "corpus", STEPS, omitted=journal.omitted)[0]
     assert row["sample"] == path[-1]
@@ -150,7 +150,7 @@ def test_a_poisoned_range_is_passed_over_and_its_documents_are_named(
     long_but(
         [
             (Journal, "add_rollback", True),
-            (healing, "drop_newer", True),
+            (rollback, "drop_newer", True),
             (Pace, "roll_back", True),
         ],
         (Journal, "add_rollback", True),
@@ -181,9 +181,9 @@ def test_a_kill_during_a_rollback_changes_nothing(
 def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A single step that is not finite, and later three in a row, which are answered by a rollback.
+    """A single step that is not finite, and later three in a row, to which the response is a rollback.
 
-    Without its journal the run is refused: nothing else says which data it passed over.
+    Without its journal the run is refused: nothing else says which data it skipped.
     """
     again = copied(runs, "again")
     with monkeypatch.context() as patch:
@@ -208,20 +208,20 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every step from 61 on is not finite, wherever the run goes."""
-    honest = TrainStep.gradients
+    honest = Trainer.forward_backward
 
-    def gradients(self: TrainStep, batch: Batch, scale: Any) -> Gradients:
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
         found = honest(self, batch, scale)
         return replace(found, loss=math.nan) if batch.first >= 8 * 60 else found
 
-    monkeypatch.setattr(TrainStep, "gradients", gradients)
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
     folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
     journal = Journal.read(folder / "journal.jsonl")
     assert [found.rate_factor for found in journal.rollbacks] == [1.0, 0.9]
     actions = [row["action"] for row in incidents(folder) if row["action"] != "update skipped"]
     assert "; 16 batches passed" in actions[0] and "; 40 batches passed" in actions[1] and actions[2] == "run stopped"
     said = capsys.readouterr().err
-    assert "2 rollbacks have not healed it" in said and "documents (" in said
+    assert "2 rollbacks have not ended it" in said and "documents (" in said
 
 
 def test_too_many_skipped_updates_stop_the_run(

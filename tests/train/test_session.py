@@ -20,7 +20,7 @@ from bessemer.run import RunFolder, read_json, read_json_lines, write_json
 from bessemer.train import device as devices
 from bessemer.train import loop
 from bessemer.train.metrics import MetricsLog
-from bessemer.train.state import Position
+from bessemer.train.state import TrainState
 
 
 def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
         return SimpleNamespace(loss=1.0, loss_by_source={}, scores=dict)
 
     monkeypatch.setattr(loop, "validate", score)
-    step: Any = SimpleNamespace(device=devices.choose(Train(device="cpu")), averaged=contextlib.nullcontext)
+    trainer: Any = SimpleNamespace(device=devices.choose(Train(device="cpu")), averaged=contextlib.nullcontext)
     sizes: Any = SimpleNamespace(tokens_before=lambda step: 0)
     devices.keep_freed_memory()
     empty = devices.resident_bytes()
@@ -71,9 +71,10 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
     del freed
     kept = devices.resident_bytes() - empty
     training: Any = SimpleNamespace(
-        step=step, held_out=[], pace=SimpleNamespace(sizes=sizes), timing=lambda what: contextlib.nullcontext()
-    )
-    loop._validate(training, MetricsLog(RunFolder(tmp_path), 0, False, writes=False), Position())
+        trainer=trainer, held_out=[], pace=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
+        log=MetricsLog(RunFolder(tmp_path), [], 0, False, writes=False),
+    )  # fmt: skip
+    loop._validate(training, TrainState())
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
 

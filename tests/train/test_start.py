@@ -14,30 +14,30 @@ from bessemer.recipe import load
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose
 from bessemer.train.start import start_from
-from bessemer.train.state import Position, capture
-from bessemer.train.step import TrainStep
+from bessemer.train.state import TrainState, capture
 from bessemer.train.task import config_of
+from bessemer.train.trainer import Trainer
 
 CLASSIFY = ("train.objective=classify", "corpus.sources.prose.label=prose", "corpus.sources.code.label=code")
 ENCODER = ("model.family=bert", "model.kv_heads=2")
 
 
-def step_of(recipe_file: Path, *overrides: str, seed: int = 1) -> TrainStep:
+def trainer_of(recipe_file: Path, *overrides: str, seed: int = 1) -> Trainer:
     recipe = resolve(load(recipe_file, overrides), 400)
-    return TrainStep(recipe, build_model(config_of(recipe, 400, 2), seed), choose(recipe.train), 0, 2)
+    return Trainer(recipe, build_model(config_of(recipe, 400, 2), seed), choose(recipe.train), 0, 2)
 
 
-def pretrained(runs: Path, recipe_file: Path, *overrides: str) -> TrainStep:
+def pretrained(runs: Path, recipe_file: Path, *overrides: str) -> Trainer:
     """A checkpoint of an untrained model whose weights are all random."""
-    step = step_of(recipe_file, *overrides, seed=0)
+    trainer = trainer_of(recipe_file, *overrides, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in step.model.parameters():
+        for parameter in trainer.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator))
     store = TokenStore.open(runs / "small" / "tokens")
-    tensors, facts = capture(step, Position(9, 72), load(recipe_file), store)
+    tensors, facts = capture(trainer, TrainState(9, 72), load(recipe_file), store)
     save(runs / "small" / "checkpoints", 9, tensors, facts, keep=1)
-    return step
+    return trainer
 
 
 @pytest.mark.parametrize(("kind", "objective"), [((), ()), (ENCODER, ("train.objective=masked",))])
@@ -45,20 +45,20 @@ def test_a_classifier_takes_everything_but_its_head(
     runs: Path, recipe_file: Path, kind: tuple[str, ...], objective: tuple[str, ...]
 ) -> None:
     theirs = dict(pretrained(runs, recipe_file, *kind, *objective).model.named_parameters())
-    step = step_of(recipe_file, *kind, *CLASSIFY)
-    fresh = {name: parameter.detach().clone() for name, parameter in step.model.named_parameters()}
-    said = start_from(step, runs / "small", TokenStore.open(runs / "small" / "tokens"))
+    trainer = trainer_of(recipe_file, *kind, *CLASSIFY)
+    fresh = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    said = start_from(trainer, runs / "small", TokenStore.open(runs / "small" / "tokens"))
     assert "starting from step 9" in said and "new: classifier." in said
-    for name, parameter in step.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, fresh[name] if name.startswith("classifier.") else theirs[name]), name
 
 
 def test_the_same_objective_takes_the_head_too(runs: Path, recipe_file: Path) -> None:
     theirs = dict(pretrained(runs, recipe_file).model.named_parameters())
-    step = step_of(recipe_file)
-    said = start_from(step, runs / "small", TokenStore.open(runs / "small" / "tokens"))
+    trainer = trainer_of(recipe_file)
+    said = start_from(trainer, runs / "small", TokenStore.open(runs / "small" / "tokens"))
     assert "new" not in said
-    assert all(torch.equal(parameter, theirs[name]) for name, parameter in step.model.named_parameters())
+    assert all(torch.equal(parameter, theirs[name]) for name, parameter in trainer.model.named_parameters())
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_the_same_objective_takes_the_head_too(runs: Path, recipe_file: Path) ->
 def test_another_model_is_refused(runs: Path, recipe_file: Path, overrides: tuple[str, ...], complaint: str) -> None:
     pretrained(runs, recipe_file)
     with pytest.raises(InputError, match=complaint):
-        start_from(step_of(recipe_file, *overrides), runs / "small", TokenStore.open(runs / "small" / "tokens"))
+        start_from(trainer_of(recipe_file, *overrides), runs / "small", TokenStore.open(runs / "small" / "tokens"))
 
 
 def test_a_longer_table_of_positions_is_refused_by_name(runs: Path, recipe_file: Path) -> None:
     pretrained(runs, recipe_file, "model.family=gpt2", "model.kv_heads=2")
-    step = step_of(recipe_file, "model.family=gpt2", "model.kv_heads=2", "tokens.sequence_length=64")
+    trainer = trainer_of(recipe_file, "model.family=gpt2", "model.kv_heads=2", "tokens.sequence_length=64")
     with pytest.raises(InputError, match=r"position_embedding.weight should be \[64, 32\].* has \[32, 32\]"):
-        start_from(step, runs / "small", TokenStore.open(runs / "small" / "tokens"))
+        start_from(trainer, runs / "small", TokenStore.open(runs / "small" / "tokens"))
 
 
 def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
     tokenizer = store.manifest["tokenizer"]
     other = TokenStore(store.folder, {**store.manifest, "tokenizer": {**tokenizer, "sha256": "f" * 64}})
     with pytest.raises(InputError, match=f"{tokenizer['sha256']}.*{'f' * 64}.*tokenizer.path = "):
-        start_from(step_of(recipe_file), runs / "small", other)
+        start_from(trainer_of(recipe_file), runs / "small", other)
     with pytest.raises(InputError, match="no checkpoints here"):
-        start_from(step_of(recipe_file), tmp_path / "none", store)
+        start_from(trainer_of(recipe_file), tmp_path / "none", store)
     shutil.rmtree(runs / "small" / "checkpoints" / "step-00000009")
     with pytest.raises(InputError, match="no checkpoint there"):
-        start_from(step_of(recipe_file), runs / "small", store)
+        start_from(trainer_of(recipe_file), runs / "small", store)

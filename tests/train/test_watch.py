@@ -9,12 +9,13 @@ import torch
 
 from bessemer.guard.trends import Trends
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
+from bessemer.parallel.sharded import tensors_digest
+from bessemer.parallel.tied import owned_parameters
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.train import watch
 from bessemer.train.metrics import MetricsLog
-from bessemer.train.state import weights_digest
-from bessemer.train.step import TrainStep
-from tests.train.test_step import batch, step_of
+from bessemer.train.trainer import Trainer
+from tests.train.test_trainer import batch, trainer_of
 
 
 @pytest.mark.parametrize(
@@ -51,23 +52,23 @@ def test_the_largest_logit_is_that_of_the_full_matrix(
 def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: str) -> None:
     """Against hidden states caught by hooks in a plain pass, and scores computed whole in float64."""
     objective = "masked" if family == "modernbert" else "causal"
-    step = step_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
-    data = batch() if objective == "causal" else step.task.made_up(np.random.default_rng(0), 8, step.model.config)
-    found = watch.activations(step, data)
+    trainer = trainer_of(recipe_file, f"model.family={family}", "model.kv_heads=2", f"train.objective={objective}")
+    data = batch() if objective == "causal" else trainer.task.made_up(np.random.default_rng(0), 8, trainer.model.config)
+    found = watch.activations(trainer, data)
     outs, scores = [], []
 
     def caught(module, arguments, out):
         x, rotation = arguments[:2]
         q, k, _ = module.queries_keys_values(x, rotation)
         logits = (q.double() @ k.double().transpose(2, 3))[0] / q.shape[-1] ** 0.5
-        if step.model.config.causal:
+        if trainer.model.config.causal:
             logits = logits.masked_fill(~torch.ones(32, 32, dtype=torch.bool).tril(), -torch.inf)
         scores.append(float(logits.detach().max()))
 
-    for block in step.model.blocks:
+    for block in trainer.model.blocks:
         block.register_forward_hook(lambda m, a, out: outs.append(out.double()))
         block.attention.register_forward_hook(caught)
-    step.model(torch.from_numpy(data.inputs[:1]))
+    trainer.model(torch.from_numpy(data.inputs[:1]))
     assert list(found["activation_rms"]) == ["0", "1"]
     for number, out in enumerate(outs):
         assert found["activation_rms"][str(number)] == pytest.approx(float(out.square().mean().sqrt()), rel=1e-5)
@@ -76,13 +77,13 @@ def test_activations_are_those_of_the_forward_pass(recipe_file: Path, family: st
 
 
 def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None:
-    step = step_of(recipe_file)
-    found = step.gradients(batch())
-    norms = watch.gradient_norms(step.model)
+    trainer = trainer_of(recipe_file)
+    found = trainer.forward_backward(batch())
+    norms = watch.gradient_norms(trainer.model)
     assert set(norms) == {"0.attention", "0.mlp", "1.attention", "1.mlp", "embedding", "head", "norms"}
     assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(found.grad_norm, rel=1e-6)
     assert norms["1.mlp"] == pytest.approx(
-        float(torch.cat([p.grad.double().flatten() for p in step.model.blocks[1].mlp.parameters()]).norm()), rel=1e-6
+        float(torch.cat([p.grad.double().flatten() for p in trainer.model.blocks[1].mlp.parameters()]).norm()), rel=1e-6
     )
 
 
@@ -90,16 +91,16 @@ def test_every_parameter_has_a_group_and_norms_add_up(recipe_file: Path) -> None
 def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly when every element is taken, nearly when a sample is."""
     monkeypatch.setattr(watch, "SAMPLE", limit)
-    step = step_of(recipe_file)
-    norm = step.gradients(batch()).grad_norm
-    before = watch.sample(step.model)
+    trainer = trainer_of(recipe_file)
+    norm = trainer.forward_backward(batch()).grad_norm
+    before = watch.sample(trainer.model)
     assert all(len(values) <= limit for values in before.values())
-    whole = {name: parameter.detach().double().clone() for name, parameter in step.model.named_parameters()}
-    step.update(0, norm)
-    found = watch.update_ratios(before, watch.sample(step.model))
+    whole = {name: parameter.detach().double().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.update(0, norm)
+    found = watch.update_ratios(before, watch.sample(trainer.model))
     moved = {
         name: p.detach().double() - whole[name]
-        for name, p in step.model.named_parameters()
+        for name, p in trainer.model.named_parameters()
         if name.startswith("blocks.0.mlp.")
     }
     exact = (
@@ -111,19 +112,19 @@ def test_update_ratios_are_those_of_the_weights(recipe_file: Path, limit: int, m
 def trained(
     recipe_file: Path, folder: Path, every: int, *overrides: str
 ) -> tuple[str, list[float], list[dict[str, object]]]:
-    step: TrainStep = step_of(recipe_file, *overrides)
+    trainer: Trainer = trainer_of(recipe_file, *overrides)
     (folder / "tensorboard").mkdir(parents=True)
     run, losses = RunFolder(folder), []
-    with MetricsLog(run, 0, tensorboard=True) as log:
-        around = watch.Watch(step, log, Trends(None), every)
+    with MetricsLog(run, [], 0, tensorboard=True) as log:
+        around = watch.Watch(trainer, log, Trends(None), every)
         for number in range(1, 7):
             data = batch()
-            data.tokens[:] = (data.tokens * number) % 400
-            found = step.gradients(data)
+            data.inputs[:] = (data.inputs * number) % 400
+            found = trainer.forward_backward(data)
             with around(number, data):
-                step.update(number - 1, found.grad_norm)
+                trainer.update(number - 1, found.grad_norm)
             losses.append(found.loss)
-    return weights_digest(step), losses, read_json_lines(run.metrics)
+    return tensors_digest(owned_parameters(trainer.model), trainer.mesh), losses, read_json_lines(run.metrics)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,9 @@ def test_watching_changes_no_bit(recipe_file: Path, tmp_path: Path, overrides: l
 
 
 def test_the_model_is_as_it_was_after_a_look(recipe_file: Path) -> None:
-    step = step_of(recipe_file)
-    names, blocks = [name for name, _ in step.model.named_parameters()], step.model.blocks
-    watch.activations(step, batch())
-    assert step.model.blocks is blocks
-    assert [name for name, _ in step.model.named_parameters()] == names
+    trainer = trainer_of(recipe_file)
+    names, blocks = [name for name, _ in trainer.model.named_parameters()], trainer.model.blocks
+    watch.activations(trainer, batch())
+    assert trainer.model.blocks is blocks
+    assert [name for name, _ in trainer.model.named_parameters()] == names
     assert not any(block.attention._forward_pre_hooks for block in blocks)

@@ -24,8 +24,8 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.start import starting_model
-from bessemer.train.step import TrainStep
 from bessemer.train.task import config_of
+from bessemer.train.trainer import Trainer
 
 MEASURE_SECONDS = 2.0  # of training steps, for the plan
 
@@ -147,15 +147,15 @@ def _examined(subject: Subject) -> Iterator[CheckRow]:
     """Masks and overfitting, in this process on one device."""
     recipe = subject.trial.model_copy(update={"parallel": Parallel()})
     devices.make_deterministic()
-    step = model_step(recipe, subject.config, subject.store, subject.device)
-    reader = step.task.loader(recipe, subject.store)
-    yield from masks.mask_rows(recipe, step, reader, subject.store)
-    yield learning.overfits(step, learning.first_sequence(reader.batch(0, 1)))
+    trainer = model_trainer(recipe, subject.config, subject.store, subject.device)
+    reader = trainer.task.loader(recipe, subject.store)
+    yield from masks.mask_rows(recipe, trainer, reader, subject.store)
+    yield learning.overfits(trainer, learning.first_sequence(reader.batch(0, 1)))
 
 
-def model_step(recipe: Recipe, config: ModelConfig, store: TokenStore, device: Any) -> TrainStep:
+def model_trainer(recipe: Recipe, config: ModelConfig, store: TokenStore, device: Any) -> Trainer:
     """A step of the trial's model in this process, with its starting weights."""
     with silent():
         model = starting_model(recipe.model.from_, config, recipe.run.seed)
     recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
-    return TrainStep(recipe, model, device, store.end_of_text, len(store.sources), recomputed=recomputed)
+    return Trainer(recipe, model, device, store.end_of_text, len(store.sources), recomputed=recomputed)

@@ -17,7 +17,7 @@ from bessemer.recipe import Recipe
 from bessemer.terminal import counted, duration, size
 from bessemer.tokens.loader import Batch
 from bessemer.train.start import is_continued
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
 LEARNS, LOGGED, PLANNED = "falls below a uniform guess", "validation and throughput apart", "plan against a micro-run"
@@ -48,23 +48,23 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     return judged(LEARNING, LEARNS, last < guess - MARGIN and last < first, said)
 
 
-def overfits(step: TrainStep, batch: Batch) -> CheckRow:
+def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
     """A single sequence is learnt by heart: the gradient reaches the weights, and the targets are what is scored."""
-    optimizer = step.settings.optimizer
+    optimizer = trainer.settings.optimizer
     own = optimizer.learning_rate or 0.0
     rate = max(own, OVERFIT_RATE)
-    schedule = step.settings.schedule.model_copy(update={"kind": "constant", "warmup_steps": 0})
-    step.settings = step.settings.model_copy(update={
+    schedule = trainer.settings.schedule.model_copy(update={"kind": "constant", "warmup_steps": 0})
+    trainer.settings = trainer.settings.model_copy(update={
         "schedule": schedule, "optimizer": optimizer.model_copy(update={"learning_rate": rate, "batch_scaling": "none"}),
     })  # fmt: skip
     began, losses = perf_counter(), list[float]()
     for number in range(OVERFIT_STEPS):
-        gradients = step.gradients(batch)
+        gradients = trainer.forward_backward(batch)
         losses.append(gradients.loss)
         is_slow = perf_counter() - began > OVERFIT_SECONDS
         if not math.isfinite(gradients.loss) or losses[-1] < OVERFIT_SHARE * losses[0] or is_slow:
             break
-        step.update(number, gradients.grad_norm)
+        trainer.update(number, gradients.grad_norm)
     said = (
         f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at a rate of {rate:g}"
         + ("" if rate == own else f", in place of the recipe's {own:g}")

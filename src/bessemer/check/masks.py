@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bessemer.check.rows import CheckRow, judged
 from bessemer.recipe import Recipe
-from bessemer.tokens.loader import Batch, Bools, Reader
+from bessemer.tokens.loader import Batch, Bools, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.engine import MicroBatch
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 TOPIC = "labels and masks"
 SEARCHED = 256  # sequences in which a border of documents is looked for
@@ -25,24 +25,24 @@ TOLERANCE = 1e-3  # relative, of a loss in the step's precision against one in f
 LEAK = 1e-6  # of a hidden state, beside what the change does elsewhere: kernels of other shapes round otherwise
 
 
-def mask_rows(recipe: Recipe, step: TrainStep, reader: Reader, store: TokenStore) -> Iterator[CheckRow]:
+def mask_rows(recipe: Recipe, trainer: Trainer, loader: Loader, store: TokenStore) -> Iterator[CheckRow]:
     """Rows about targets, causality and documents."""
-    batch = reader.batch(0, min(SEARCHED, sum(reader.mixture.sequences)))
+    batch = loader.batch(0, min(SEARCHED, sum(loader.mixture.sequences)))
     if recipe.train.objective == "classify":
-        yield CheckRow(TOPIC, "labels", "ok" if (batch.wanted >= 0).all() else "FAIL", _classes(batch, store))
+        yield CheckRow(TOPIC, "labels", "ok" if (batch.targets >= 0).all() else "FAIL", _classes(batch, store))
         return
     yield _targets(recipe, batch)
-    with torch.no_grad(), _every_path_open(step):
+    with torch.no_grad(), _every_path_open(trainer):
         if recipe.train.objective == "causal":
-            yield _loss(step, batch.row(0))
-            yield _future(step, batch.row(0))
-        yield _documents(recipe, step, batch, store.end_of_text)
+            yield _loss(trainer, batch.row(0))
+            yield _future(trainer, batch.row(0))
+        yield _documents(recipe, trainer, batch, store.end_of_text)
 
 
 @contextmanager
-def _every_path_open(step: TrainStep) -> Iterator[None]:
+def _every_path_open(trainer: Trainer) -> Iterator[None]:
     """Matrices that begin at zero, as those behind attention often do, would hide what attention sees: noise in their place."""
-    closed = [p for p in step.model.parameters() if p.ndim > 1 and not p.any()]
+    closed = [p for p in trainer.model.parameters() if p.ndim > 1 and not p.any()]
     for number, parameter in enumerate(closed):
         generator = torch.Generator(parameter.device).manual_seed(number)
         parameter.normal_(0.0, 0.02, generator=generator)
@@ -54,37 +54,37 @@ def _every_path_open(step: TrainStep) -> Iterator[None]:
 
 
 def _classes(batch: Batch, store: TokenStore) -> str:
-    names, counts = np.unique(batch.wanted, return_counts=True)
+    names, counts = np.unique(batch.targets, return_counts=True)
     return "of the first texts: " + ", ".join(f"{n} x {store.labels[k]}" for k, n in zip(names, counts, strict=True))
 
 
 def _targets(recipe: Recipe, batch: Batch) -> CheckRow:
     """Targets are the next tokens; of a masked model the tokens that were hidden."""
-    inputs, wanted = batch.inputs, batch.wanted
+    inputs, targets = batch.inputs, batch.targets
     if recipe.train.objective == "masked":
-        hidden, share = wanted >= 0, float((wanted >= 0).mean())
-        kept = float((inputs[hidden] == wanted[hidden]).mean())
+        hidden, share = targets >= 0, float((targets >= 0).mean())
+        kept = float((inputs[hidden] == targets[hidden]).mean())
         holds = abs(share - recipe.train.masking.share) < 0.05 and kept < 0.5
         return judged(TOPIC, "targets are the hidden tokens", holds,
                       f"{share:.1%} of the tokens are targets, {kept:.0%} of these stay visible")  # fmt: skip
-    follows = wanted[:, :-1] == inputs[:, 1:]
-    counted = wanted[:, :-1] >= 0
+    follows = targets[:, :-1] == inputs[:, 1:]
+    counted = targets[:, :-1] >= 0
     if batch.starts is not None:
         counted &= ~batch.starts[:, 1:]  # a piece begins with what stands before it
     wrong = int((counted & ~follows).sum())
-    padding = int((wanted < 0).sum())
+    padding = int((targets < 0).sum())
     said = f"{int(counted.sum()):,} targets of {len(inputs)} sequences are the next input, {wrong} are not"
     return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(counted.any()),
                   said + (f"; {padding:,} positions are masked out of the loss" if padding else ""))  # fmt: skip
 
 
-def _loss(step: TrainStep, batch: Batch) -> CheckRow:
+def _loss(trainer: Trainer, batch: Batch) -> CheckRow:
     """The training loss against -log p of the next token, from whole logits in fp32."""
-    part, place = _micro_batch(batch), step.device.torch_device
-    nats_BS, _ = step.engine.score(part)
-    with step.autocast():
-        hidden_BTD = step.hidden(part.inputs_BT.to(place), _on(part.starts_BT, place))
-        logits_TV = step.model.head.logits(hidden_BTD[0]).float()
+    part, place = MicroBatch.of(batch), trainer.device.torch_device
+    nats_BS, _ = trainer.engine.score(part)
+    with trainer.autocast():
+        hidden_BTD = trainer.hidden(part.inputs_BT.to(place), _on(part.starts_BT, place))
+        logits_TV = trainer.model.head.logits(hidden_BTD[0]).float()
     targets_T = part.targets_BS[0].to(place)
     counts_T = targets_T >= 0
     direct = float(torch.nn.functional.cross_entropy(logits_TV[counts_T], targets_T[counts_T], reduction="sum"))
@@ -95,21 +95,21 @@ def _loss(step: TrainStep, batch: Batch) -> CheckRow:
                   f"{ours / count:.6f} nats a token, {direct / count:.6f} from the logits of {count} targets")  # fmt: skip
 
 
-def _future(step: TrainStep, batch: Batch) -> CheckRow:
+def _future(trainer: Trainer, batch: Batch) -> CheckRow:
     """Tokens at several places are changed; no state before them may move."""
     length = batch.inputs.shape[1]
-    ordinary = np.flatnonzero(batch.inputs[0] != step.end_of_text)[1:]  # a border of documents is left as it is
+    ordinary = np.flatnonzero(batch.inputs[0] != trainer.end_of_text)[1:]  # a border of documents is left as it is
     places = sorted({int(ordinary[np.argmin(abs(ordinary - at))]) for at in np.linspace(1, length - 1, PLACES)})
-    whole, leak, seen = _hidden(step, batch.inputs, batch.starts), 0.0, 0.0
+    whole, leak, seen = _hidden(trainer, batch.inputs, batch.starts), 0.0, 0.0
     for place in places:
-        moved = _moved(step, whole, batch, place)
+        moved = _moved(trainer, whole, batch, place)
         leak = max(leak, float(moved[:place].max()))
         seen = max([seen, *moved[place + 1 :].tolist()])
     said = f"token changed at {len(places)} places: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
     return judged(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
 
 
-def _documents(recipe: Recipe, step: TrainStep, batch: Batch, end_of_text: int) -> CheckRow:
+def _documents(recipe: Recipe, trainer: Trainer, batch: Batch, end_of_text: int) -> CheckRow:
     """A token of an earlier document is changed; states of the next document may move only where the recipe lets them."""
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)
@@ -118,7 +118,7 @@ def _documents(recipe: Recipe, step: TrainStep, batch: Batch, end_of_text: int) 
         return CheckRow(TOPIC, name, "not here", said)
     one = batch.row(row)
     changed = max(begin - 2, 0) if one.starts is None else begin - 1  # the token before an end of text
-    moved = _moved(step, _hidden(step, one.inputs, one.starts), one, changed)
+    moved = _moved(trainer, _hidden(trainer, one.inputs, one.starts), one, changed)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
     said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
     if not recipe.tokens.document_mask:
@@ -142,23 +142,18 @@ def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
     return -1, 0
 
 
-def _moved(step: TrainStep, whole: Tensor, batch: Batch, place: int) -> Tensor:
+def _moved(trainer: Trainer, whole: Tensor, batch: Batch, place: int) -> Tensor:
     """By how much each state of a sequence moves when the token at `place` is another, the largest element of each."""
     other = batch.inputs.copy()
-    other[0, place] = (other[0, place] + 1) % step.end_of_text if step.end_of_text > 1 else other[0, place] + 1
-    return (_hidden(step, other, batch.starts) - whole).abs().amax(-1)[0]
+    other[0, place] = (other[0, place] + 1) % trainer.end_of_text if trainer.end_of_text > 1 else other[0, place] + 1
+    return (_hidden(trainer, other, batch.starts) - whole).abs().amax(-1)[0]
 
 
-def _hidden(step: TrainStep, inputs: Ints, starts: Bools | None) -> Tensor:
-    place = step.device.torch_device
+def _hidden(trainer: Trainer, inputs: Ints, starts: Bools | None) -> Tensor:
+    place = trainer.device.torch_device
     starts_BT = None if starts is None else torch.from_numpy(starts).to(place)
-    with step.autocast():
-        return step.hidden(torch.from_numpy(inputs.astype(np.int64)).to(place), starts_BT).float()
-
-
-def _micro_batch(batch: Batch) -> MicroBatch:
-    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts)
-    return MicroBatch(torch.from_numpy(batch.inputs.copy()), torch.from_numpy(batch.wanted.copy()), starts_BT)
+    with trainer.autocast():
+        return trainer.hidden(torch.from_numpy(inputs.astype(np.int64)).to(place), starts_BT).float()
 
 
 def _on(tensor: Tensor | None, place: torch.device) -> Tensor | None:

@@ -218,10 +218,10 @@ class _Observer:
         log = LogFile(self._run.path / f"order-{self._rank}.jsonl")
         done = published(self._run.checkpoints)
         for step, batch in enumerate(batches, (done[-1] if done else 0) + 1):
-            samples = batch.samples(self._rank, self._world).tolist()
+            samples = batch.samples.tolist()
             digests = [
-                hashlib.sha256(row.tobytes() + wanted.tobytes()).hexdigest()[:16]
-                for row, wanted in zip(batch.inputs, batch.wanted, strict=True)
+                hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+                for inputs, targets in zip(batch.inputs, batch.targets, strict=True)
             ]
             log.append(json_line({"step": step, "samples": dict(zip(map(str, samples), digests, strict=True))}))
             if step == self._stop:

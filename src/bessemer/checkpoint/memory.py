@@ -19,13 +19,14 @@ from bessemer.checkpoint.asynchronous import BackgroundWork
 from bessemer.checkpoint.files import scan
 from bessemer.checkpoint.format import Tensors, dump_manifest, load_manifest
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import PreparedSave, agree, exchange, require_finite
+from bessemer.checkpoint.protocol import PreparedSave, agree, require_finite
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.replication import Transfer, replica_nodes, transfer
 from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
+from bessemer.hashing import digest
+from bessemer.parallel.control import gather_scatter
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import digest
 from bessemer.run import checkpoint_name
 from bessemer.terminal import say, warn
 
@@ -104,17 +105,19 @@ class MemorySaver(BackgroundWork):
                 for of in nodes
             ]
 
-        text, links = exchange(self.mesh, seal, manifests)
+        text, links = gather_scatter(self.mesh, seal, manifests)
         kept = self._replicated
         try:
-            exchange(self.mesh, lambda: memory.publish(memory.node, step, text, links), _each)  # now all nodes have it
+            gather_scatter(
+                self.mesh, lambda: memory.publish(memory.node, step, text, links), _each
+            )  # now all nodes have it
             kept = step if kept is None else kept  # without one that neighbours have, one without replicas
             if self._transfers:
                 transfer(self.mesh, memory, step, self._transfers, lambda path: self.process.request("scan", path))
         except (BessemerError, OSError):  # on every rank; a rank that is lost leaves all that is here to the next start
-            exchange(self.mesh, lambda: memory.keep(kept), _each)
+            gather_scatter(self.mesh, lambda: memory.keep(kept), _each)
             raise
-        exchange(self.mesh, lambda: memory.keep(step), _each)  # makes room for the next
+        gather_scatter(self.mesh, lambda: memory.keep(step), _each)  # makes room for the next
         self._replicated = step if self._transfers else None
 
 
@@ -140,7 +143,7 @@ def newest_in_memory(
     for step in sorted({step for of_node in held.values() for step, _ in of_node}, reverse=True):
         look = partial(_look, memory, step, nodes, accepts)
         try:
-            transfers, damage = exchange(mesh, look, partial(_fetches, held, step))
+            transfers, damage = gather_scatter(mesh, look, partial(_fetches, held, step))
             if damage:
                 on_damage(
                     f"{damage}; {'this copy in memory is left out' if transfers is None else 'it is fetched again'}"
@@ -150,7 +153,7 @@ def newest_in_memory(
             if transfers:
                 pairs = ", ".join(f"node {one.target} from node {one.source}" for one in transfers)
                 say(f"  fetching the copy of step {step} in memory: {pairs}")
-                exchange(mesh, partial(memory.keep, step), _each)  # makes room
+                gather_scatter(mesh, partial(memory.keep, step), _each)  # makes room
                 transfer(mesh, memory, step, transfers, scan)
                 has_fetched = any(one.target == memory.node for one in transfers)
             newest = _opened(memory.checkpoints(memory.node) / checkpoint_name(step))[0]

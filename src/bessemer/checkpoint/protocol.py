@@ -22,11 +22,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,6 +46,7 @@ from bessemer.checkpoint.format import (
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
+from bessemer.parallel.control import gather_scatter, on_rank_zero
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import checkpoint_name, published, sync_folder, write_atomic
 
@@ -54,8 +54,6 @@ LATEST = "latest"
 SPACE_FACTOR = 1.2
 
 LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def agree(
         make_room(prepared, sum(by_rank[rank][1][part, name].nbytes for rank, part, name in mine))
         return plans
 
-    plan = exchange(mesh, lambda: (node, {key: metadata for key, (metadata, _) in shards.items()}), decide)
+    plan = gather_scatter(mesh, lambda: (node, {key: metadata for key, (metadata, _) in shards.items()}), decide)
     own = {part: {name: shards[part, name][1] for name in names} for part, (_, names) in plan.items()}
     return replace(prepared, plan=plan, own=own)
 
@@ -166,19 +164,18 @@ def publish(
         sync_folder(staged)
         return [None] * len(by_rank)
 
-    def move(by_rank: list[None]) -> list[None]:
+    def move() -> None:
         if target.exists():  # a resumed run saves a step again; the two are equal bit for bit
             shutil.rmtree(target)
         os.rename(staged, target)
         sync_folder(prepared.folder)
         write_atomic(prepared.folder / LATEST, target.name)
         _retain(prepared.folder, prepared.step, keep)
-        return by_rank
 
     try:
-        exchange(mesh, write, write_manifest)
+        gather_scatter(mesh, write, write_manifest)
         checkpoint = verify(staged, mesh, writer.scan)
-        exchange(mesh, lambda: None, move)
+        on_rank_zero(mesh, move)
     except BaseException:
         if mesh.is_main:
             shutil.rmtree(staged, ignore_errors=True)
@@ -194,19 +191,20 @@ def require_finite(part: str, found: Scan) -> Scan:
 
 
 def latest(
-    folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS
-) -> SavedCheckpoint | None:
+    folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS,
+    refetch: Callable[[int], bool] | None = None,
+) -> SavedCheckpoint | None:  # fmt: skip
     """The newest checkpoint that verifies; None when there is none at all. Collective.
 
-    on_damage: called with a message for each checkpoint that is skipped or missing. Raises BessemerError when checkpoints
-    exist but none is complete, and when `latest` names one but all are gone.
+    on_damage: called with a message for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
+    BessemerError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
     """
 
-    def list_published(by_rank: list[None]) -> list[tuple[list[int], str | None]]:
+    def list_published() -> tuple[list[int], str | None]:
         pointer = folder / LATEST
-        return [(published(folder), pointer.read_text().strip() if pointer.is_file() else None)] * len(by_rank)
+        return published(folder), pointer.read_text().strip() if pointer.is_file() else None
 
-    steps, named = exchange(mesh, lambda: None, list_published)
+    steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
         if not steps:
             raise BessemerError(
@@ -216,16 +214,17 @@ def latest(
         on_damage(
             f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
         )
-    found = next(whole(folder, reversed(steps), on_damage, "falling back to the next older checkpoint", mesh), None)
-    if steps and found is None:
+    consequence = "falling back to the next older checkpoint"
+    newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)
+    if steps and newest_verified is None:
         raise BessemerError(
             f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over under "
             "another name with --set run.name=NAME"
         )
-    return found
+    return newest_verified
 
 
-def names_whole(folder: Path, step: int, on_damage: Callable[[str], None]) -> bool:
+def has_all_files(folder: Path, step: int, on_damage: Callable[[str], None]) -> bool:
     """Whether the newest checkpoint, that of `step`, has its manifest and all files in full length; none is read. A `latest`
     that names another is written again, and on_damage is called with that."""
     try:
@@ -244,9 +243,9 @@ def names_whole(folder: Path, step: int, on_damage: Callable[[str], None]) -> bo
 
 
 def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
-    """The `count` newest checkpoints that verify, newest first; on_damage: as `whole`. Raises InputError when there are fewer."""
-    found = whole(folder, reversed(published(folder)), on_damage, "it is left out of the average")
-    checkpoints = list(islice(found, count))
+    """The `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
+    in_order = verified(folder, reversed(published(folder)), on_damage, "it is left out of the average")
+    checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
         raise InputError(
             f"--average: {count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep "
@@ -255,21 +254,27 @@ def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda m
     return checkpoints
 
 
-def whole(
+def verified(
     folder: Path, steps: Iterable[int], on_damage: Callable[[str], None], consequence: str,
-    mesh: ProcessMesh = SINGLE_PROCESS,
+    mesh: ProcessMesh = SINGLE_PROCESS, refetch: Callable[[int], bool] | None = None,
 ) -> Iterator[SavedCheckpoint]:  # fmt: skip
-    """Those of the checkpoints that verify, in the order of `steps`; each is read when it is asked for. Collective.
+    """Those of the checkpoints that verify, in the order of `steps`; each is read when its turn comes. Collective.
 
-    on_damage: called with a message for each that does not, what is wrong and the `consequence`.
+    on_damage: called with a message for each that does not verify, followed by the `consequence`; refetch: fetches a damaged one
+    from a mirror, on rank 0, and returns whether that was possible.
     """
     for step in steps:
-        try:
-            checkpoint = verify(folder / checkpoint_name(step), mesh)
-        except BessemerError as error:
-            on_damage(f"{error}; {consequence}")
-        else:
-            yield checkpoint
+        for fetch in (refetch, None):
+            try:
+                checkpoint = verify(folder / checkpoint_name(step), mesh)
+            except BessemerError as error:
+                if fetch is not None and mesh.any(mesh.is_main and fetch(step)):
+                    on_damage(str(error))
+                    continue
+                on_damage(f"{error}; {consequence}")
+            else:
+                yield checkpoint
+            break
 
 
 def verify(
@@ -294,7 +299,7 @@ def verify(
             raise BessemerError(f"{folder}: not all processes see the same {MANIFEST}; is the folder shared by all?")
         return [None] * len(hashes)
 
-    exchange(mesh, examine, compare)
+    gather_scatter(mesh, examine, compare)
     return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
 
 
@@ -317,50 +322,6 @@ def drop_newer(folder: Path, step: int) -> None:
     for newer in reversed(published(folder)):
         if newer > step:
             shutil.rmtree(folder / checkpoint_name(newer))
-
-
-def exchange(mesh: ProcessMesh, send: Callable[[], Sent], decide: Callable[[list[Sent]], list[Received]]) -> Received:
-    """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle.
-
-    send: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
-    raises anywhere, every process raises one error that names the rank: BessemerError where a user can act on it
-    (BessemerError, OSError), else RuntimeError. A single process raises its own error.
-    """
-    if mesh.is_single:
-        return decide([send()])[0]
-    value, fault, cause = _attempt(send)
-    is_main, world = mesh.rank == 0, mesh.world
-    gathered: list[Any] | None = [None] * world if is_main else None
-    dist.gather_object((value, fault), gathered, dst=0, group=mesh.control)
-    answers: list[Any] | None = None
-    if gathered is not None:
-        failed = next((rank for rank, (_, its_fault) in enumerate(gathered) if its_fault is not None), None)
-        if failed is None:
-            decided, fault, cause = _attempt(lambda: decide([sent for sent, _ in gathered]))
-            failed = 0 if fault is not None else None
-        else:
-            fault = gathered[failed][1]
-        answers = [(None, (failed, *fault)) if fault else (decided[rank], None) for rank in range(world)]
-    scattered: list[Any] = [None]
-    dist.scatter_object_list(scattered, answers, src=0, group=mesh.control)
-    answer, failure = scattered[0]
-    if failure is not None:
-        rank, message, expected = failure
-        try:
-            raise (BessemerError if expected else RuntimeError)(f"rank {rank}: {message}") from cause
-        finally:
-            del cause  # with this frame it would be a reference cycle that keeps the group alive
-    result: Received = answer
-    return result
-
-
-def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, bool] | None, Exception | None]:
-    """(result, None, None), or on failure (None, (message, whether a user can act on it), exception)."""
-    try:
-        return act(), None, None
-    except Exception as error:
-        expected = isinstance(error, BessemerError | OSError)
-        return None, (str(error) if expected else f"{type(error).__name__}: {error}", expected), error
 
 
 def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> list[str]:

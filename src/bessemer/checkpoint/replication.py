@@ -18,9 +18,9 @@ from torch import Tensor
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import MANIFEST
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import exchange
 from bessemer.checkpoint.staging import has_memory
 from bessemer.errors import BessemerError
+from bessemer.parallel.control import gather_scatter
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.run import checkpoint_name, read_json
 
@@ -64,7 +64,7 @@ def transfer(
     BessemerError on every process where a node lacks memory, or what arrived has not the manifest's SHA-256.
     """
     outgoing, incoming = ([one for one in transfers if one[end] == memory.node] for end in (1, 2))
-    arranged = exchange(
+    arranged = gather_scatter(
         mesh,
         lambda: (memory.node, memory.local, {one: _offer(memory, step, one) for one in outgoing}),
         lambda by_rank: _arrange(transfers, by_rank),
@@ -87,7 +87,7 @@ def transfer(
                 os.truncate(target, size)
                 images.append((dist.irecv, _mapped(Path(target)), peer))
 
-    exchange(mesh, open_files, lambda by_rank: by_rank)
+    gather_scatter(mesh, open_files, lambda by_rank: by_rank)
     works = [
         act(part, peer, group=mesh.control) for act, image, peer in images for part in torch.split(image, MESSAGE_BYTES)
     ]
@@ -103,13 +103,13 @@ def transfer(
                     )
         return memory.node, links
 
-    whole = exchange(mesh, verify, _links_by_node)
+    whole = gather_scatter(mesh, verify, _links_by_node)
 
     def publish() -> None:
         for one, paths in whole.items():
             memory.publish(one.origin, step, arranged[one][1].manifest, paths)
 
-    exchange(mesh, publish, lambda by_rank: by_rank)
+    gather_scatter(mesh, publish, lambda by_rank: by_rank)
 
 
 def _place(memory: NodeMemory, step: int, one: Transfer) -> Path:

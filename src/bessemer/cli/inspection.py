@@ -83,9 +83,9 @@ def diagnose(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> None:
-    from bessemer.train.diagnose import KINDS
+    from bessemer.train.diagnose import MEANINGS
 
-    print(f"step {found.step}: {found.kind}: {KINDS[found.kind]}")
+    print(f"step {found.step}: {found.kind}: {MEANINGS[found.kind]}")
     if found.incident is not None:
         row = found.incident
         print(f"  the run recorded at step {row['step']}: {row['what']}: {row['cause']}; {row['action']}")

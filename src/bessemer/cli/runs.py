@@ -109,7 +109,7 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
     session, resolved = open_trained(args)
     store, restored = opened(resolved, session.run)
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
-    return store, tokenizer, restored.step.model
+    return store, tokenizer, restored.trainer.model
 
 
 def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:

@@ -13,7 +13,6 @@ byte-identical for any order, number of workers and engine.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import shutil
@@ -43,7 +42,8 @@ from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.work import close_work, made_once, open_work
 from bessemer.errors import InputError
-from bessemer.recipe import Contamination, Corpus, Recipe, digest
+from bessemer.hashing import digest, file_sha256
+from bessemer.recipe import Contamination, Corpus, Recipe
 from bessemer.run import RunFolder, mark_stage, staging, write_json
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ def set_hashes(settings: Contamination) -> list[str]:
     hashes = []
     for evaluation_set in settings.sets:
         try:
-            with Path(evaluation_set.path).expanduser().open("rb") as file:
-                hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+            hashes.append(file_sha256(Path(evaluation_set.path).expanduser()))
         except OSError as error:
             where = f"corpus.contamination.sets.{evaluation_set.name}: {evaluation_set.path}"
             raise InputError(f"{where}: {error.strerror}") from None
@@ -177,7 +176,7 @@ def set_hashes(settings: Contamination) -> list[str]:
 def _content(path: Path) -> list[str]:
     """Hash of a file, or of each file in a folder; nothing where there is none, which is refused when it is read."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    return [file_sha256(file) for file in files if file.is_file()]
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
 from bessemer.corpus.whole import Decisions, with_edited
 from bessemer.corpus.work import CorpusTask
-from bessemer.recipe import Corpus, digest
+from bessemer.hashing import digest
+from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import band_part, is_banded
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time

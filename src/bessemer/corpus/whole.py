@@ -32,7 +32,8 @@ from bessemer.corpus.dedup.verdicts import (
 )  # fmt: skip
 from bessemer.corpus.partition import Bucket
 from bessemer.corpus.work import made_once
-from bessemer.recipe import Corpus, Dedup, digest
+from bessemer.hashing import digest
+from bessemer.recipe import Corpus, Dedup
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:

@@ -39,11 +39,11 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
             f"{run.path}: an imported model has no held-out text to be scored on; give a recipe text and "
             'model.from = "hf:FOLDER": its run begins with the score of the weights as they came'
         )
-    parts = restored.step.task.held_out(recipe, store)
-    with progress("evaluating", sum(int(part.valid.sum()) for part in parts), "tok") as advance:
-        scored = validate(restored.step, parts, advance)
+    parts = restored.trainer.task.held_out(recipe, store)
+    with progress("evaluating", sum(part.num_targets for part in parts), "tok") as advance:
+        scored = validate(restored.trainer, parts, advance)
     result = {
-        "step": restored.position.step, "objective": recipe.train.objective, "loss": scored.loss,
+        "step": restored.state.step, "objective": recipe.train.objective, "loss": scored.loss,
         "loss_by_source": scored.loss_by_source, "bits_per_byte": None, **scored.scores(), "held_out_bytes": scored.bytes,
         "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
     }  # fmt: skip
@@ -113,7 +113,7 @@ def samples(
     continued = []
     for number, prompt in enumerate(options.prompts):
         sampling = Sampling(options.temperature, options.top_k, options.top_p, seed + number)
-        count, model = options.sample_tokens, restored.step.model
+        count, model = options.sample_tokens, restored.trainer.model
         text = complete(model, tokenizer, prompt, count, sampling, store.framing, store.ends)
         continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
     return continued
@@ -157,7 +157,7 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
     length: tokens of a sequence. Each result: source, before, word, after (text), and guesses, the likeliest tokens with
     their probabilities.
     """
-    step = restored.step
+    trainer = restored.trainer
     if store.mask_token is None:
         raise InputError(f"{store.folder}: its tokenizer has no mask token")
     edges = WordEdges.of(tokenizer.token_pieces())
@@ -165,17 +165,17 @@ def fill_ins(length: int, store: TokenStore, restored: Restored, tokenizer: Toke
     parts = held_out(store, length, max_tokens=4 * FILL_INS * length)
     for part in parts:
         wanted = -(-FILL_INS // len(parts))
-        for ids_T in part.tokens[:, :length]:
+        for ids_T in part.inputs[:, :length]:
             position = word_near_the_middle(ids_T, edges, store.token_bytes)
             if wanted == 0 or position is None:
                 continue
             wanted -= 1
             hidden_T = ids_T.copy()
             hidden_T[position] = store.mask_token
-            inputs_BT = torch.from_numpy(hidden_T[None]).to(step.device.torch_device)
-            with step.autocast():
-                hidden_BTD = step.hidden(inputs_BT)
-                logits_V = step.model.head.logits(hidden_BTD[0, position]).float()
+            inputs_BT = torch.from_numpy(hidden_T[None]).to(trainer.device.torch_device)
+            with trainer.autocast():
+                hidden_BTD = trainer.hidden(inputs_BT)
+                logits_V = trainer.model.head.logits(hidden_BTD[0, position]).float()
             best = logits_V.softmax(dim=0).topk(GUESSES)
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             examples.append({

@@ -1,1 +1,1 @@
-"""The guard: detects a sick step or run, decides on an answer, and records it."""
+"""The guard: detects anomalies of steps and runs, decides on a response, and records it."""

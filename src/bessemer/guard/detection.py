@@ -1,22 +1,20 @@
-"""Alarms by the losses and gradient norms of a run.
+"""Alarms by the losses and gradient norms of a run. What follows an alarm of each kind: guard/incidents.py.
 
 | kind | rule |
 |---|---|
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
-| drift | mean of the last 256 losses, none counted above median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
+| drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
 | diverged | the last 8 losses above 1.1 x the larger of a first loss and a uniform guess, or a quarter of the gain on it lost |
 | dead | 20 gradients in a row that are exactly zero |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
 
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
-batches lean to one side.
+batches are skewed.
 
-A spike is over with its step; an explosion and a plateau are only noted. The other kinds last: the run does not recover by
-itself. A rule without a full window
-holds with a wider threshold instead of being off, so that the first steps of a run are guarded too. "diverged" has no
-window at all: a model worse than a uniform guess has learned nothing, whatever its history.
+A rule without a full window holds with a wider threshold instead of being off, so that the first steps of a run are guarded
+too. "diverged" has no window at all: a model worse than a uniform guess has learned nothing, whatever its history.
 """
 
 from __future__ import annotations
@@ -26,6 +24,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
+from bessemer.guard.incidents import DEAD, DIVERGED, DRIFT, EXPLOSION, PLATEAU, SHIFT, SPIKE, IncidentKind
+
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
 RECENT = 2 * SHIFT_RECENT
@@ -34,66 +34,67 @@ DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE = 8, 1.1, 0.25
 FIRST_STEPS = 4  # the lowest of their losses is the starting loss
 DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
-PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE, PLATEAU_QUIET = 100, 0.01, 0.75, 1000
-QUIET_STEPS = 100
+PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE = 100, 0.01, 0.75
 UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above the median
 MAD_TO_STD = 1.4826  # of normal numbers
-MIN_SPREAD = 0.002  # of the median loss: recorded runs have more noise; a constant loss has none
+MIN_SPREAD = 0.002  # of the median loss: all recorded runs have more noise, but a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
-LASTING = ("shift", "drift", "diverged", "dead")
-NOTED = ("explosion", "plateau")
+RENAMED = {"calm_losses": "spike_losses", "calm_norms": "spike_norms", "noted_until": "record_quiet_until"}
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sick step or run. kind: of the table above; onset: the first bad step (1-based); cause: with the figures, for a
-    person."""
+    """An anomaly. onset: the first bad step (1-based); cause: a sentence with the figures."""
 
-    kind: str
+    kind: IncidentKind
     onset: int
     cause: str
 
     @property
-    def lasts(self) -> bool:
+    def needs_rollback(self) -> bool:
         """Whether the run will not recover by itself."""
-        return self.kind in LASTING
+        return self.kind.response == "roll back"
 
 
 @dataclass(frozen=True)
 class History:
-    """What the rules remember; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
+    """The state of the rules; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
 
-    losses: the last 256, of all finite steps but those that are excluded; recent: the last 32 of all; calm_losses, calm_norms:
-    the last 128 losses and log gradient norms, spikes left out; first_losses: of the first steps; best_mean: lowest mean of
-    256 losses; num_zero: gradients of zero in a row; quiet_until, noted_until: no lasting alarm, and no explosion or plateau,
-    is raised before this step, so that one trouble gives one alarm.
+    losses: the last 256, of all finite steps but those that are excluded; recent: the last 32 of all; spike_losses, spike_norms:
+    window of the spike rule, the last 128 losses and log gradient norms without spikes; first_losses: of the first steps;
+    best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until, record_quiet_until: no alarm that
+    needs a rollback, and no explosion or plateau, is raised before this step, so that one anomaly raises one alarm.
     """
 
     losses: tuple[float, ...] = ()
     recent: tuple[float, ...] = ()
-    calm_losses: tuple[float, ...] = ()
-    calm_norms: tuple[float, ...] = ()
+    spike_losses: tuple[float, ...] = ()
+    spike_norms: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
     best_mean: float | None = None
     num_zero: int = 0
     quiet_until: int = 0
-    noted_until: int = 0
+    record_quiet_until: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """The inverse of dataclasses.asdict after JSON."""
-        fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
+        """The inverse of dataclasses.asdict after JSON; of older checkpoints too."""
+        fields: dict[str, Any] = {
+            RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in values.items()
+        }
         return cls(**fields)
 
     def restarted(self) -> History:
         """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
         mixture of sources."""
-        return History(first_losses=self.first_losses, quiet_until=self.quiet_until, noted_until=self.noted_until)
+        return History(
+            first_losses=self.first_losses, quiet_until=self.quiet_until, record_quiet_until=self.record_quiet_until
+        )
 
 
 @dataclass(frozen=True)
 class GuardReference:
-    """What a run's numbers are compared with. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
+    """Figures of the run that the rules use. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
 
     uniform_loss: float
     clip_norm: float
@@ -106,8 +107,8 @@ def observe(
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
     exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
-    lower than those of the steps to come; loss_may_rise: the same, and spike, shift, drift and plateau are off, since the
-    schedule raises the learning rate again.
+    lower than those of later steps; loss_may_rise: the same, and spike, shift, drift and plateau are off, since the schedule
+    raises the learning rate again.
     """
     exclude_from_history = exclude_from_history or loss_may_rise
     spike = None if loss_may_rise else _spike(history, step, loss, grad_norm)
@@ -120,40 +121,39 @@ def observe(
     )
     if spike is None and not exclude_from_history:
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
-        calm_norms = (*history.calm_norms, log_norm)[-SPIKE_WINDOW:]
-        after = replace(after, calm_losses=(*history.calm_losses, loss)[-SPIKE_WINDOW:], calm_norms=calm_norms)
+        spike_norms = (*history.spike_norms, log_norm)[-SPIKE_WINDOW:]
+        after = replace(after, spike_losses=(*history.spike_losses, loss)[-SPIKE_WINDOW:], spike_norms=spike_norms)
     middle, spread = centre(after.losses or (loss,))
     mean = None
     if len(after.losses) == SHIFT_WINDOW:  # single bad batches are no drift
-        mean = fmean(min(one, middle + SPIKE_DEVIATIONS * spread) for one in after.losses)
+        mean = fmean(min(value, middle + SPIKE_DEVIATIONS * spread) for value in after.losses)
         after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
-    lasting = None
+    alarm = None
     if step >= history.quiet_until:
-        lasting = _diverged(after, step, reference) or _dead(after, step)
+        alarm = _diverged(after, step, reference) or _dead(after, step)
         if not loss_may_rise:
-            lasting = lasting or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
-    if lasting is not None:
-        return replace(after.restarted(), quiet_until=step + QUIET_STEPS), lasting
-    noted = None
-    if step >= history.noted_until:
-        noted = _explosion(step, loss, grad_norm, reference)
-        noted = noted or (None if exclude_from_history else _plateau(after, step, reference))
-    if noted is not None:
-        after = replace(after, noted_until=step + (PLATEAU_QUIET if noted.kind == "plateau" else QUIET_STEPS))
-    return after, spike or noted
+            alarm = alarm or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
+    if alarm is not None:
+        return replace(after.restarted(), quiet_until=step + alarm.kind.quiet_steps), alarm
+    if step >= history.record_quiet_until:
+        alarm = _explosion(step, loss, grad_norm, reference)
+        alarm = alarm or (None if exclude_from_history else _plateau(after, step, reference))
+    if alarm is not None:
+        after = replace(after, record_quiet_until=step + alarm.kind.quiet_steps)
+    return after, spike or alarm
 
 
 def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
-    """Median and robust standard deviation (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD), at least the smallest that a
-    run has. is_log: log gradient norms, not losses."""
+    """Median and robust standard deviation (Rousseeuw and Croux 1993, section 1: 1.4826 x MAD), which is at least that of the
+    noise of any run. is_log: log gradient norms, not losses."""
     middle = median(values)
     spread = MAD_TO_STD * median(abs(value - middle) for value in values)
     return middle, max(spread, MIN_LOG_SPREAD if is_log else MIN_SPREAD * abs(middle))
 
 
-def _upper(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
-    """Median and standard deviation of the values above it, for those that lean to one side. Not of the first steps: what lies
-    above the median there is the fall of the loss."""
+def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:
+    """Median and standard deviation of the values above it, for skewed values. Of a full window only: in the first steps the
+    values above the median are those from before the loss fell."""
     middle, spread = centre(values, is_log=is_log)
     if len(values) < SPIKE_WINDOW:
         return middle, spread
@@ -161,18 +161,18 @@ def _upper(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, f
 
 
 def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
-    window = len(history.calm_losses)
+    window = len(history.spike_losses)
     if window < SPIKE_MIN or grad_norm <= 0:
         return None
-    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # a shorter window knows the spread less well
-    middle, spread = _upper(history.calm_losses)
-    log_middle, log_spread = _upper(history.calm_norms, is_log=True)
+    deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # the spread of a shorter window is less certain
+    middle, spread = _upper_centre(history.spike_losses)
+    log_middle, log_spread = _upper_centre(history.spike_norms, is_log=True)
     limit = middle + deviations * spread
     norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
     if loss <= limit or grad_norm <= norm_limit:
         return None
     figures = f"loss {loss:.4f} (limit {limit:.4f}) and gradient norm {grad_norm:.4g} (limit {norm_limit:.4g})"
-    return Alarm("spike", step, f"{figures} by the last {window} steps")
+    return Alarm(SPIKE, step, f"{figures} by the last {window} steps")
 
 
 def _shift(history: History, step: int, limit: float) -> Alarm | None:
@@ -184,11 +184,11 @@ def _shift(history: History, step: int, limit: float) -> Alarm | None:
         return None
     figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"
     onset = step - RECENT + 1 + _change_point(recent)
-    return Alarm("shift", onset, f"the median loss of the last {SHIFT_RECENT} steps {figures}")
+    return Alarm(SHIFT, onset, f"the median loss of the last {SHIFT_RECENT} steps {figures}")
 
 
 def _change_point(values: tuple[float, ...]) -> int:
-    """The index from which on the values are most clearly higher: the largest t statistic of equal variances, unscaled."""
+    """The index at which the mean rises most significantly: the largest t statistic of equal variances, unscaled."""
 
     def rise(index: int) -> float:
         before, after = values[:index], values[index:]
@@ -204,16 +204,16 @@ def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
     if mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
         return None
     cause = f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
-    return Alarm("drift", max(step - SHIFT_WINDOW + 1, 1), cause)
+    return Alarm(DRIFT, max(step - SHIFT_WINDOW + 1, 1), cause)
 
 
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
     recent = history.recent[-DIVERGED_STEPS:]
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
-    learned = median(history.losses) if len(history.losses) >= SHIFT_MIN else math.inf
-    fallen_back = learned < reference.uniform_loss
+    reached = median(history.losses) if len(history.losses) >= SHIFT_MIN else math.inf
+    fallen_back = reached < reference.uniform_loss
     if fallen_back:
-        limit = min(limit, learned + DIVERGED_SHARE * (reference.uniform_loss - learned))
+        limit = min(limit, reached + DIVERGED_SHARE * (reference.uniform_loss - reached))
     if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
@@ -221,9 +221,9 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     guess = f"a uniform guess ({reference.uniform_loss:.2f})"
     why = f"{guess} and than at the start"
     if fallen_back and recent[-1] <= reference.uniform_loss:
-        why = f"the {learned:.2f} that it had reached; {guess} is what the model began with"
+        why = f"the {reached:.2f} that it had reached; {guess} is what the model began with"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than {why}"
-    return Alarm("diverged", onset, f"the last {DIVERGED_STEPS} losses are {figures}")
+    return Alarm(DIVERGED, onset, f"the last {DIVERGED_STEPS} losses are {figures}")
 
 
 def _dead(history: History, step: int) -> Alarm | None:
@@ -231,14 +231,14 @@ def _dead(history: History, step: int) -> Alarm | None:
     if count < DEAD_STEPS:
         return None
     cause = f"the gradient has been exactly zero for {count} steps, at a loss of {history.recent[-1]:.4f}"
-    return Alarm("dead", step - count + 1, cause)
+    return Alarm(DEAD, step - count + 1, cause)
 
 
 def _explosion(step: int, loss: float, grad_norm: float, reference: GuardReference) -> Alarm | None:
     limit = EXPLOSION_RATIO * reference.clip_norm
     if grad_norm <= limit:
         return None
-    return Alarm("explosion", step, f"the gradient norm is {grad_norm:.4g} (limit {limit:g}) at a loss of {loss:.4f}")
+    return Alarm(EXPLOSION, step, f"the gradient norm is {grad_norm:.4g} (limit {limit:g}) at a loss of {loss:.4f}")
 
 
 def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | None:
@@ -250,4 +250,4 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
     if now <= (1.0 - PLATEAU_GAIN) * before or now <= PLATEAU_SHARE * reference.uniform_loss:
         return None
     figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
-    return Alarm("plateau", step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")
+    return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

@@ -1,8 +1,7 @@
-"""Where the wall time of a run goes: productive steps, and all the rest.
+"""Goodput: how much of a run's wall time are productive steps, and where the rest goes.
 
-time.jsonl has one line each few seconds with the totals of the process that trains, so that nothing is lost with it when it is
-killed. A session is from one start to the next. Steps that had to be done again and the time between sessions follow from the
-lines (`accounts`).
+Every few seconds rank 0 appends its totals to time.jsonl, so that a kill loses only the last seconds. A session is the time from
+one start to the next. `accounts` derives repeated steps and the time between sessions from the lines.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import read_json_lines
 
-NOTE_SECONDS = 5.0
+WRITE_SECONDS = 5.0
 KINDS = {
     "productive": "productive steps",
     "data_wait": "waiting for data",
@@ -27,19 +26,19 @@ KINDS = {
     "memory": "copies in memory",
     "start": "start-up",
     "recovery": "rolling back",
-    "redone": "steps done again",
+    "redone": "repeated steps",
     "stopped": "stopped, until the restart",
     "other": "other",
 }
-"""What the time is divided into, in words."""
+"""The kinds of time, with their names in the report."""
 
 
 class WallClock:
     """Counts the seconds of this session by kind, and how often each was counted."""
 
     def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0) -> None:
-        """path: of time.jsonl, None on ranks other than 0; step: where the session starts; seconds: since it did; reached: the
-        last step that the session before it took."""
+        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached: the
+        last step of the session before."""
         self._log = None if path is None else LogFile(path)
         if path is not None:
             end_torn_line(path)
@@ -47,11 +46,11 @@ class WallClock:
         self._reached = reached
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
-        self._noted = self._mark = perf_counter()
+        self._written = self._mark = perf_counter()
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
-        """Count the time of the block, which is not a step's."""
+        """Count the time of the block as `kind` and not as part of a step."""
         begun = perf_counter()
         yield
         seconds = perf_counter() - begun
@@ -68,21 +67,21 @@ class WallClock:
         return self._seconds[kind] / self._counts[kind] if self._counts[kind] else None
 
     def stepped(self, step: int, data_wait: float) -> None:
-        """After each step: all time since the last one that was not counted otherwise. step: completed; data_wait: seconds."""
+        """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
         now = perf_counter()
         self._seconds["steps"] += now - self._mark
         self._seconds["data_wait"] += data_wait
         self._mark = now
-        if now - self._noted > NOTE_SECONDS:
-            self.note(step)
+        if now - self._written > WRITE_SECONDS:
+            self.write(step)
 
     def rolled_back(self, at: int, to: int) -> None:
-        """The steps after `to` will be done again."""
+        """Count the steps after `to` as repeated."""
         self._redone += at - to
 
-    def note(self, step: int, is_finished: bool = False) -> None:
-        """Write the totals. is_finished: the run is at its last step, and the time until somebody trains it longer is not its."""
-        self._noted = perf_counter()
+    def write(self, step: int, is_finished: bool = False) -> None:
+        """Append the totals. is_finished: the run is at its last step; the time until it is trained longer does not count."""
+        self._written = perf_counter()
         if self._log is not None:
             row = {
                 "began": self._began,
@@ -98,7 +97,7 @@ class WallClock:
 
 def accounts(path: Path) -> dict[str, Any] | None:
     """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, and the
-    `restarts` between them: when (UTC), after which step, from which, seconds. None where nothing was noted."""
+    `restarts` between them: when (UTC), after which step, from which, seconds. None without lines."""
     rows = read_json_lines(path)
     last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]
@@ -113,7 +112,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
             if not row.get("finished"):
                 start, pause = following["from"], max(following["began"] - row["at"], 0.0)
                 when = datetime.fromtimestamp(following["began"], UTC).isoformat(timespec="seconds")
-                after = max(row["step"], following.get("reached", 0), start)  # the last note is some seconds old
+                after = max(row["step"], following.get("reached", 0), start)  # the last line is some seconds old
                 restarts.append({"time": when, "after": after, "from": start, "seconds": pause})
                 seconds["stopped"] += pause
         for kind in ("data_wait", "validation", "saving", "memory", "start", "recovery"):

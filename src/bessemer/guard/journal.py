@@ -1,10 +1,10 @@
-"""The journal of a run: what the guard decided and a repeated run could not find out again by itself.
+"""The journal of a run: the guard's decisions, which a repetition of the run takes over.
 
     {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped, with no rollback before it
     {"kind": "rollback", "number": 1, "at": 120, "to": 80, ...}
 
-Recipe, tokens and journal give the whole run bit for bit, also where the trouble was a fault of the machine. Steps are 1-based.
-An entry is durable before it is acted on, so that a kill at any time leaves either none of it or all.
+Recipe, tokens and journal determine the run bit for bit, also where the cause of a decision was a hardware fault. Steps are
+1-based. An entry is durable before the decision is carried out, which a resumed run does again where a kill interrupted it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
+from bessemer.guard.incidents import KINDS
 from bessemer.recipe.batches import Range
 from bessemer.run import sync_folder, write_atomic
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """One return to a checkpoint.
+    """A return to a checkpoint.
 
     number: from 1; at: the step whose gradients raised the alarm (1-based), of a corruption the last step that was taken; to:
-    step of the checkpoint; what, onset: of the alarm; omitted: samples of the run's order that are not read from then on;
-    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: its warm-up.
+    step of the checkpoint; what: kind of the alarm; onset: of the alarm; omitted: samples of the run's order that are skipped
+    from then on; rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate.
     """
 
     number: int
@@ -52,8 +53,8 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """The journal of a run; empty where there is none. A last line that a kill cut short was not acted on and is left
-        out. Raises BessemerError for any other damage."""
+        """The journal of a run; empty where there is none. A torn last line is ignored: its decision was not carried out.
+        Raises BessemerError for any other damage."""
         rollbacks: list[Rollback] = []
         skips: set[tuple[int, int]] = set()
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -76,7 +77,7 @@ class Journal:
         return cls(path, rollbacks, skips)
 
     def drop_torn_line(self) -> None:
-        """Remove what a kill left of an unfinished last line, so that the next one begins a line."""
+        """Remove a last line that a kill cut short."""
         data = self.path.read_bytes() if self.path is not None and self.path.exists() else b""
         if self.path is not None and data and not data.endswith(b"\n"):
             write_atomic(self.path, data[: data.rfind(b"\n") + 1].decode())
@@ -88,36 +89,36 @@ class Journal:
 
     @property
     def omitted(self) -> tuple[Range, ...]:
-        """The samples that are not read."""
+        """The samples that are skipped."""
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
-        """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one."""
-        # After silent corruption the same steps are repeated: the state was wrong, not the training.
-        changed = (one for one in reversed(self.rollbacks) if one.to <= step and one.what != "corruption")
-        return next(changed, None)
+        """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
+        than those after hardware faults."""
+        earlier = (rollback for rollback in reversed(self.rollbacks) if rollback.to <= step)
+        return next((rollback for rollback in earlier if not KINDS[rollback.what].is_hardware_fault), None)
 
     def keeps(self, step: int, num_rollbacks: int) -> bool:
-        """Whether the state after `step` steps after so many rollbacks is part of the path that the run took in the end."""
+        """Whether no later rollback undid the state after `step` steps and `num_rollbacks` rollbacks."""
         return all(step <= rollback.to for rollback in self.rollbacks[num_rollbacks:])
 
     def skips_step(self, step: int) -> bool:
-        """Whether the update of a step (1-based) of the path was skipped."""
+        """Whether the update of `step` (1-based) was skipped, and no rollback undid that."""
         return any((step, n) in self.skips and self.keeps(step, n) for n in range(self.num_rollbacks + 1))
 
     def add_skip(self, step: int) -> None:
-        """Note that the update of `step` (1-based) is skipped."""
+        """Write that the update of `step` (1-based) is skipped."""
         if not self.skips_step(step):
             self.skips.add((step, self.num_rollbacks))
             self._append({"kind": "skip", "step": step, "rollbacks": self.num_rollbacks})
 
     def add_rollback(self, rollback: Rollback) -> None:
-        """Note a rollback before anything is changed."""
+        """Write a rollback, before it is carried out."""
         self.rollbacks.append(rollback)
         self._append({"kind": "rollback", **asdict(rollback)})
 
     def after(self, num_rollbacks: int) -> Journal:
-        """The journal as it was after so many rollbacks; nothing is written to it."""
+        """The journal as it was after its first `num_rollbacks` rollbacks; nothing is written to it."""
         skips = {(step, before) for step, before in self.skips if before <= num_rollbacks}
         return Journal(None, self.rollbacks[:num_rollbacks], skips)
 
@@ -133,6 +134,6 @@ class Journal:
             sync_folder(self.path.parent)
 
 
-def within(rollbacks: Iterable[Rollback], step: int, steps: int) -> int:
-    """How many of the rollbacks were decided in the last `steps` steps."""
+def num_rollbacks_within(rollbacks: Iterable[Rollback], step: int, steps: int) -> int:
+    """The number of rollbacks that were decided in the last `steps` steps."""
     return sum(step - steps < rollback.at for rollback in rollbacks)

@@ -1,7 +1,7 @@
 """The verdict on a step between its gradients and its update.
 
 A value that is not finite must never reach the weights. All processes agree on the verdict before the optimizer step, and a
-bad step is not applied at all: multiplying it by zero would not do, since 0 x NaN is NaN.
+bad update is skipped, not multiplied by zero, since 0 x NaN is NaN.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Any
 
 import torch
 
-from bessemer.guard.detection import NOTED, Alarm, GuardReference, History, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, observe
+from bessemer.guard.incidents import NONFINITE, SPIKE
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
 
 class Verdict(Enum):
-    """What to do with a step: apply it, lower fp16's loss scale, skip it, or heal the run, which will not recover by itself."""
+    """What to do with a step: apply it, lower fp16's loss scale, skip it, or roll the run back."""
 
     APPLY = "apply"
     RESCALE = "rescale"
     SKIP = "skip"
-    HEAL = "heal"
+    ROLL_BACK = "roll back"
 
 
 @dataclass(frozen=True)
 class GuardState:
-    """Skipped steps and the history of the losses; part of every checkpoint.
+    """Skipped updates and the history of the losses; part of every checkpoint.
 
-    num_rollbacks: rollbacks before it; healthy_until: the last step before the last alarm, 0 where there was none.
+    num_rollbacks: before this state; healthy_until: the last step before the last alarm, 0 where there was none.
     """
 
     skips_in_a_row: int = 0
@@ -61,9 +62,9 @@ class Judgement:
 
     @property
     def updates(self) -> bool:
-        """Whether the optimizer takes the step: also where there was no checkpoint to go back to, but never one with NaN or
-        infinity."""
-        return self.is_finite and self.verdict in (Verdict.APPLY, Verdict.HEAL)
+        """Whether the optimizer takes the step: also where no checkpoint allowed a rollback, but never with values that are not
+        finite."""
+        return self.is_finite and self.verdict in (Verdict.APPLY, Verdict.ROLL_BACK)
 
 
 def judge(
@@ -73,37 +74,36 @@ def judge(
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; skips: the journal says that its update was skipped;
+    overflow: fp16's loss scale was too large for the step; skips: by the journal, its update was skipped;
     exclude_from_history, loss_may_rise: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
     if is_finite:
         history, alarm = observe(
-            history,
-            step,
-            loss,
-            grad_norm,
-            reference,
-            exclude_from_history=exclude_from_history,
+            history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history,
             loss_may_rise=loss_may_rise,
-        )
-    is_spike = mesh.is_main and alarm is not None and alarm.kind == "spike" and guard.skip_spikes
-    is_lasting = mesh.is_main and alarm is not None and alarm.lasts
-    # One collective: on any rank a value that is not finite counts; spikes and lasting alarms are rank 0's to judge.
-    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_lasting], dtype=torch.int64)
-    some_nonfinite, some_broken, skips_spike, lasts = map(bool, mesh.sum(flags).tolist())
-    if not some_nonfinite:
-        if not skips_spike and skips:  # a fault of the machine that has not come again
+        )  # fmt: skip
+    is_spike = mesh.is_main and alarm is not None and alarm.kind is SPIKE and guard.skip_spikes
+    is_anomaly = mesh.is_main and alarm is not None and alarm.needs_rollback
+    # One collective: a value that is not finite counts on any rank; spikes and rollbacks are decided by rank 0.
+    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_anomaly], dtype=torch.int64)
+    any_nonfinite, any_broken, skips_spike, needs_rollback = map(bool, mesh.sum(flags).tolist())
+    if not any_nonfinite:
+        if not skips_spike and skips:  # it was a hardware fault that did not recur
             return Judgement(Verdict.SKIP, replace(state, skips_in_a_row=0, skipped=state.skipped + 1))
         after = replace(state, skips_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
-        if alarm is not None and alarm.kind not in NOTED:
+        if alarm is not None and alarm.kind.response != "record":
             after = replace(after, healthy_until=alarm.onset - 1)
-        return Judgement(Verdict.HEAL if lasts else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm)
-    if not some_broken:
+        return Judgement(
+            Verdict.ROLL_BACK if needs_rollback else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm
+        )
+    if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
     by_norm = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
-    alarm = Alarm("nonfinite", step - state.skips_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
+    alarm = Alarm(NONFINITE, step - state.skips_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
     in_a_row = state.skips_in_a_row + 1
     after = replace(state, skips_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
-    return Judgement(Verdict.HEAL if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm, is_finite=False)
+    return Judgement(
+        Verdict.ROLL_BACK if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm, is_finite=False
+    )

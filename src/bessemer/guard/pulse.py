@@ -1,7 +1,7 @@
-"""The pulse of a training process: what it does and since when, in shared memory that another process reads.
+"""The pulse of a training process: its phase, and since when, in shared memory that a watchdog reads.
 
 A thread renews the time of the last beat each second, also while the main thread waits. A process that no longer beats was
-stopped or never gives the interpreter back; one that beats without progress waits for something.
+stopped, or holds the interpreter; one that beats without progress waits for something.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bessemer.guard.incidents import ADVICE, record
+from bessemer.guard.incidents import HANG, record
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
@@ -36,8 +36,8 @@ _LAYOUT = struct.Struct("<qqqqddd")  # pid, rank, phase, step, time of the last 
 
 @dataclass(frozen=True)
 class Reading:
-    """The pulse of a process as another one reads it. silence: seconds since the last beat; waiting: since the last progress;
-    limit: seconds after which that is a hang, 0 for never; step: the last that was completed."""
+    """The pulse of another process. silence: seconds since the last beat; waiting: since the last progress;
+    limit: seconds after which waiting is a hang, 0 for never; step: the last that was completed."""
 
     pid: int
     rank: int
@@ -48,13 +48,13 @@ class Reading:
     limit: float
 
     @property
-    def doing(self) -> str:
-        """What it does, in words."""
-        return _doing(self.phase, self.step)
+    def activity(self) -> str:
+        """Its phase and step, for a message."""
+        return _described(self.phase, self.step)
 
     @property
     def is_silent(self) -> bool:
-        """Whether it was stopped, or holds the interpreter."""
+        """Whether it does not answer: it was stopped, or holds the interpreter."""
         return bool(self.limit) and self.silence > min(SILENCE_SECONDS, self.limit)
 
     @property
@@ -75,15 +75,15 @@ def read(path: Path) -> Reading | None:
 
 
 class Pulse:
-    """This process's pulse: for a watchdog in another process, or watched by its own thread."""
+    """This process's pulse, for a watchdog in another process or for its own thread."""
 
     def __init__(
         self, path: Path | None, rank: int, stacks: Path, hang_seconds: float | None = None,
         on_hang: Callable[[str, int], None] = lambda cause, step: None,
     ) -> None:  # fmt: skip
-        """path: where it is written; stacks: where the stacks of all threads go when they are asked for (SIGUSR2), or when the
-        process hangs and has no `path`, and `on_hang` is called; hang_seconds: limit of a step, in place of what follows from
-        the last ones; 0: never."""
+        """path: of its file, None without a watchdog; stacks: file for the stacks of all threads, written at SIGUSR2, and without
+        a watchdog when the process hangs, before `on_hang` is called; hang_seconds: limit of a step; None: by the last
+        steps; 0: never."""
         self._path, self._rank, self._stacks = path, rank, stacks
         self._hang_seconds, self._on_hang = hang_seconds, on_hang
         self._ended, self._seconds = threading.Event(), deque[float](maxlen=WINDOW)
@@ -112,7 +112,7 @@ class Pulse:
             self._stacks.unlink()
 
     def mark(self, phase: str, step: int) -> None:
-        """A phase begins after `step` completed steps."""
+        """Begin a phase after `step` completed steps."""
         now = time.monotonic()
         if phase == self._phase == "step" and step == self._step + 1:
             self._seconds.append(now - self._since)
@@ -124,7 +124,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Around a validation or a save between two steps."""
+        """Context of a validation or a save between two steps."""
         before, step = self._phase, self._step
         self.mark(phase, step)
         yield
@@ -144,27 +144,29 @@ class Pulse:
             _LAYOUT.pack_into(self._memory, 0, *values)
 
     def _beat(self) -> None:
-        told = 0.0
+        reported = 0.0  # start of the phase whose hang was reported
         while not self._ended.wait(BEAT_SECONDS):
             self._write(time.monotonic())
             waiting = time.monotonic() - self._since
-            if self._memory is None and self._limit and waiting > self._limit and told != self._since:
-                told = self._since
+            if self._memory is None and self._limit and waiting > self._limit and reported != self._since:
+                reported = self._since
                 faulthandler.dump_traceback(self._file, all_threads=True)
-                self._on_hang(f"no progress for {waiting:.0f} s in {_doing(self._phase, self._step)}", self._step + 1)
+                self._on_hang(
+                    f"no progress for {waiting:.0f} s in {_described(self._phase, self._step)}", self._step + 1
+                )
 
 
-def own(run: RunFolder, rank: int, hang_seconds: float | None) -> Pulse:
-    """The pulse of a process that no watchdog sees: a hang is told and recorded, with the stacks in the run folder."""
+def unwatched_pulse(run: RunFolder, rank: int, hang_seconds: float | None) -> Pulse:
+    """The pulse of a process without a watchdog: it reports and records its own hang, with the stacks in the run folder."""
     stacks = run.path / ("stacks.txt" if rank == 0 else f"stacks-{rank}.txt")
 
-    def tell(cause: str, step: int) -> None:
+    def report(cause: str, step: int) -> None:
         warn(f"{cause}; where its threads are is in {stacks}")
-        record(run.incidents, step=step, what="hang", cause=cause, rank=rank, action="recorded", advice=ADVICE["hang"])
+        record(run.incidents, HANG, step=step, cause=cause, rank=rank)
 
-    return Pulse(None, rank, stacks, hang_seconds, tell)
+    return Pulse(None, rank, stacks, hang_seconds, report)
 
 
-def _doing(phase: str, step: int) -> str:
+def _described(phase: str, step: int) -> str:
     names = {"start": "the start", "step": f"step {step + 1}", "end": "the end of the training"}
     return names.get(phase, f"the {phase} after step {step}")

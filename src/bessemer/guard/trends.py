@@ -1,14 +1,14 @@
-"""What grows or slows down while a run still learns: told and recorded, never acted on, since none of it makes a step wrong.
+"""Trends of a run that do not make a step wrong: growing activations, slow steps, waiting for data. They are recorded only.
 
 | kind | rule |
 |---|---|
-| attention | largest attention logit above 4 x the median of the last 16 looks and above 50 |
-| activation | largest RMS of a block's output above 4 x the median of the last 16 looks |
+| attention | largest attention logit above 4 x the median of the last 16 measurements and above 50 |
+| activation | largest RMS of a block's output above 4 x the median of the last 16 measurements |
 | slow | median of the last 64 steps' seconds above 2 x the lowest such median, twice in a row |
 | data_wait | the last 64 steps waited for data for more than a fifth of their time, twice in a row |
 
-Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). What is seen is not part of a
-checkpoint: times are of this process, and the looks of one before it stand in metrics.jsonl.
+Attention logits that grow without bound precede a divergence (Wortsman et al. 2023, section 3.1). The windows are not part of a
+checkpoint: times are of this process, and earlier measurements are in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -19,47 +19,46 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bessemer.guard.incidents import ADVICE, record
+from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
 from bessemer.terminal import warn
 
-LOOKS, MIN_LOOKS, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
+MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
 STEPS, SLOWER, WAIT_SHARE = 64, 2.0, 0.2
-QUIET_STEPS = 1000  # between two notes of one kind
-LIMITS = {"attention_logit_max": ("attention", MIN_LOGIT), "activation_rms": ("activation", 0.0)}
+LIMITS = {"attention_logit_max": (ATTENTION, MIN_LOGIT), "activation_rms": (ACTIVATION, 0.0)}
 
 
 class Trends:
-    """What rank 0 has seen. path: of incidents.jsonl; None on other ranks, which see nothing; rows: of metrics.jsonl, whose last
-    looks are seen again."""
+    """Windows of measurements. path: of incidents.jsonl, None on ranks other than 0; rows: of metrics.jsonl, which fill the
+    windows of statistics from inside the model."""
 
     def __init__(self, path: Path | None, rows: Iterable[dict[str, Any]] = ()) -> None:
         self._path = path
-        self._looks: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOOKS))
+        self._measured: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MEASURED))
         self._seconds, self._waits = deque[float](maxlen=STEPS), deque[float](maxlen=STEPS)
         self._fastest: float | None = None
-        self._last: str | None = None  # what was wrong with the last STEPS
-        self._noted: dict[str, int] = {}
+        self._last: IncidentKind | None = None  # of the last STEPS steps
+        self._recorded_at: dict[IncidentKind, int] = {}
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
                 if by_block := row.get(name):
-                    self._looks[name].append(
+                    self._measured[name].append(
                         max((value for value in by_block.values() if value is not None), default=0.0)
                     )
 
-    def looked(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
-        """See what a look inside the model found: by statistic and block."""
-        for name, (kind, least) in LIMITS.items():
+    def measured(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
+        """Take in statistics from inside the model, by name and block."""
+        for name, (kind, minimum) in LIMITS.items():
             if not (by_block := statistics.get(name)):
                 continue
             block, value = max(by_block.items(), key=lambda item: item[1])
-            before = self._looks[name]
-            if len(before) >= MIN_LOOKS and value > max(GROWTH * median(before), least):
-                grown = f"is {value:.4g} in block {block}; the median of the last {len(before)} looks is {median(before):.4g}"
-                self._note(step, kind, f"the largest {name.replace('_', ' ')} {grown}")
+            before = self._measured[name]
+            if len(before) >= MIN_MEASURED and value > max(GROWTH * median(before), minimum):
+                grown = f"is {value:.4g} in block {block}; the median of the {len(before)} before it is {median(before):.4g}"
+                self._record(step, kind, f"the largest {name.replace('_', ' ')} {grown}")
             before.append(value)
 
     def stepped(self, step: int, seconds: float, data_wait: float) -> None:
-        """See the seconds that a step took, and those of them that it waited for data."""
+        """Take in the seconds of a step, and those of them in which it waited for data."""
         self._seconds.append(seconds)
         self._waits.append(data_wait)
         if len(self._seconds) < STEPS or step % STEPS:
@@ -68,17 +67,17 @@ class Trends:
         self._fastest = min(now, self._fastest or now)
         before, self._last = (
             self._last,
-            "data_wait" if share > WAIT_SHARE else "slow" if now > SLOWER * self._fastest else None,
+            DATA_WAIT if share > WAIT_SHARE else SLOW if now > SLOWER * self._fastest else None,
         )
         if self._last is None or self._last != before:  # another program may run for a minute
             return
         slow = f"a step takes {now:.3g} s in the median of the last {STEPS}; it was {self._fastest:.3g} s"
         waits = f"the last {STEPS} steps waited for data for {share:.0%} of their time"
-        self._note(step, self._last, slow if self._last == "slow" else waits)
+        self._record(step, self._last, slow if self._last is SLOW else waits)
 
-    def _note(self, step: int, kind: str, cause: str) -> None:
-        if self._path is None or step < self._noted.get(kind, -QUIET_STEPS) + QUIET_STEPS:
+    def _record(self, step: int, kind: IncidentKind, cause: str) -> None:
+        if self._path is None or step < self._recorded_at.get(kind, -kind.quiet_steps) + kind.quiet_steps:
             return
-        self._noted[kind] = step
-        record(self._path, step=step, what=kind, cause=cause, action="recorded", advice=ADVICE[kind])
-        warn(f"step {step}: {kind}: {cause} (see {self._path.name})")
+        self._recorded_at[kind] = step
+        record(self._path, kind, step=step, cause=cause)
+        warn(f"step {step}: {kind.name}: {cause} (see {self._path.name})")

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import InputError
+from bessemer.hashing import digest
 from bessemer.ladder import page, runs, shares
 from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, did_you_mean, parse_budget
 from bessemer.ladder.law import Array, Interval
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import batch_tokens, learning_rate
-from bessemer.recipe import MixturePhase, Recipe, digest
+from bessemer.recipe import MixturePhase, Recipe
 from bessemer.run import write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say

@@ -140,10 +140,10 @@ class LaunchedProcess:
 
     def _pulse(self, run: RunFolder, hang_seconds: float | None) -> Pulse:
         """What the node's watchdog sees of this process; under another launcher, what it sees of itself."""
-        from bessemer.guard.pulse import Pulse, own
+        from bessemer.guard.pulse import Pulse, unwatched_pulse
 
         if self.node is None:
-            return own(run, self.rank, hang_seconds)
+            return unwatched_pulse(run, self.rank, hang_seconds)
         name = str(self.local_rank)
         return Pulse(self.node / f"{name}.pulse", self.rank, self.node / f"{name}.stacks", hang_seconds)
 

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from bessemer import __version__
 from bessemer.errors import BessemerError, InputError
+from bessemer.hashing import digest
 from bessemer.launch import status
 from bessemer.parallel.mesh import require_world
-from bessemer.recipe import Parallel, Recipe, digest, load
+from bessemer.recipe import Parallel, Recipe, load
 from bessemer.run import RunFolder, read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run

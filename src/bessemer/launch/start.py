@@ -158,14 +158,14 @@ def _wait(place: Path, agent: subprocess.Popen[bytes], watchdog: Watchdog) -> No
 
 
 def _record_loss(run: RunFolder, lost: Sequence[int], layout: Parallel, ended: EndOfNode) -> None:
-    from bessemer.guard.incidents import record
+    from bessemer.guard.incidents import FEWER_PROCESSES, record
     from bessemer.run import published
 
     steps = published(run.checkpoints)
     action, which = f"going on with {layout.world}: {described(layout)}", ", ".join(map(str, lost))
     warn(f"process {which} cannot be brought back ({ended.cause}); {action}")
     step, cause = steps[-1] if steps else 0, f"process {which}: {ended.cause}"
-    record(run.incidents, step=step, what="fewer_processes", cause=cause, action=action)
+    record(run.incidents, FEWER_PROCESSES, step=step, cause=cause, action=action)
 
 
 def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str, str]:

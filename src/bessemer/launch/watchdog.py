@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from bessemer.guard import pulse
-from bessemer.guard.incidents import ADVICE, record
+from bessemer.guard.incidents import HANG, LOST, record
 from bessemer.launch import status
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -76,8 +76,8 @@ class Watchdog:
                 warn(f"{cause}; {action}")
                 if self._run is not None:
                     record(
-                        self._run.incidents, step=one["step"], what="lost", cause=cause, action=action, rank=one["rank"],
-                        host=facts["host"], code=one["code"], advice=ADVICE["lost"],
+                        self._run.incidents, LOST, step=one["step"], cause=cause, action=action, rank=one["rank"],
+                        host=facts["host"], code=one["code"],
                     )  # fmt: skip
             self._hung = set()
 
@@ -88,9 +88,8 @@ class Watchdog:
         warn(f"{cause}; {names} ended, and the group starts again from the last checkpoint; stacks of all: {kept}")
         if self._run is not None:
             record(
-                self._run.incidents, step=min(one.step for one in guilty) + 1, what="hang", cause=cause, rank=guilty[0].rank,
-                action=f"{names} ended; the group starts again from the last checkpoint", advice=ADVICE["hang"],
-                stacks=str(kept),
+                self._run.incidents, HANG, step=min(one.step for one in guilty) + 1, cause=cause, rank=guilty[0].rank,
+                action=f"{names} ended; the group starts again from the last checkpoint", stacks=str(kept),
             )  # fmt: skip
         for one in guilty:
             with contextlib.suppress(ProcessLookupError):
@@ -131,8 +130,8 @@ def _said(one: pulse.Reading) -> str:
     state = _state(one.pid)
     if one.is_silent:
         why = STATES.get(state, "it holds the interpreter")
-        return f"rank {one.rank} has not answered for {one.silence:.0f} s in {one.doing}: {why}"
-    return f"rank {one.rank} has made no progress for {one.waiting:.0f} s in {one.doing}"
+        return f"rank {one.rank} has not answered for {one.silence:.0f} s in {one.activity}: {why}"
+    return f"rank {one.rank} has made no progress for {one.waiting:.0f} s in {one.activity}"
 
 
 def _signal(number: int) -> str:

@@ -10,7 +10,6 @@ width, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -18,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bessemer.hashing import key_of
 from bessemer.model.attention import (
     AttentionScope,
     AttentionSpec,
@@ -329,6 +329,5 @@ def _initialise(name: str, parameter: Tensor, config: ModelConfig, seed: int) ->
             std = 1.0 / config.width
         else:
             std = 1.0 / math.sqrt(parameter.shape[-1])
-        digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+        generator = torch.Generator("cpu").manual_seed(key_of(seed, name) >> 1)
         parameter.normal_(0.0, std, generator=generator)

@@ -1,4 +1,4 @@
-"""Sharded tensors: the local shard of a DTensor and its offset, global norms, and a fingerprint independent of the layout.
+"""Sharded tensors: the local shard of a DTensor and its offset, global norms, and a hash of tensors independent of the layout.
 
 Whatever sharded a parameter (FSDP2, tensor parallelism, both), it is a DTensor whose local shard is one box of the whole.
 """
@@ -139,7 +139,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fingerprint(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
+def tensors_digest(named: Iterable[tuple[str, Tensor]], mesh: ProcessMesh) -> str:
     """A 128-bit hexadecimal hash of all tensors that changes with any bit and not with the layout.
 
     Hashes of each element's bits, index and tensor name, summed modulo 2^64, with two seeds: sums can be taken by shard. It

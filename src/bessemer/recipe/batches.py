@@ -124,7 +124,7 @@ class Batches:
         return self.first(step - 1) + self.sequences(step - 1) if step else 0
 
     def reader_of(self, sample: int) -> int | None:
-        """The step that reads a sample of the order; None for one that is passed over."""
+        """The step that reads a sample of the order; None for one that is skipped."""
         shift = self.offset
         for step, further in self._jumps:
             if sample < self.before(step) + shift:
@@ -135,7 +135,7 @@ class Batches:
         return self.step_of(sample - shift)
 
     def gaps(self, step: int) -> list[Range]:
-        """The samples that the steps before `step` have passed over."""
+        """The samples that the steps before `step` have skipped."""
         gaps, shift = [], self.offset
         for jump, further in self._jumps:
             if jump < step:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from bessemer import hub
 from bessemer.errors import InputError
@@ -189,12 +187,6 @@ def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
     return "".join(f"# {line}\n" for line in comments) + tomli_w.dumps(
         recipe.model_dump(mode="json", exclude_none=True, by_alias=True)
     )
-
-
-def digest(*parts: Any) -> str:
-    """SHA-256 of sections or plain values, as hexadecimal: what stages compare to see whether they are current."""
-    plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

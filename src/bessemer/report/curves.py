@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.report import parts
 from bessemer.report.data import Column, RunData, as_number, as_object, as_objects, as_text
 from bessemer.report.parts import Block, Figure
-from bessemer.report.story import PASSED_OVER
 from bessemer.terminal import amount
 
 POINTS = 2000  # of a curve, at most
@@ -94,7 +94,7 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
 def _other_steps(data: RunData) -> tuple[list[float], str]:
     """Where the number of steps changed, which the decay follows, and why."""
     revised = [as_number(one, "at") for one in as_objects(data.recipe, "train", "revised")]
-    longer = [as_number(one, "step") for one in data.incidents if one.get("what") == "recipe_changed"]
+    longer = [as_number(one, "step") for one in data.incidents if one.get("what") == RECIPE_CHANGED.name]
     steps = [step for step in [*revised, *longer] if step is not None]
     if not steps:
         return [], ""
@@ -130,7 +130,7 @@ def _loss(data: RunData) -> Figure | None:
 def _marked(data: RunData) -> list[float]:
     """Steps of incidents, one of those that would be one line on the page, those that were acted on first."""
     apart = (data.train.step[-1] if data.train.step.size else 0) / MARKED_INCIDENTS
-    ordered = sorted(data.incidents, key=lambda one: as_text(one, "action") == PASSED_OVER)
+    ordered = sorted(data.incidents, key=lambda one: as_text(one, "action") == RECORDED)
     marked: list[float] = []
     for step in (as_number(one, "step") for one in ordered):
         if step is not None and all(abs(step - other) > apart for other in marked):

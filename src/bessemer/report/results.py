@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.guard.goodput import KINDS
+from bessemer.guard.incidents import STRAGGLER
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import clock, known, words
 from bessemer.terminal import size, step_time
@@ -59,7 +60,7 @@ def processes(data: RunData) -> Json:
     return {
         "world": world, "axes": [(axis, size_, AXES[axis]) for axis, size_ in sizes.items() if size_ > 1], "more": more,
         "sent": sum(measured.values()), "communication": rows, "ranks": _rank_times(data),
-        "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == "straggler"],
+        "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == STRAGGLER.name],
     }  # fmt: skip
 
 

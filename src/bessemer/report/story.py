@@ -1,72 +1,66 @@
-"""What happened to a run, in the order in which it happened: alarms and what was done about them, stops and restarts."""
+"""The events of a run in order: incidents with the responses to them, stops and restarts."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
+from bessemer.guard.incidents import KINDS, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import count, words
 from bessemer.report.results import document_names
 from bessemer.terminal import duration
 
 MAX_EVENTS = 12
-PASSED_OVER = "recorded"  # an action that changed nothing
-UNTOLD = ("spike", "slow", "data_wait", "explosion")  # where they were only recorded
+MINOR = {kind.name for kind in KINDS.values() if kind.is_minor}
 
 
 def story(data: RunData) -> list[tuple[str, str]]:
-    """When (its steps) and what, for everything that changed the run; empty where nothing did. The middle of a long story is left
-    to the table of incidents."""
+    """(steps, sentence) of every event that changed the run; empty where none did. The middle of a long story is left to the
+    table of incidents."""
     events = [*_incidents(data), *_restarts(data)]
     if not events and not data.gated:
         return []
-    told = [(when, what) for _, when, what in sorted(events, key=lambda event: event[0])]
-    if len(told) > MAX_EVENTS:
-        left_out = len(told) - MAX_EVENTS
-        told[MAX_EVENTS // 2 : -MAX_EVENTS // 2] = [("…", f"{left_out} more: see Incidents")]
+    rows = [(steps, sentence) for _, steps, sentence in sorted(events, key=lambda event: event[0])]
+    if len(rows) > MAX_EVENTS:
+        num_more = len(rows) - MAX_EVENTS
+        rows[MAX_EVENTS // 2 : -MAX_EVENTS // 2] = [("…", f"{num_more} more: see Incidents")]
     if data.gated:
-        told.append(("throughout", f"the gate: {data.gated}."))
+        rows.append(("throughout", f"the gate: {data.gated}."))
     if data.train.step.size:
-        told.append((_steps(data.train.step[-1]), "the last step that was trained."))
-    return told
+        rows.append((_steps(data.train.step[-1]), "the last step that was trained."))
+    return rows
 
 
 def _incidents(data: RunData) -> list[tuple[str, str, str]]:
-    """Time, steps and a sentence for each incident that was acted on; several of a kind in a row are one."""
-    told = [
-        one for one in data.incidents if as_text(one, "action") != PASSED_OVER or as_text(one, "what") not in UNTOLD
-    ]
-    found = []
-    for (kind, is_rollback), group in groupby(told, lambda one: (as_text(one, "what"), as_number(one, "rollback"))):
+    """(time, steps, sentence) of each incident but minor ones that were only recorded; several of a kind in a row are one."""
+    major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
+    events = []
+    for (kind, is_rollback), group in groupby(major, lambda row: (as_text(row, "what"), as_number(row, "rollback"))):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
         first, last = number_or_0(same[0], "step"), number_or_0(same[-1], "step")
         many = f"{count(len(same))} times " if len(same) > 1 else ""
         began = as_number(same[-1], "onset") if is_rollback else None
         since = f" It began at step {count(began)}." if began is not None and began < last else ""
-        found.append(
-            (
-                as_text(same[0], "time"),
-                _steps(first, last),
-                f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}",
-            )
-        )
-    return found
+        sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}"
+        events.append((as_text(same[0], "time"), _steps(first, last), sentence))
+    return events
 
 
 def _documents(incidents: list[Json]) -> str:
-    names = {name for one in incidents for name in document_names(one.get("documents"))}
+    names = {name for row in incidents for name in document_names(row.get("documents"))}
     return f" Its {count(len(names))} documents are listed under Incidents." if names else ""
 
 
 def _restarts(data: RunData) -> list[tuple[str, str, str]]:
-    found = []
-    for one in as_objects(data.times, "restarts"):
-        at, start, pause = (number_or_0(one, key) for key in ("after", "from", "seconds"))
-        again = f"; {count(at - start)} steps were done again" if at > start else ""
-        what = f"the training stopped, and {duration(pause)} later went on from step {count(start)}{again}."
-        found.append((as_text(one, "time"), _steps(at), what))
-    return found
+    """(time, steps, sentence) of each restart."""
+    events = []
+    for restart in as_objects(data.times, "restarts"):
+        stopped_at, start, pause = (number_or_0(restart, key) for key in ("after", "from", "seconds"))
+        repeated = f"; {count(stopped_at - start)} steps were repeated" if stopped_at > start else ""
+        sentence = f"the training stopped, and {duration(pause)} later went on from step {count(start)}{repeated}."
+        events.append((as_text(restart, "time"), _steps(stopped_at), sentence))
+    return events
 
 
 def _steps(first: float, last: float | None = None) -> str:

@@ -36,7 +36,7 @@ from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
 KINDS = {"causal": ("causal", "qwen3"), "bidirectional": ("masked", "modernbert")}
@@ -59,17 +59,17 @@ def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
         train = Snippets.of(store, "train", sizes.snippet, sizes.train_snippets, sizes.seed)
         test = Snippets.of(store, "heldout", sizes.snippet, sizes.test_snippets, sizes.seed)
         for kind, (objective, family) in KINDS.items():
-            step = pretrained(sizes, store, objective, family)
+            trainer = pretrained(sizes, store, objective, family)
             tokens = sizes.steps * sizes.sequences * sizes.length
-            row: dict[str, Any] = {"parameters": step.model.config.parameters, "tokens": tokens}
+            row: dict[str, Any] = {"parameters": trainer.model.config.parameters, "tokens": tokens}
             assert store.mask_token is not None
             last = np.full(len(texts), sizes.length - 1)
-            row["fill_in"] = _answers(step, texts, places, store.mask_token)
-            row["next_token"] = _answers(step, texts, last, store.mask_token)
+            row["fill_in"] = _answers(trainer, texts, places, store.mask_token)
+            row["next_token"] = _answers(trainer, texts, last, store.mask_token)
             if kind == "causal":
-                row["fill_in_rescored"] = _rescored(step, texts, places)
+                row["fill_in_rescored"] = _rescored(trainer, texts, places)
             for name, frozen in (("probe", True), ("fine_tuned", False)):
-                head = classifier(sizes, store, step, "qwen3", kind == "causal", frozen)
+                head = classifier(sizes, store, trainer, "qwen3", kind == "causal", frozen)
                 train_classifier(sizes, head, train, f"{name}, {kind}")
                 row[name] = validate(head, [test.held_out()]).accuracy
             results[kind] = row
@@ -107,7 +107,7 @@ def _questions(store: TokenStore, length: int) -> tuple[Ids, Ids]:
     """Held-out texts, and in each the place of a word of one token near its middle."""
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", "<|endoftext|>")
     edges = WordEdges.of(tokenizer.token_pieces())
-    rows = np.concatenate([part.tokens[:, :length] for part in held_out(store, length)])
+    rows = np.concatenate([part.inputs[:, :length] for part in held_out(store, length)])
     rows = rows[~(rows[:, -1] == store.end_of_text)]
     chosen = np.unique(np.linspace(0, len(rows) - 1, QUESTIONS).astype(np.int64))
     results = [(row, place) for row in rows[chosen] if (place := word_near_the_middle(row, edges, store.token_bytes))]
@@ -115,7 +115,7 @@ def _questions(store: TokenStore, length: int) -> tuple[Ids, Ids]:
 
 
 @torch.no_grad()
-def _answers(step: TrainStep, texts: Ids, places: Ids, mask_token: int) -> dict[str, float]:
+def _answers(trainer: Trainer, texts: Ids, places: Ids, mask_token: int) -> dict[str, float]:
     """How often the token at each place is the likeliest, and its mean cross-entropy in nats.
 
     A causal model's prediction for a place stands at the place before; a bidirectional one's behind the mask itself.
@@ -125,25 +125,25 @@ def _answers(step: TrainStep, texts: Ids, places: Ids, mask_token: int) -> dict[
         rows, here = texts[start : start + ROWS].copy(), places[start : start + ROWS]
         number = np.arange(len(rows))
         wanted = torch.from_numpy(rows[number, here])
-        if not step.model.config.causal:
+        if not trainer.model.config.causal:
             rows[number, here] = mask_token
-        logits_BTV = step.model.logits(torch.from_numpy(rows))
-        logits_BV = logits_BTV[torch.from_numpy(number), torch.from_numpy(here - int(step.model.config.causal))]
+        logits_BTV = trainer.model.logits(torch.from_numpy(rows))
+        logits_BV = logits_BTV[torch.from_numpy(number), torch.from_numpy(here - int(trainer.model.config.causal))]
         right += int((logits_BV.argmax(dim=1) == wanted).sum())
         nats += float(torch.nn.functional.cross_entropy(logits_BV, wanted, reduction="sum"))
     return {"accuracy": right / len(texts), "nats": nats / len(texts)}
 
 
 @torch.no_grad()
-def _rescored(step: TrainStep, texts: Ids, places: Ids) -> float:
+def _rescored(trainer: Trainer, texts: Ids, places: Ids) -> float:
     """Accuracy of a causal model that tries its likeliest words and takes the one under which the text is likeliest."""
     right = 0
     for text, place in zip(texts, places.tolist(), strict=True):
         row = torch.from_numpy(text)
-        best = step.model.logits(row[None, :place])[0, -1].topk(CANDIDATES).indices
+        best = trainer.model.logits(row[None, :place])[0, -1].topk(CANDIDATES).indices
         tried_BT = row.repeat(CANDIDATES, 1)
         tried_BT[:, place] = best
-        log_BTV = step.model.logits(tried_BT[:, :-1])[:, place - 1 :].log_softmax(dim=-1)
+        log_BTV = trainer.model.logits(tried_BT[:, :-1])[:, place - 1 :].log_softmax(dim=-1)
         text_B: Tensor = log_BTV.gather(2, tried_BT[:, place:, None]).sum(dim=(1, 2))
         right += int(best[text_B.argmax()] == row[place])
     return right / len(texts)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, pstdev
 from time import perf_counter
@@ -32,7 +32,7 @@ from bessemer.studies import text
 from bessemer.terminal import progress
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 WINDOW, MIN_WINDOW = 128, 64  # of OLMo-core's rule
 LARGEST_OF = 100
@@ -134,7 +134,7 @@ def guard(curve: Curve) -> Iterable[tuple[int, str]]:
             continue
         history, alarm = observe(history, step, loss, norm, curve.reference)
         if alarm is not None:
-            yield step, alarm.kind
+            yield step, alarm.kind.name
 
 
 def six_sigma(curve: Curve) -> Iterable[tuple[int, str]]:
@@ -182,7 +182,7 @@ def _trained(
         "train.optimizer.learning_rate": sizes.rate,
     })  # fmt: skip
     model = build_model(model_config(recipe, text.VOCABULARY), seed)
-    step = TrainStep(recipe, model, devices.choose(recipe.train), text.END_OF_TEXT, 1)
+    trainer = Trainer(recipe, model, devices.choose(recipe.train), text.END_OF_TEXT, 1)
     onset = None if fault is None else 1 if fault.from_start else sizes.onset
     losses, norms = [], []
     for number in range(steps):
@@ -191,11 +191,11 @@ def _trained(
         if fault is not None and since >= 0 and (fault.steps is None or since < fault.steps):
             factor = fault.rate
             batch = _with_noise(batch, fault.noise * (min(since / 200, 1.0) if fault.grows else 1.0), number)
-        results = step.gradients(batch)
+        results = trainer.forward_backward(batch)
         losses.append(results.loss)
         norms.append(results.grad_norm)
         if math.isfinite(results.loss) and math.isfinite(results.grad_norm):
-            step.update(number, results.grad_norm, factor)
+            trainer.update(number, results.grad_norm, factor)
         advance(1, note=f"{name}, loss {results.loss:.3f}")
     return Curve(name, losses, norms, onset)
 
@@ -203,10 +203,10 @@ def _trained(
 def _with_noise(batch: Batch, share: float, seed: int) -> Batch:
     if not share:
         return batch
-    draw, tokens = np.random.default_rng(seed), batch.tokens.copy()
+    draw, tokens = np.random.default_rng(seed), np.concatenate([batch.inputs, batch.targets[:, -1:]], axis=1)
     noisy = draw.random(tokens.shape) < share
     tokens[noisy] = draw.integers(0, text.VOCABULARY, int(noisy.sum()))
-    return replace(batch, tokens=tokens)
+    return Batch.next_token(batch.first, tokens, batch.source)
 
 
 def table(results: dict[str, Any]) -> str:

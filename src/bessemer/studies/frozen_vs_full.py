@@ -25,7 +25,7 @@ from bessemer.studies.library import (
 )
 from bessemer.terminal import amount, size, text_table
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
 FAMILY = "modernbert"
@@ -85,16 +85,16 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _trained(step: TrainStep, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:
+def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:
     base, started = _settled_memory(), perf_counter()
-    loss = train_classifier(sizes, step, train, what)
+    loss = train_classifier(sizes, trainer, train, what)
     seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
-    scored = validate(step, [test.held_out()])
+    scored = validate(trainer, [test.held_out()])
     return {
         "accuracy": scored.accuracy,
         "loss": scored.loss,
         "train_loss": loss,
-        "trained_parameters": sum(p.numel() for p in step.model.parameters() if p.requires_grad),
+        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "seconds": seconds,
         "memory_bytes": max(peak - base, 0) if base is not None else None,
     }

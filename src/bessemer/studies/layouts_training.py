@@ -31,7 +31,7 @@ from bessemer.studies import text
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train.split import initial_weights
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 SEED = 7
 MAX_BYTES = 400_000
@@ -92,10 +92,9 @@ def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: st
 def batch_of(sizes: CertificateRun, case: Case, number: int, mesh: ProcessMesh) -> Batch:
     """This process's part of the batch of a step."""
     whole = text.batch(number, sizes.sequences, sizes.length, MAX_BYTES)
-    mine = slice(mesh.data_rank, None, mesh.layout.data)
     if not case.ragged:
-        return Batch(whole.first, whole.tokens[mine], whole.source[mine])
-    inputs, targets = whole.tokens[:, :-1].copy(), whole.tokens[:, 1:].copy()
+        return whole.part(mesh.data_rank, mesh.layout.data)
+    inputs, targets = whole.inputs.copy(), whole.targets.copy()
     starts, real = np.zeros(inputs.shape, dtype=np.bool_), np.full(len(inputs), sizes.length, dtype=np.int64)
     draw = np.random.default_rng((number, 1))
     for row in range(len(inputs)):
@@ -104,7 +103,8 @@ def batch_of(sizes: CertificateRun, case: Case, number: int, mesh: ProcessMesh) 
         starts[row, 0], starts[row, ends], targets[row, ends - 1] = True, True, -1
         if row % 3 == 0 and len(ends):  # what comes after the last document that fits is padding
             real[row], inputs[row, ends[-1] :], targets[row, ends[-1] :] = ends[-1], text.END_OF_TEXT, -1
-    return Batch(whole.first, inputs[mine], whole.source[mine], targets[mine], starts[mine], real[mine])
+    ragged = Batch(whole.first, inputs, targets, whole.source, starts, real)
+    return ragged.part(mesh.data_rank, mesh.layout.data)
 
 
 def train(
@@ -119,17 +119,17 @@ def train(
     config = model_config(recipe, text.VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
     device = devices.choose(recipe.train)
-    step = TrainStep(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
+    trainer = Trainer(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
     losses, targets, before, started = [], [], traffic.sent(), perf_counter()
     for number in range(sizes.steps):
         before = traffic.sent()
-        results = step.gradients(batch_of(sizes, case, number, mesh))
-        step.update(number, results.grad_norm)
+        results = trainer.forward_backward(batch_of(sizes, case, number, mesh))
+        trainer.update(number, results.grad_norm)
         losses.append(results.loss)
         targets.append(sum(results.targets))
     seconds = (perf_counter() - started) / sizes.steps
     everyone = traffic.sent_by_all(mesh.sum, before)
-    named = {name: parameter.detach() for name, parameter in owned_parameters(step.model)}
+    named = {name: parameter.detach() for name, parameter in owned_parameters(trainer.model)}
     save(folder, sizes.steps, {"model": named}, {}, 1, mesh)
     return {"losses": losses, "targets": targets, "seconds": seconds, "sent": everyone}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,10 @@ from bessemer.studies.text import study_recipe
 from bessemer.terminal import progress
 from bessemer.tokens import build as tokens_build
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, Reader
+from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest", "xml")  # of a dozen files or more each
 
@@ -105,61 +105,60 @@ def tokens_of(settings: ClassifierStudy, folder: Path) -> TokenStore:
     return TokenStore.open(run.tokens)
 
 
-def step_of(recipe: Recipe, config: ModelConfig, store: TokenStore) -> TrainStep:
+def trainer_of(recipe: Recipe, config: ModelConfig, store: TokenStore) -> Trainer:
     """A new model with its optimizer."""
-    return TrainStep(recipe, build_model(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
+    return Trainer(recipe, build_model(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
 
 
-def fit(step: TrainStep, reader: Callable[[int], Batch], advance: Callable[..., None]) -> float:
+def fit(trainer: Trainer, reader: Callable[[int], Batch], advance: Callable[..., None]) -> float:
     """Train a step's recipe to its end; the mean loss of the last tenth of the steps. reader: step to batch."""
     losses = []
-    steps = step.settings.steps
+    steps = trainer.settings.steps
     assert steps is not None, "the recipe is resolved"
     for number in range(steps):
-        results = step.gradients(reader(number))
-        step.update(number, results.grad_norm)
+        results = trainer.forward_backward(reader(number))
+        trainer.update(number, results.grad_norm)
         losses.append(results.loss)
         advance(1, note=f"loss {results.loss:.3f}")
     tail = losses[-max(steps // 10, 1) :]
     return sum(tail) / len(tail)
 
 
-def one_source(reader: Reader, sequences: int) -> Callable[[int], Batch]:
+def one_source(loader: Loader, sequences: int) -> Callable[[int], Batch]:
     """The batches of a loader by step, all counted as of one source."""
 
     def read(number: int) -> Batch:
-        batch = reader.batch(number * sequences, sequences)
-        return Batch(batch.first, batch.tokens, np.zeros(sequences, dtype=np.int64), batch.targets)
+        return replace(loader.batch(number * sequences, sequences), source=np.zeros(sequences, dtype=np.int64))
 
     return read
 
 
-def pretrained(settings: ClassifierStudy, store: TokenStore, objective: str, family: str) -> TrainStep:
+def pretrained(settings: ClassifierStudy, store: TokenStore, objective: str, family: str) -> Trainer:
     """A model trained on the library's text."""
     recipe = settings.recipe(objective, family)
-    step = step_of(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store)
+    trainer = trainer_of(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store)
     with progress(f"pretraining, {objective}", settings.steps, "steps") as advance:
-        fit(step, one_source(step.task.loader(recipe, store), settings.sequences), advance)
-    return step
+        fit(trainer, one_source(trainer.task.loader(recipe, store), settings.sequences), advance)
+    return trainer
 
 
 def classifier(
-    settings: ClassifierStudy, store: TokenStore, body: TrainStep | None, family: str, causal: bool, frozen: bool
-) -> TrainStep:
+    settings: ClassifierStudy, store: TokenStore, body: Trainer | None, family: str, causal: bool, frozen: bool
+) -> Trainer:
     """A classifier of packages, not trained yet, with the weights of a pretrained model where there is one."""
     config = settings.config(store.vocabulary, causal=causal, labels=len(PACKAGES))
-    step = step_of(settings.recipe("classify", family, frozen=frozen), config, store)
+    trainer = trainer_of(settings.recipe("classify", family, frozen=frozen), config, store)
     weights = dict(body.model.named_parameters()) if body is not None else {}
-    for name, parameter in step.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         if name in weights and not name.startswith(("head.", "classifier.")):
             parameter.data.copy_(weights[name].data)
-    return step
+    return trainer
 
 
-def train_classifier(settings: ClassifierStudy, step: TrainStep, train: Snippets, what: str) -> float:
+def train_classifier(settings: ClassifierStudy, trainer: Trainer, train: Snippets, what: str) -> float:
     """Train it; the mean loss of the last tenth of the steps."""
     with progress(what, settings.class_steps, "steps") as advance:
-        return fit(step, train.reader(settings.class_batch, settings.seed), advance)
+        return fit(trainer, train.reader(settings.class_batch, settings.seed), advance)
 
 
 @dataclass(frozen=True)
@@ -195,11 +194,10 @@ class Snippets:
             for epoch in np.unique(epochs):
                 order = np.random.default_rng([seed, int(epoch)]).permutation(len(self.tokens))
                 rows[epochs == epoch] = order[slots[epochs == epoch] % len(self.tokens)]
-            return Batch(int(slots[0]), self.tokens[rows], np.zeros(count, dtype=np.int64), self.label[rows][:, None])
+            return Batch(int(slots[0]), self.tokens[rows], self.label[rows][:, None], np.zeros(count, dtype=np.int64))
 
         return read
 
     def held_out(self) -> HeldOut:
         """All of them, to be scored."""
-        ones = np.ones((len(self.tokens), 1), dtype=np.bool_)
-        return HeldOut("library", self.tokens, ones, np.zeros(len(self.tokens), dtype=np.int64), self.label[:, None])
+        return HeldOut("library", self.tokens, self.label[:, None], np.zeros(len(self.tokens), dtype=np.int64))

@@ -17,7 +17,7 @@ from bessemer.model.transformer import build_model
 from bessemer.studies import text
 from bessemer.terminal import progress, text_table
 from bessemer.train import device as devices
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
 RULES = ("standard", "base_width")
@@ -139,10 +139,10 @@ def _trained(sizes: Grid, width: int, rate: float, base_width: int | None) -> fl
         **({} if base_width is None else {"train.optimizer.base_width": base_width}),
     })  # fmt: skip
     config = model_config(recipe, text.VOCABULARY)
-    step = TrainStep(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
+    trainer = Trainer(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
     for number in range(sizes.steps):
-        results = step.gradients(text.batch(number, sizes.sequences, sizes.length, sizes.max_bytes))
+        results = trainer.forward_backward(text.batch(number, sizes.sequences, sizes.length, sizes.max_bytes))
         if not (isfinite(results.loss) and isfinite(results.grad_norm)):
             return inf
-        step.update(number, results.grad_norm)
-    return validate(step, [text.held_out(sizes.held_out, sizes.length, sizes.max_bytes)]).loss
+        trainer.update(number, results.grad_norm)
+    return validate(trainer, [text.held_out(sizes.held_out, sizes.length, sizes.max_bytes)]).loss

@@ -26,7 +26,7 @@ from bessemer.terminal import text_table
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
 from bessemer.train.precision import PRECISIONS, LossScale
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
 SEQUENCES, LENGTH, STEPS = 8, 64, 50
@@ -87,7 +87,7 @@ def scores() -> list[dict[str, Any]]:
     return rows
 
 
-def gradients(step: TrainStep) -> dict[str, dict[str, dict[str, float]]]:
+def gradients(trainer: Trainer) -> dict[str, dict[str, dict[str, float]]]:
     """Shares of a real step's gradients that a type rounds to zero, keeps with fewer bits, or cannot hold.
 
     The gradients are fp32's, of the trained model on a batch weighed as its share of BATCH_TOKENS: those of the
@@ -98,11 +98,11 @@ def gradients(step: TrainStep) -> dict[str, dict[str, dict[str, float]]]:
     def keep(module: nn.Module, into: Any, out_of: Any) -> None:
         passing.append(out_of[0].flatten())
 
-    hooks = [block.register_full_backward_hook(keep) for block in step.model.blocks]
-    step.gradients(_batches()[0], LossScale(1.0))
+    hooks = [block.register_full_backward_hook(keep) for block in trainer.model.blocks]
+    trainer.forward_backward(_batches()[0], LossScale(1.0))
     for hook in hooks:
         hook.remove()
-    weights = [parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None]
+    weights = [parameter.grad.flatten() for parameter in trainer.model.parameters() if parameter.grad is not None]
     results = {}
     for kind, tensors in (("activations", passing), ("weights", weights)):
         values = torch.cat(tensors) * SHARE
@@ -123,21 +123,21 @@ def _shares(values: Tensor, dtype: torch.dtype) -> dict[str, float]:
     return {name: float(flags.double().mean()) for name, flags in shares.items()}
 
 
-def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
+def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], Trainer]:
     """A short run in a precision, from the same weights over the same batches. Returns its losses and its last state."""
     recipe = study_recipe("study", RECIPE)
     # Every precision takes the batch's share as its loss scale; only fp16 with a dynamic one has a factor on top.
     arithmetic = replace(PRECISIONS[name], scaled=True)
     device = replace(choose(recipe.train), arithmetic=arithmetic)
-    step = TrainStep(recipe, build_model(model_config(recipe, 256), 0), device, 0, 1)
+    trainer = Trainer(recipe, build_model(model_config(recipe, 256), 0), device, 0, 1)
     scale, losses, lost = LossScale(2.0**16 if dynamic else 1.0), [], 0
     for number, batch in enumerate(_batches()):
-        results = step.gradients(batch, LossScale(scale.value * SHARE))
+        results = trainer.forward_backward(batch, LossScale(scale.value * SHARE))
         good = isfinite(results.grad_norm)
         losses.append(results.loss if isfinite(results.loss) else None)
-        lost += sum(int((p.grad == 0).all()) for p in step.model.parameters() if p.grad is not None)
+        lost += sum(int((p.grad == 0).all()) for p in trainer.model.parameters() if p.grad is not None)
         if good:
-            step.update(number, results.grad_norm)
+            trainer.update(number, results.grad_norm)
         if dynamic:
             scale = scale.after(good)
     tail = [loss for loss in losses[-5:] if loss is not None]
@@ -146,8 +146,8 @@ def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], TrainStep]:
         "first": losses[0],
         "last": sum(tail) / len(tail) if tail else None,
         "steps_given_up": scale.skipped,
-        "vanished": lost / (STEPS * len(list(step.model.parameters()))),
-    }, step
+        "vanished": lost / (STEPS * len(list(trainer.model.parameters()))),
+    }, trainer
 
 
 def _batches() -> list[Batch]:
@@ -157,7 +157,7 @@ def _batches() -> list[Batch]:
     data = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
     starts = np.random.default_rng(0).integers(0, len(data) - LENGTH - 1, (STEPS, SEQUENCES))
     source = np.zeros(SEQUENCES, dtype=np.int64)
-    return [Batch(0, np.stack([data[s : s + LENGTH + 1] for s in row]), source) for row in starts]
+    return [Batch.next_token(0, np.stack([data[s : s + LENGTH + 1] for s in row]), source) for row in starts]
 
 
 def table(result: dict[str, Any]) -> str:

@@ -57,12 +57,12 @@ def batch(step: int, sequences: int, length: int, max_bytes: int) -> Batch:
     """The batch of a step: windows of the training text, a function of the step alone."""
     text, _ = _cut(max_bytes)
     starts = np.random.default_rng(step).integers(0, len(text) - length, sequences)
-    return Batch(step * sequences, _windows(text, starts, length), np.zeros(sequences, dtype=np.int64))
+    return Batch.next_token(step * sequences, _windows(text, starts, length), np.zeros(sequences, dtype=np.int64))
 
 
 def held_out(sequences: int, length: int, max_bytes: int) -> HeldOut:
     """Windows spread evenly over the held-out text; every byte counts but the one that ends a file."""
     _, text = _cut(max_bytes)
     tokens = _windows(text, np.linspace(0, len(text) - length - 1, sequences).astype(np.int64), length)
-    valid = tokens[:, 1:] != END_OF_TEXT
-    return HeldOut("python", tokens, valid, valid.sum(axis=1))
+    targets = np.where(tokens[:, 1:] == END_OF_TEXT, -1, tokens[:, 1:])
+    return HeldOut("python", tokens[:, :-1], targets, (targets >= 0).sum(axis=1))

@@ -6,7 +6,6 @@ as they are written, and progress.json, which says how many documents they hold.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import shutil
 from collections import Counter
@@ -20,7 +19,8 @@ import numpy as np
 
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Recipe, digest
+from bessemer.hashing import digest, file_sha256
+from bessemer.recipe import Recipe
 from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
@@ -52,7 +52,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     for key, file in [*files, *(("compare", Path(name)) for name in options.compare)]:
         if not file.exists():
             raise InputError(f"tokenizer.{key}: {file}: no such file")
-        hashes.append(hashlib.sha256(file.read_bytes()).hexdigest())
+        hashes.append(file_sha256(file))
     shape = [tokens.held_out, tokens.shard_tokens, tokens.seed, mask_token(recipe)]
     if tokens.held_out_from != "documents":
         shape.append(tokens.held_out_from)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
-from bessemer.tokens.order import key_of
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from bessemer.errors import BessemerError
+from bessemer.hashing import key_of
 from bessemer.tokens.documents import Document
-from bessemer.tokens.order import key_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from bessemer.logfile import LogFile, json_line
 from bessemer.recipe import Recipe
 from bessemer.run import read_json_lines, write_atomic
-from bessemer.tokens.loader import Batch, Bools, GatedPiece, Reader
-from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -62,24 +61,23 @@ class Gate:
 
     def applied(self, batch: Batch) -> Batch:
         """The batch with targets of degenerate pieces ignored (-1), and which those are."""
-        wanted = batch.wanted
         starts = batch.starts if batch.starts is not None else batch.inputs == self._end_of_text
         piece_BT = np.cumsum(starts, axis=1)
         piece_BT -= piece_BT[:, :1]
-        where = np.nonzero(wanted >= 0)
-        number, first = np.unique(where[0] * wanted.shape[1] + piece_BT[where], return_inverse=True)
-        reasons = self._reasons(wanted[where], first, len(number))
+        where, length = np.nonzero(batch.targets >= 0), batch.targets.shape[1]
+        number, first = np.unique(where[0] * length + piece_BT[where], return_inverse=True)
+        reasons = self._reasons(batch.targets[where], first, len(number))
         bad = np.flatnonzero(reasons >= 0)
         if not len(bad):
             return batch
-        targets, ignored = wanted.astype(np.int64), reasons[first] >= 0
+        targets, ignored = batch.targets.astype(np.int64), reasons[first] >= 0
         targets[where[0][ignored], where[1][ignored]] = -1
         sizes = np.bincount(first, minlength=len(number))
         gated = tuple(
-            GatedPiece(int(number[i] // wanted.shape[1]), int(number[i] % wanted.shape[1]), int(sizes[i]), REASONS[reasons[i]])
+            GatedPiece(int(number[i] // length), int(number[i] % length), int(sizes[i]), REASONS[reasons[i]])
             for i in bad
         )  # fmt: skip
-        return replace(batch, tokens=np.ascontiguousarray(batch.inputs), targets=targets, gated=gated)
+        return replace(batch, targets=targets, gated=gated)
 
     def _reasons(self, tokens_N: npt.NDArray[Any], piece_N: Ints, count: int) -> Ints:
         """By piece, the number of its reason, or -1. The tokens of a piece stand together."""
@@ -129,30 +127,13 @@ def _within(share: Floats, limits: tuple[float, float]) -> Bools:
     return (share >= limits[0]) & (share <= limits[1])
 
 
-class GatedLoader:
-    """Applies the gate to the batches of another loader, in its thread."""
-
-    def __init__(self, inner: Reader, gate: Gate) -> None:
-        self._inner, self._gate = inner, gate
-        self.mixture: Mixture = inner.mixture
-        self.rank, self.world = inner.rank, inner.world
-
-    def batch(self, first: int, count: int) -> Batch:
-        """This rank's part of the global batch of samples [first, first + count)."""
-        return self._gate.applied(self._inner.batch(first, count))
-
-    def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents of samples [first, first + count)."""
-        return self._inner.documents(first, count)
-
-
 class GateLog:
     """Names the documents whose pieces did not count: a line a piece, in a file of each data-parallel rank."""
 
-    def __init__(self, folder: Path, reader: Reader, end_of_text: int, writes: bool, start: int = 0) -> None:
+    def __init__(self, folder: Path, loader: Loader, end_of_text: int, writes: bool, start: int = 0) -> None:
         """start: the step that the run goes on from; lines of later ones are removed, since the steps are taken again."""
-        self._folder, self._reader, self._end_of_text = folder, reader, end_of_text
-        path = folder / ("gated.jsonl" if reader.rank == 0 else f"gated-{reader.rank}.jsonl")
+        self._folder, self._loader, self._end_of_text = folder, loader, end_of_text
+        path = folder / ("gated.jsonl" if loader.rank == 0 else f"gated-{loader.rank}.jsonl")
         self._log = LogFile(path) if writes else None
         if writes and path.exists():
             rows = read_json_lines(path)
@@ -163,9 +144,8 @@ class GateLog:
         """After each step."""
         if self._log is None or not batch.gated or self._left <= 0:
             return
-        samples = batch.samples(self._reader.rank, self._reader.world)
         for one in batch.gated:
-            found: dict[str, Any] = self._reader.documents(int(samples[one.row]), 1)[0]
+            found: dict[str, Any] = self._loader.documents(int(batch.samples[one.row]), 1)[0]
             # The first token of a sequence is an input alone; where it ends a document, that one has no target here.
             ahead = batch.starts is None and int(batch.inputs[one.row, 0]) == self._end_of_text
             names, place = found["documents"], one.piece + ahead

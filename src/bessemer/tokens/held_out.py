@@ -16,30 +16,22 @@ from bessemer.tokens.shards import TokenStore
 class HeldOut:
     """Held-out text of one source as sequences without overlap.
 
-    tokens: (sequences, sequence_length + 1) ids; valid: (sequences, sequence_length) whether a target counts: real
-    text, not padding and not an end-of-text token; bytes: (sequences,) bytes of text of the targets that count, 0 where
-    the tokenizer's tokens do not account for the text.
-    targets: where they are not the next token; tokens are then the inputs alone. starts: of packed documents,
-    (sequences, sequence_length) whether a piece, or the padding, begins there.
+    inputs: (sequences, sequence_length) ids; targets: (sequences, sequence_length), or (sequences, 1) classes, -1 where none
+    counts: padding and end-of-text tokens; bytes: (sequences,) bytes of text of the targets that count, 0 where the tokenizer's
+    tokens do not account for the text. starts: of packed documents, (sequences, sequence_length) whether a piece, or the
+    padding, begins there.
     """
 
     source: str
-    tokens: npt.NDArray[np.int64]
-    valid: npt.NDArray[np.bool_]
+    inputs: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64] | None = None
     starts: npt.NDArray[np.bool_] | None = None
 
     @property
-    def inputs(self) -> npt.NDArray[np.int64]:
-        """(sequences, sequence_length) ids that the model reads."""
-        return self.tokens if self.targets is not None else self.tokens[:, :-1]
-
-    @property
-    def wanted(self) -> npt.NDArray[np.int64]:
-        """Targets, -1 where nothing counts."""
-        wanted = self.targets if self.targets is not None else self.tokens[:, 1:]
-        return np.where(self.valid, wanted, -1)
+    def num_targets(self) -> int:
+        """The number of targets that count."""
+        return int((self.targets >= 0).sum())
 
 
 def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
@@ -61,13 +53,12 @@ def held_out_samples(recipe: Recipe, store: TokenStore, max_tokens: int | None =
         if not len(source):
             continue
         inputs, targets, starts, _ = source.rows(_spread(len(source), max_tokens, total))
-        assert targets is not None
         if isinstance(source, LabelledTexts):
-            valid, num_bytes = np.ones_like(targets, dtype=np.bool_), store.token_bytes[inputs]
+            num_bytes = store.token_bytes[inputs]
         else:
             num_bytes = np.where(targets >= 0, store.token_bytes[targets], 0)
-            valid = num_bytes > 0
-        parts.append(HeldOut(name, inputs, valid, num_bytes.sum(axis=1), targets, starts))
+            targets = np.where(num_bytes > 0, targets, -1)
+        parts.append(HeldOut(name, inputs, targets, num_bytes.sum(axis=1), starts))
     return parts
 
 
@@ -83,17 +74,18 @@ def held_out(store: TokenStore, sequence_length: int, max_tokens: int | None = N
         tokens = np.full((len(chosen), sequence_length + 1), store.end_of_text, dtype=np.int64)
         for row, start in zip(tokens, (chosen * sequence_length).tolist(), strict=True):
             split.read(start, row[: split.num_tokens - start])
-        target_bytes = store.token_bytes[tokens[:, 1:]]
-        valid = target_bytes > 0
+        inputs, target_bytes = tokens[:, :-1], store.token_bytes[tokens[:, 1:]]
+        counts = target_bytes > 0
         # The bytes of a document's first token include what the tokenizer puts before the text.
-        target_bytes -= len(store.text_prefix) * (valid & (tokens[:, :-1] == store.end_of_text))
-        parts.append(HeldOut(name, tokens, valid, target_bytes.sum(axis=1) * store.counts_bytes))
+        target_bytes -= len(store.text_prefix) * (counts & (inputs == store.end_of_text))
+        targets = np.where(counts, tokens[:, 1:], -1)
+        parts.append(HeldOut(name, inputs, targets, target_bytes.sum(axis=1) * store.counts_bytes))
     return parts
 
 
 def whole_texts(recipe: Recipe, store: TokenStore, count: int = 2) -> npt.NDArray[np.int64]:
     """A few labelled held-out texts without padding, (texts, tokens), all cut to the shortest of them."""
-    tokens = np.concatenate([part.tokens[:count] for part in held_out_samples(recipe, store)])[:count]
+    tokens = np.concatenate([part.inputs[:count] for part in held_out_samples(recipe, store)])[:count]
     lengths = 1 + (tokens[:, 1:] != store.end_of_text).sum(axis=1) + len(store.framing.after[-1:])
     return tokens[:, : int(lengths.min())]
 

@@ -30,7 +30,7 @@ def step_documents(
 ) -> list[dict[str, Any]]:
     """The documents in the batch of step `step` (1-based): sample, source, document, path, place; text: how it begins.
 
-    omitted: samples that the run passed over.
+    omitted: samples that the run skipped.
     """
     batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0
     if not 1 <= step <= steps:
@@ -49,7 +49,7 @@ def step_documents(
 def document_steps(
     recipe: Recipe, store: TokenStore, corpus: Path, identity: str, omitted: Sequence[Range] = ()
 ) -> list[dict[str, Any]]:
-    """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run passed over."""
+    """The steps whose batch held a document: step, sample, source, path, place. omitted: samples that the run skipped."""
     loader = loader_of(recipe, store)
     source, samples = _samples_of(store, loader, identity)
     batches, steps = recipe.batches.without(omitted), recipe.train.steps or 0

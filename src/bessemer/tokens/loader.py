@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -41,49 +41,49 @@ class GatedPiece:
 class Batch:
     """This process's part of one global batch.
 
-    first: number of the first sample of the global batch; tokens: (sequences, sequence_length + 1) ids, inputs and
-    targets being all but the last and all but the first; source: (sequences,) number of each sequence's source.
-    targets: where they are not the next token, (sequences, targets), -1 for none; tokens are then the inputs alone,
-    (sequences, sequence_length).
-    starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there; real:
-    (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
-    gated: pieces whose targets the gate took away.
+    first: number of the first sample of the global batch; inputs: (sequences, sequence_length) ids that the model reads;
+    targets: (sequences, sequence_length), or (sequences, 1) classes, -1 for none; source: (sequences,) number of each
+    sequence's source. starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there;
+    real: (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
+    gated: pieces whose targets the gate took away; rank, world: which part of the global batch it is.
     """
 
     first: int
-    tokens: Ints
+    inputs: Ints
+    targets: Ints
     source: Ints
-    targets: Ints | None = None
     starts: Bools | None = None
     real: Ints | None = None
     gated: tuple[GatedPiece, ...] = ()
+    rank: int = 0
+    world: int = 1
+
+    @classmethod
+    def next_token(cls, first: int, tokens: Ints, source: Ints) -> Batch:
+        """Of sequences (sequences, sequence_length + 1) whose targets are the next tokens."""
+        return cls(first, tokens[:, :-1], tokens[:, 1:], source)
 
     @property
-    def inputs(self) -> Ints:
-        """(sequences, sequence_length) ids that the model reads."""
-        return self.tokens if self.targets is not None else self.tokens[:, :-1]
-
-    @property
-    def wanted(self) -> Ints:
-        """Targets: (sequences, sequence_length), or (sequences, 1) for a class."""
-        return self.targets if self.targets is not None else self.tokens[:, 1:]
+    def samples(self) -> Ints:
+        """(sequences,) number of each sequence in the run's order."""
+        return self.first + self.rank + self.world * np.arange(len(self.inputs), dtype=np.int64)
 
     def row(self, number: int) -> Batch:
         """A batch of one of the sequences; of the whole global batch, on one process."""
-        fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
-        rows: dict[str, Any] = {name: field[number : number + 1] for name, field in fields.items()}
-        return replace(self, first=self.first + number, gated=(), **rows)
+        return replace(self.part(number, len(self.inputs)), first=self.first + number, gated=(), rank=0, world=1)
 
-    def samples(self, rank: int, world: int) -> Ints:
-        """(sequences,) number of each sequence in the run's order, for the part `rank` of `world`."""
-        return self.first + rank + world * np.arange(len(self.tokens), dtype=np.int64)
+    def part(self, rank: int, world: int) -> Batch:
+        """The part of one of `world` data-parallel ranks, of the whole global batch."""
+        fields = {name: field for name, field in vars(self).items() if isinstance(field, np.ndarray)}
+        rows: dict[str, Any] = {name: field[rank::world] for name, field in fields.items()}
+        return replace(self, rank=rank, world=world, **rows)
 
 
 class SampleRows(NamedTuple):
     """Samples of one source, with the fields and shapes of `Batch`."""
 
-    tokens: npt.NDArray[Any]
-    targets: Ints | None = None
+    inputs: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
     starts: Bools | None = None
     real: Ints | None = None
 
@@ -118,7 +118,8 @@ class Sequences:
         return self.split.num_sequences(self.length)
 
     def rows(self, numbers: Ints) -> SampleRows:
-        return SampleRows(self.split.sequences(numbers, self.length))
+        tokens = self.split.sequences(numbers, self.length)
+        return SampleRows(tokens[:, :-1], tokens[:, 1:])
 
     def documents(self, number: int) -> list[str]:
         return self.split.documents(number * self.length, (number + 1) * self.length + 1)
@@ -232,27 +233,18 @@ class LabelledTexts:
         return np.searchsorted(self.starts, [start])
 
 
-class Reader(Protocol):
-    """What gives the batches of a run, as `Loader` does."""
-
-    mixture: Mixture
-    rank: int
-    world: int
-
-    def batch(self, first: int, count: int) -> Batch: ...
-
-    def documents(self, first: int, count: int) -> list[dict[str, object]]: ...
-
-
 class Loader:
-    """Reads the samples of a run in the run's order. sources: in the mixture's order.
+    """Reads the samples of a run in the run's order. sources: in the mixture's order; transforms: applied to each batch in turn.
 
     rank, world: this process takes the slots rank, rank + world, ... of each global batch, so the samples of a batch do not
     depend on the number of processes.
     """
 
-    def __init__(self, sources: list[SampleSource], mixture: Mixture, rank: int = 0, world: int = 1) -> None:
-        self.sources, self.mixture, self.rank, self.world = sources, mixture, rank, world
+    def __init__(
+        self, sources: list[SampleSource], mixture: Mixture, rank: int = 0, world: int = 1,
+        transforms: tuple[Callable[[Batch], Batch], ...] = (),
+    ) -> None:  # fmt: skip
+        self.sources, self.mixture, self.rank, self.world, self.transforms = sources, mixture, rank, world, transforms
 
     def batch(self, first: int, count: int) -> Batch:
         """This process's part of the global batch of samples [first, first + count)."""
@@ -268,7 +260,10 @@ class Loader:
                     dtype = np.bool_ if part.dtype == np.bool_ else np.int64
                     fields[name] = np.empty((len(sources), *part.shape[1:]), dtype)
                 fields[name][here] = part
-        return Batch(first, source=sources, **fields)
+        batch = Batch(first, source=sources, rank=self.rank, world=self.world, **fields)
+        for transform in self.transforms:
+            batch = transform(batch)
+        return batch
 
     def documents(self, first: int, count: int) -> list[dict[str, object]]:
         """The documents that samples [first, first + count) hold: sample, source, sequence and document identities."""
@@ -294,7 +289,9 @@ def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sequ
     return PackedSplit(stored, open_pack(store, recipe, name, split), store.end_of_text)
 
 
-def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
+def loader_of(
+    recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1, transforms: tuple[Callable[[Batch], Batch], ...] = ()
+) -> Loader:  # fmt: skip
     """The training samples of a recipe in shares by its mixture: weights, else each source as often as the others."""
     sources: list[SampleSource] = []
     for name in store.sources:
@@ -305,10 +302,10 @@ def loader_of(recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) 
             raise InputError(f"tokens.packing: source {name!r} has no document to train on; add text")
         sources.append(source)
     sizes = SourceSizes(store.sources, tuple(map(len, sources)), tuple(source.num_tokens for source in sources))
-    return Loader(sources, mixture_of(recipe, sizes), rank, world)
+    return Loader(sources, mixture_of(recipe, sizes), rank, world, transforms)
 
 
-def prefetched(loader: Reader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
+def prefetched(loader: Loader, spans: Iterable[tuple[int, int]], depth: int = 4) -> Iterator[Batch]:
     """Global batches, read ahead by a thread. spans: the first sample and the number of samples of each, in order.
 
     An error in the thread is raised at the batch that it concerns. Closing the iterator ends the thread.

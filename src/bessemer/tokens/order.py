@@ -7,21 +7,16 @@ fast.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.hashing import key_of
+
 Indices = npt.NDArray[np.uint64]
 
 ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby and Rackoff 1988); 6 for small domains
-
-
-def key_of(*parts: object) -> int:
-    """A 64-bit key from any values, equal on every machine and Python."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def permute(key: int, positions: npt.ArrayLike, size: int) -> Indices:

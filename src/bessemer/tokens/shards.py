@@ -29,7 +29,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import digest
+from bessemer.hashing import digest, file_sha256
 from bessemer.run import read_json, write_atomic
 from bessemer.tokens.pieces import Framing
 
@@ -50,8 +50,7 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 @cache
 def _sha256(path: Path, size: int, modified_ns: int) -> str:
     """Of a file's content, which is read again when its length or time has changed."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)
 
 
 @dataclass(frozen=True)

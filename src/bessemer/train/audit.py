@@ -11,7 +11,7 @@ import torch
 
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe.batches import Range
-from bessemer.tokens.loader import Batch, Reader
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 
@@ -37,13 +37,13 @@ class MixtureCounts:
         drawn = (mixture.drawn(samples), *cls.zero(mixture).sequences[1:])
         return cls(drawn, tuple(tuple(count * length for count in row) for row in drawn))
 
-    def plus(self, batch: Batch, reader: Reader) -> MixtureCounts:
+    def plus(self, batch: Batch, mixture: Mixture) -> MixtureCounts:
         """With one more batch of this process."""
-        mixture = reader.mixture
-        slots = batch.first + reader.rank + reader.world * np.arange(len(batch.source))
         firsts = np.array([phase.first for phase in mixture.phases])
-        phase = np.array([phase.asked for phase in mixture.phases])[np.searchsorted(firsts, slots, side="right") - 1]
-        real = np.full(len(slots), batch.inputs.shape[1]) if batch.real is None else batch.real
+        phase = np.array([phase.asked for phase in mixture.phases])[
+            np.searchsorted(firsts, batch.samples, side="right") - 1
+        ]
+        real = np.full(*batch.inputs.shape) if batch.real is None else batch.real
         sequences, tokens = np.array(self.sequences, dtype=np.int64), np.array(self.tokens, dtype=np.int64)
         np.add.at(sequences, (phase, batch.source), 1)
         np.add.at(tokens, (phase, batch.source), real)
@@ -75,7 +75,7 @@ class MixtureCounts:
 def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
     """Asked, planned and drawn token shares of each source at place `samples` of the order, in all and by phase, and its epochs.
 
-    gaps: what was passed over before that place. target_share is what the caps leave of asked_share.
+    gaps: the samples before it that were skipped. target_share is what the caps leave of asked_share.
     """
     tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
     aims = [mixture.aims[number] for number in range(len(tokens))]
@@ -103,7 +103,7 @@ def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: S
         "sources": rows,
         "largest_deviation": _deviation(rows),
         "phases": phases,
-        "passed_over": sum(end - first for first, end in gaps),
+        "skipped_samples": sum(end - first for first, end in gaps),
         "follows_the_order": bool((drawn == in_order).all()),
     }
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bessemer import __version__
+from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.recipe import Recipe, digest
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json
 from bessemer.terminal import amount, size
 from bessemer.tokens.shards import TokenStore

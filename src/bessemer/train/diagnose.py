@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.protocol import whole
+from bessemer.checkpoint.protocol import verified
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN, centre
+from bessemer.guard.incidents import KINDS, NONFINITE, RECIPE_CHANGED
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Verdict
 from bessemer.guard.pulse import Pulse
@@ -38,16 +39,16 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
-from bessemer.train.healing import apply_step, judge_step
 from bessemer.train.recompute import blocks_recomputed
+from bessemer.train.rollback import apply_step, judge_step
 from bessemer.train.session import Training, set_up
-from bessemer.train.step import Gradients
 from bessemer.train.task import config_of
+from bessemer.train.trainer import StepStats
 
 NEIGHBOURS = 16  # batches around the step
 NOTHING_LEARNED = 0.97  # of the loss of a uniform guess
 EARLIER_STEPS = 8  # the earlier weights are at least so many steps older
-KINDS = {
+MEANINGS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
     "numerics": "with more precision the same step is fine: a number left the range, or the rounding, of its precision",
     "data": "the batch stands out among its neighbours",
@@ -65,9 +66,9 @@ class Figures:
     grad_norm: float | None
 
     @classmethod
-    def of(cls, gradients: Gradients) -> Figures:
+    def of(cls, stats: StepStats) -> Figures:
         """Of a step taken again."""
-        return cls(*(x if math.isfinite(x) else None for x in (gradients.loss, gradients.grad_norm)))
+        return cls(*(x if math.isfinite(x) else None for x in (stats.loss, stats.grad_norm)))
 
     @property
     def is_finite(self) -> bool:
@@ -110,7 +111,7 @@ class RankedSequence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on a step. kind: of KINDS; findings: a sentence for each test, in order; figures: of the step by test;
+    """The verdict on a step. kind: of MEANINGS; findings: a sentence for each test, in order; figures: of the step by test;
     replayed_from: step of the checkpoint; first_difference: the first step that did not repeat what the run had recorded;
     sequences: of its batch, the worst first; incident: that the run recorded about the step."""
 
@@ -125,7 +126,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "meaning": KINDS[self.kind]}
+        return {**asdict(self), "meaning": MEANINGS[self.kind]}
 
 
 def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
@@ -146,26 +147,28 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     checkpoint, older = (_checkpoint_before(run, step - back, branch) for back in (1, 1 + EARLIER_STEPS))
     start = 0 if checkpoint is None else checkpoint.step
     with progress("taking steps again", step - 1 - start + 2 * NEIGHBOURS + 3, "step") as advance:
-        earlier: _State | None = None
+        earlier: _WithNeighbours | None = None
         if older is not None and older.step != start:
             with _training_at(one, run, older, branch) as training:
-                earlier = _Replay(training, advance).state(step)
+                earlier = _Replay(training, advance).with_neighbours(step)
         with _training_at(one, run, checkpoint, branch) as training:
             replay = _Replay(training, advance)
             if earlier is None and start < step - 1:
                 replay.until(start or max(step - 1 - EARLIER_STEPS, 0))
-                earlier = replay.state(step)
+                earlier = replay.with_neighbours(step)
             replay.until(step - 1)
-            current, again, sequences = replay.state(step), replay.figures(step), replay.ranked(step)
-            weights = {name: value.detach().cpu().clone() for name, value in training.step.model.state_dict().items()}
-            calm, device = replay.position.guard.history, training.step.device
-    history = [Figures(loss, math.exp(norm)) for loss, norm in zip(calm.calm_losses, calm.calm_norms, strict=True)]
+            current, again, sequences = replay.with_neighbours(step), replay.figures(step), replay.ranked(step)
+            weights = {
+                name: value.detach().cpu().clone() for name, value in training.trainer.model.state_dict().items()
+            }
+            calm, device = replay.state.guard.history, training.trainer.device
+    history = [Figures(loss, math.exp(norm)) for loss, norm in zip(calm.spike_losses, calm.spike_norms, strict=True)]
     wide = None
     if not current.step.badness(history) < SPIKE_DEVIATIONS or incident is not None:
         wider = _in_one_process(recipe, "fp64" if device.precision in ("fp32", "fp64") else "fp32")
         with _training_at(wider, run, None, branch) as training:
-            training.step.model.load_state_dict(weights)
-            wide = Figures.of(training.step.gradients(_batch_of(training, step)))
+            training.trainer.model.load_state_dict(weights)
+            wide = Figures.of(training.trainer.forward_backward(_batch_of(training, step)))
     tolerance = 0.0  # of one process; another layout adds up in another order
     if recipe.parallel.world > 1:
         tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(device.dtype, 0.03)
@@ -198,7 +201,7 @@ def _whole_journal(run: RunFolder) -> Journal:
 
 
 @dataclass(frozen=True)
-class _State:
+class _WithNeighbours:
     """Figures of the step and of the batches around it, by one state of the weights."""
 
     step: Figures
@@ -209,45 +212,45 @@ class _Replay:
     """Steps of a run, taken again. repeated: their figures, by step."""
 
     def __init__(self, training: Training, advance: Advance) -> None:
-        self.training, self.position, self.advance = training, training.position, advance
+        self.training, self.state, self.advance = training, training.start_state, advance
         self.repeated: dict[int, Figures] = {}
 
     def until(self, step: int) -> None:
         """Go on to the state after `step` steps. Raises BessemerError where the run rolled back or stopped before that."""
-        while self.position.step < step:
-            number = self.position.step + 1
+        while self.state.step < step:
+            number = self.state.step + 1
             batch = _batch_of(self.training, number)
-            gradients = self.training.step.gradients(batch, self.position.scale)
-            judgement = judge_step(self.training, self.position, gradients)
+            stats = self.training.trainer.forward_backward(batch, self.state.scale)
+            judgement = judge_step(self.training, self.state, stats)
             self.advance(1)
-            self.repeated[number] = Figures.of(gradients)
+            self.repeated[number] = Figures.of(stats)
             alarm = judgement.alarm
-            if judgement.verdict is Verdict.HEAL and alarm is not None and alarm.kind == "nonfinite":
+            if judgement.verdict is Verdict.ROLL_BACK and alarm is not None and alarm.kind is NONFINITE:
                 raise BessemerError(
                     f"step {number}: {alarm.cause}, and so did the steps before it: the steps cannot be taken again as far as "
                     f"step {step}; look at step {alarm.onset}"
                 )
-            self.position, _ = apply_step(self.training, self.position, batch, gradients, judgement)
+            self.state, _ = apply_step(self.training, self.state, batch, stats, judgement)
 
     def figures(self, step: int) -> Figures:
         """Of a step's batch by the weights that the training stands at; they are not changed."""
-        gradients = self.training.step.gradients(_batch_of(self.training, step), self.position.scale)
+        stats = self.training.trainer.forward_backward(_batch_of(self.training, step), self.state.scale)
         self.advance(1)
-        return Figures.of(gradients)
+        return Figures.of(stats)
 
-    def state(self, step: int) -> _State:
+    def with_neighbours(self, step: int) -> _WithNeighbours:
         """A step and its neighbours by these weights: the batches before it, which the run has learned from, and at its
         beginning those after it."""
         end = max(step, NEIGHBOURS + 2)
         around = [n for n in range(max(end - NEIGHBOURS, 1), end) if n != step and n <= self.training.pace.steps]
-        return _State(self.figures(step), [self.figures(number) for number in around])
+        return _WithNeighbours(self.figures(step), [self.figures(number) for number in around])
 
     def ranked(self, step: int) -> list[RankedSequence]:
         """The sequences of a step's batch, each alone: first those not finite, then by gradient norm times loss."""
         batch, found = _batch_of(self.training, step), []
         tokenizer = Tokenizer.load_any(self.training.store.folder / "tokenizer.json")
-        for number, row in enumerate(self.training.loader.documents(batch.first, len(batch.tokens))):
-            figures = Figures.of(self.training.step.gradients(batch.row(number), self.position.scale))
+        for number, row in enumerate(self.training.loader.documents(batch.first, len(batch.inputs))):
+            figures = Figures.of(self.training.trainer.forward_backward(batch.row(number), self.state.scale))
             names = row["documents"]
             assert isinstance(names, list)
             text = tokenizer.decode(batch.row(number).inputs[0].tolist())
@@ -265,10 +268,10 @@ class _Tested:
     """What the tests gave. history: figures of the steps before it; precision: name of the run's."""
 
     recorded: Figures | None
-    current: _State
+    current: _WithNeighbours
     again: Figures
     wide: Figures | None
-    earlier: _State | None
+    earlier: _WithNeighbours | None
     history: list[Figures]
     tolerance: float
     precision: str
@@ -303,7 +306,7 @@ class _Tested:
                 if len(self.history) >= SPIKE_MIN // 2
                 else "there are too few steps before it to compare with",
             ]
-        if self.recorded is None and incident is not None and incident["what"] == "nonfinite" and math.isfinite(bad):
+        if self.recorded is None and incident is not None and incident["what"] == NONFINITE.name and math.isfinite(bad):
             return "transient", [*found, f"the run stopped at it: {incident['cause']}"]
         limit = min(SPIKE_DEVIATIONS, bad / 2) if math.isfinite(bad) else SPIKE_DEVIATIONS
         if self.wide is not None:
@@ -333,7 +336,7 @@ def _in_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
 def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedCheckpoint | None:
     """The newest whole checkpoint of at most `step` steps on the path that the journal's rollbacks give; None: the start."""
     steps = [number for number in reversed(published(run.checkpoints)) if 0 < number <= step]
-    for checkpoint in whole(run.checkpoints, steps, warn, "an earlier checkpoint is taken"):
+    for checkpoint in verified(run.checkpoints, steps, warn, "an earlier checkpoint is taken"):
         before = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
         if before <= journal.num_rollbacks and journal.keeps(checkpoint.step, before):
             return checkpoint
@@ -366,9 +369,8 @@ def _batch_of(training: Training, step: int) -> Batch:
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
     """The last incident of a step, or else of a trouble in the midst of which it lies, that is about the numbers."""
-    rows = [
-        row for row in read_json_lines(run.incidents) if "onset" in row and row["what"] not in ("corruption", "plateau")
-    ]
+    about_steps = {kind.name for kind in KINDS.values() if kind.has_bad_step}
+    rows = [row for row in read_json_lines(run.incidents) if row["what"] in about_steps]
     at = [row for row in rows if step in (row["step"], row["onset"])]
     at = at or [row for row in rows if row["onset"] < step < row["step"]]
     return at[-1] if at else None
@@ -376,7 +378,7 @@ def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
 
 def _changes(run: RunFolder, start: int, step: int) -> list[str]:
     """Where the recipe of the run was changed between a checkpoint and a step, a sentence for each."""
-    rows = (row for row in read_json_lines(run.incidents) if row["what"] == "recipe_changed")
+    rows = (row for row in read_json_lines(run.incidents) if row["what"] == RECIPE_CHANGED.name)
     return [
         f"the recipe was changed after step {row['step']} ({row['cause']}); the steps before it were taken again by today's"
         for row in rows

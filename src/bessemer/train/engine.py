@@ -28,6 +28,8 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import Pipeline
 from bessemer.parallel.tensor import reduce_partial_gradients
 from bessemer.recipe import Dropout, Train
+from bessemer.tokens.held_out import HeldOut
+from bessemer.tokens.loader import Batch
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.task import Task
@@ -44,6 +46,12 @@ class MicroBatch(NamedTuple):
     targets_BS: Tensor
     starts_BT: Tensor | None
     dropout_B: Tensor | None = None
+
+    @classmethod
+    def of(cls, part: Batch | HeldOut, dropout_B: Tensor | None = None) -> MicroBatch:
+        """All sequences of a batch or of held-out text."""
+        starts_BT = None if part.starts is None else torch.from_numpy(part.starts)
+        return cls(torch.from_numpy(part.inputs), torch.from_numpy(part.targets), starts_BT, dropout_B)
 
     def split(self, rows: int) -> list[MicroBatch]:
         """Micro-batches of `rows` sequences each, in order; the last one may have fewer."""

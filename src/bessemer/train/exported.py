@@ -52,13 +52,13 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
     if streams:
         return _streamed(files, config, checkpoints, folder)
-    model = open_trained(recipe, run, store, device, average).step.model
+    model = open_trained(recipe, run, store, device, average).trainer.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
         parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
-        rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.tokens[:4]]
+        rows = [tokenizer.decode(row.tolist()) for part in parts for row in part.inputs[:4]]
         classifies = recipe.train.objective == "classify"
-        sequences = whole_texts(recipe, store) if classifies else parts[0].tokens[:2, :-1]
+        sequences = whole_texts(recipe, store) if classifies else parts[0].inputs[:2]
         sample, texts = torch.from_numpy(sequences), [(text, tokenizer.encode(text)) for text in rows]
     else:
         sample, texts = gate_inputs(model, tokenizer)

@@ -28,8 +28,8 @@ from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, rea
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import Device, choose
-from bessemer.train.state import Position, capture
-from bessemer.train.step import TrainStep
+from bessemer.train.state import TrainState, capture
+from bessemer.train.trainer import Trainer
 
 SAMPLE_TOKENS = 64  # of each of two rows on which the logits are compared
 
@@ -178,7 +178,7 @@ def _recipe(source: Path, run: RunFolder, name: str, directory: str, tokenizer: 
 
 def _save(recipe: Recipe, run: RunFolder, model: Transformer, tokenizer: Tokenizer) -> Device:
     device = choose(recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"}))
-    step = TrainStep(recipe, model, device, tokenizer.end_of_text, 0)
-    tensors, facts = capture(step, Position(), recipe, TokenStore.open(run.tokens))
+    trainer = Trainer(recipe, model, device, tokenizer.end_of_text, 0)
+    tensors, facts = capture(trainer, TrainState(), recipe, TokenStore.open(run.tokens))
     save(run.checkpoints, 0, tensors, {**facts, "model": model.config.to_dict()}, recipe.checkpoint.keep)
     return device

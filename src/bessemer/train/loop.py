@@ -10,11 +10,13 @@ from typing import Any
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
-from bessemer.guard.trends import Trends
 from bessemer.layout.flops import devices_of
+from bessemer.model.config import ModelConfig
 from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.sharded import tensors_digest
+from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json, read_json_lines, write_json
+from bessemer.run import RunFolder, published, read_json, write_json
 from bessemer.terminal import progress, say
 from bessemer.tokens.gate import summary
 from bessemer.tokens.loader import Batch
@@ -23,23 +25,23 @@ from bessemer.train import device as devices
 from bessemer.train import profile as profiles
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
-from bessemer.train.healing import apply_step, compare_replicas, handle_judgement, judge_step
-from bessemer.train.metrics import MetricsLog
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
+from bessemer.train.rollback import apply_step, compare_replicas, judge_step, respond
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
-from bessemer.train.state import Position, weights_digest
-from bessemer.train.step import Gradients
+from bessemer.train.start import is_continued
+from bessemer.train.state import TrainState
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
+from bessemer.train.trainer import StepStats
 from bessemer.train.validation import Validation, validate
-from bessemer.train.watch import Watch
 
 
 @dataclass(frozen=True)
 class TrainSummary:
     """The result of a training. resumed_at: step of the checkpoint, 0 for a fresh start; skipped: by the guard; rescaled: steps
-    dropped because fp16's loss scale was too large; peak_memory: bytes; recomputed: blocks; stragglers, gated: in words."""
+    dropped because fp16's loss scale was too large; weights: their hash; peak_memory: bytes; recomputed: blocks; stragglers,
+    gated: sentences."""
 
     step: int
     resumed_at: int
@@ -61,10 +63,41 @@ def train_here(
 ) -> TrainSummary:  # fmt: skip
     """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/;
     observe: wraps the batches instead."""
-    done = published(run.checkpoints)
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
         store.verify()
+    _prepare_device(run, device, mesh)
+    config = config_of(recipe, store.vocabulary, len(store.labels))
+    recomputed, planned_memory = _plan_memory(recipe, config, run, device, mesh)
+    done = published(run.checkpoints)
+    profiler = None
+    if profile and mesh.is_main:
+        profiler = profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
+    gc.collect()
+    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
+    try:
+        started, journal = perf_counter(), run_journal(run, mesh)
+        checkpoint = run_checkpoint(run, journal, mesh, recipe)
+        training = set_up(
+            recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
+            peak=plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda),
+            planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
+        )  # fmt: skip
+        if step := training.start_state.step:
+            source = "" if training.is_on_disk else ", from the copy in memory"
+            if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
+                source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
+            say(f"  going on from step {step} of {recipe.train.steps}{source}")
+        summary = train(training)
+    finally:
+        gc.unfreeze()
+    if profiler and profiler.seconds:
+        profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
+    return summary
+
+
+def _prepare_device(run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
+    """Make kernels deterministic, check the precision, and start to measure this training's memory."""
     devices.make_deterministic()
     if mesh.is_main and not run.environment.exists():
         write_json(run.environment, describe(device.name, device.precision))
@@ -75,190 +108,173 @@ def train_here(
         devices.release_unused(device)
         devices.keep_freed_memory()
         devices.reset_peak_resident()
-    config = config_of(recipe, store.vocabulary, len(store.labels))
-    # This process's own base and blocks: those of the process that planned differ, as after a resume.
-    # Where one process has too little memory, all recompute more: they wait for each other anyway.
+
+
+def _plan_memory(
+    recipe: Recipe, config: ModelConfig, run: RunFolder, device: Device, mesh: ProcessMesh
+) -> tuple[int, int]:
+    """Blocks to recompute, the same number on every process, and the planned bytes of this one. Collective."""
+    # By this process's own base: that of the process that planned differs, as after a resume. Where one process has too
+    # little memory, all recompute more: they wait for each other anyway.
     recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
     memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
     if mesh.is_main:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
-    profiler = (
-        profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
-        if profile and mesh.is_main
-        else None
-    )
-    peak = plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda)
-    gc.collect()
-    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
-    try:
-        started, journal = perf_counter(), run_journal(run, mesh)
-        checkpoint = run_checkpoint(run, journal, mesh, recipe)
-        training = set_up(
-            recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
-            peak=peak, planned_memory=memory["total"], observe=observe or profiler or (lambda batches: batches),
-        )  # fmt: skip
-        if training.position.step:
-            source = "" if training.is_on_disk else ", from the copy in memory"
-            if (last := journal.governing(training.position.step)) is not None and last.rate_factor != 1.0:
-                source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
-            say(f"  going on from step {training.position.step} of {recipe.train.steps}{source}")
-        summary = train(training)
-    finally:
-        gc.unfreeze()
-    if profiler and profiler.seconds:
-        profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
-    return summary
+    return recomputed, memory["total"]
 
 
 def train(training: Training) -> TrainSummary:
-    """Train from the start position to the last step, on every process of the mesh.
+    """Train from the start state to the last step, on every process of the mesh.
 
     Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
     """
-    step, pace, position, scores = training.step, training.pace, training.position, None
-    total, done = pace.sizes.tokens_before(pace.steps), pace.sizes.tokens_before(position.step)
-    with (
-        training.saver,
-        StopSignal(step.mesh) as stop,
-        training.log() as log,
-        progress("training", total, "tok", done) as advance,
-    ):
-        looks = read_json_lines(training.run.metrics) if step.mesh.is_main and step.settings.watch_every else []
-        trends = Trends(training.run.incidents if step.mesh.is_main else None, looks)
-        watch = Watch(step, log, trends, step.settings.watch_every)
-        if position.step:
-            log.write("resumed", position.step, **({} if training.is_on_disk else {"from": "memory"}))
-        if training.scores_first:
-            scores = _validate(training, log, position)
+    trainer, pace, saver, log = training.trainer, training.pace, training.saver, training.log
+    state, scores = training.start_state, None
+    done, total = pace.sizes.tokens_before(state.step), pace.sizes.tokens_before(pace.steps)
+    with saver, StopSignal(trainer.mesh) as stop, log, progress("training", total, "tok", done) as advance:
+        if state.step:
+            log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
+        elif is_continued(training.recipe.model, training.recipe.train):
+            scores = _validate(training, state)
         for batch in training.batches():
-            gradients = step.gradients(batch, position.scale)
-            position, rate = _guarded_update(training, watch, log, position, batch, gradients)
+            stats = trainer.forward_backward(batch, state.scale)
+            state, rate = _guarded_update(training, state, batch, stats)
             if rate is None:  # rolled back
                 continue
-            training.gate_log.stepped(position.step, batch)
-            training.stragglers.stepped(log, position.step, training.rates.busy(), training.rates.data_wait)
-            trends.stepped(position.step, training.rates.seconds, training.rates.data_wait)
-            scores = _revise_log_validate(training, log, position, gradients, rate) or scores
-            is_last, stopped_by = position.step == pace.steps, stop.asked()
-            if training.saver.is_due(position.step) and not is_last and stopped_by is None:
-                with training.timing("saving"):
-                    training.saver.save(position)
-            if training.saver.is_copied(position.step) and not is_last and stopped_by is None:
-                with training.clock.counting("memory"):
-                    training.saver.copy(position)
-            training.clock.stepped(position.step, training.rates.data_wait)
-            note = f"loss {gradients.loss:.3f}" + (f"  {scores.short}" if scores else "")
-            advance(pace.sizes.tokens(position.step - 1), note, pace.sizes.tokens_before(pace.steps))
+            _observe_step(training, state, batch)
+            scores = _revise_log_validate(training, state, stats, rate) or scores
+            is_last, stopped_by = state.step == pace.steps, stop.received()
+            if not is_last and stopped_by is None:
+                _save_where_due(training, state)
+            training.clock.stepped(state.step, training.rates.data_wait)
+            note = f"loss {stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
+            advance(pace.sizes.tokens(state.step - 1), note, pace.sizes.tokens_before(pace.steps))
             if stopped_by and not is_last:
-                _save_now(training, position)
+                _save_now(training, state)
                 raise Stopped(
-                    f"stopped by {stopped_by} after step {position.step} of {pace.steps}; everything is saved in "
+                    f"stopped by {stopped_by} after step {state.step} of {pace.steps}; everything is saved in "
                     f"{training.run.path}: the same command goes on from there"
                 )
-        training.pulse.mark("end", position.step)
-        return _finish(training, log, position, scores)
+        training.pulse.mark("end", state.step)
+        return _finish(training, state, scores)
 
 
 def _guarded_update(
-    training: Training, watch: Watch, log: MetricsLog, position: Position, batch: Batch, gradients: Gradients
-) -> tuple[Position, float | None]:
-    """Update the weights, unless the guard skips the step or rolls back. Returns the position after it and the learning rate, 0
-    of a skipped update; None after a rollback."""
-    judgement = judge_step(training, position, gradients)
-    healed = handle_judgement(training, log, position, judgement)
-    if healed is None:
-        with watch(position.step + 1, batch, judgement.updates):
-            position, rate = apply_step(training, position, batch, gradients, judgement)
-        training.pulse.mark("step", position.step)
-        healed = compare_replicas(training, log, position)
-    return (position, rate) if healed is None else (healed, None)
+    training: Training, state: TrainState, batch: Batch, stats: StepStats
+) -> tuple[TrainState, float | None]:
+    """Update the weights, unless the guard skips the step or rolls back. Returns the state after it and the learning rate: 0 of a
+    skipped update, None after a rollback."""
+    judgement = judge_step(training, state, stats)
+    restored = respond(training, state, judgement)
+    if restored is None:
+        with training.watch(state.step + 1, batch, judgement.updates):
+            state, rate = apply_step(training, state, batch, stats, judgement)
+        training.pulse.mark("step", state.step)
+        restored = compare_replicas(training, state)
+    return (state, rate) if restored is None else (restored, None)
 
 
-def _revise_log_validate(
-    training: Training, log: MetricsLog, position: Position, gradients: Gradients, rate: float
-) -> Validation | None:
+def _observe_step(training: Training, state: TrainState, batch: Batch) -> None:
+    """Tell the gate's log, and what looks for slow processes and slow steps, of a step."""
+    rates = training.rates
+    training.gate_log.stepped(state.step, batch)
+    training.stragglers.stepped(training.log, state.step, rates.busy(), rates.data_wait)
+    training.trends.stepped(state.step, rates.seconds, rates.data_wait)
+
+
+def _revise_log_validate(training: Training, state: TrainState, stats: StepStats, rate: float) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
-    pace, scores = training.pace, None
-    if pace.revise(position.step):
-        training.step.settings = pace.recipe.train
+    pace, log = training.pace, training.log
+    if pace.revise(state.step):
+        training.trainer.settings = pace.recipe.train
         training.saver.follow(pace.recipe)
-        log.write("steps", position.step, steps=pace.steps)
-    settings, is_last = training.step.settings, position.step == pace.steps
-    if position.step % settings.log_every == 0 or is_last:
-        log.write("train", position.step, **_train_line(training, gradients, rate, position))
-    if position.step % (settings.validate_every or pace.steps) == 0 or is_last:
-        scores = _validate(training, log, position)
-    return scores
+        log.write("steps", state.step, steps=pace.steps)
+    settings, is_last = training.trainer.settings, state.step == pace.steps
+    if state.step % settings.log_every == 0 or is_last:
+        log.write("train", state.step, **_train_line(training, stats, rate, state))
+    if state.step % (settings.validate_every or pace.steps) == 0 or is_last:
+        return _validate(training, state)
+    return None
 
 
-def _train_line(training: Training, gradients: Gradients, rate: float, position: Position) -> dict[str, object]:
+def _train_line(training: Training, stats: StepStats, rate: float, state: TrainState) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
-    device, sizes = training.step.device, training.pace.sizes
-    sums = zip(training.store.sources, gradients.nats, gradients.targets, strict=True)
+    device, sizes = training.trainer.device, training.pace.sizes
+    sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
     numbers: dict[str, object] = {
-        "tokens": sizes.tokens_before(position.step),
-        "loss": gradients.loss,
+        "tokens": sizes.tokens_before(state.step),
+        "loss": stats.loss,
         "loss_by_source": {name: nats / count for name, nats, count in sums if count},
     }
-    if training.loader_is_gated:
-        numbers["gated_targets"] = gradients.gated
-    if gradients.accuracy is not None:
-        numbers["accuracy"] = gradients.accuracy
-    numbers |= {"grad_norm": gradients.grad_norm, "learning_rate": rate}
-    numbers |= training.rates.now(sizes.tokens(position.step - 1))
+    if training.recipe.tokens.gate:
+        numbers["gated_targets"] = stats.gated
+    if stats.accuracy is not None:
+        numbers["accuracy"] = stats.accuracy
+    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": rate}
+    numbers |= training.rates.now(sizes.tokens(state.step - 1))
     numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile)}
     if device.arithmetic.scaled:
-        numbers |= {"loss_scale": gradients.scale.value, "scale_skips": gradients.scale.skipped}
+        numbers |= {"loss_scale": stats.scale.value, "scale_skips": stats.scale.skipped}
     return numbers
 
 
-def _validate(training: Training, log: MetricsLog, position: Position) -> Validation:
-    started, step = perf_counter(), training.step
+def _validate(training: Training, state: TrainState) -> Validation:
+    started, trainer = perf_counter(), training.trainer
     with training.timing("validation"):
-        release_unused(step.device)  # its tensors do not fit into the heap's holes that a step left
-        with step.averaged():
-            scores = validate(step, training.held_out)
-        release_unused(step.device)
-        log.write(
-            "validation", position.step, tokens=training.pace.sizes.tokens_before(position.step), loss=scores.loss,
+        release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
+        with trainer.averaged():
+            scores = validate(trainer, training.held_out)
+        release_unused(trainer.device)
+        training.log.write(
+            "validation", state.step, tokens=training.pace.sizes.tokens_before(state.step), loss=scores.loss,
             loss_by_source=scores.loss_by_source, **scores.scores(), seconds=perf_counter() - started,
         )  # fmt: skip
     return scores
 
 
-def _save_now(training: Training, position: Position) -> None:
+def _save_where_due(training: Training, state: TrainState) -> None:
+    """Save a checkpoint, and copy the state into memory."""
+    if training.saver.is_due(state.step):
+        with training.timing("saving"):
+            training.saver.save(state)
+    if training.saver.is_copied(state.step):
+        with training.clock.counting("memory"):
+            training.saver.copy(state)
+
+
+def _save_now(training: Training, state: TrainState) -> None:
     with training.timing("saving"):
-        training.saver.save_now(position)
-    training.clock.note(position.step, is_finished=position.step == training.pace.steps)
+        training.saver.save_now(state)
+    training.clock.write(state.step, is_finished=state.step == training.pace.steps)
 
 
-def _finish(training: Training, log: MetricsLog, position: Position, scores: Validation | None) -> TrainSummary:
+def _finish(training: Training, state: TrainState, scores: Validation | None) -> TrainSummary:
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
-    step, mesh, resumed_at = training.step, training.step.mesh, training.position.step
-    if position.step > resumed_at or not training.is_on_disk:
-        _save_now(training, position)
-        log.write("time", position.step, resumed_at=resumed_at, **training.pace.seconds())
-    memory = mesh.gather(memory_in_use(step.device))
-    if position.step > resumed_at:
-        log.write(
-            "memory", position.step, planned=training.planned_memory, measured=max(memory), recomputed=step.recomputed,
+    trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
+    if state.step > resumed_at or not training.is_on_disk:
+        _save_now(training, state)
+        training.log.write("time", state.step, resumed_at=resumed_at, **training.pace.seconds())
+    memory = mesh.gather(memory_in_use(trainer.device))
+    if state.step > resumed_at:
+        training.log.write(
+            "memory", state.step, planned=training.planned_memory, measured=max(memory), recomputed=trainer.recomputed,
             by_rank={str(rank): taken for rank, taken in enumerate(memory)},
         )  # fmt: skip
-    counts, gaps = position.counts.summed(mesh), training.pace.sizes.gaps(position.step)
+    counts, gaps = state.counts.summed(mesh), training.pace.sizes.gaps(state.step)
     if mesh.is_main:
-        audit = mixture_audit(training.loader.mixture, counts, position.samples, gaps)
-        write_json(training.run.path / "mixture.json", audit)
+        audit = mixture_audit(training.loader.mixture, counts, state.samples, gaps)
+        write_json(training.run.mixture, audit)
     return TrainSummary(
-        step=position.step,
+        step=state.step,
         resumed_at=resumed_at,
         bits_per_byte=scores.bits_per_byte if scores else None,
         accuracy=scores.accuracy if scores else None,
-        skipped=position.guard.skipped,
-        seconds=perf_counter() - training.started,
-        weights=weights_digest(step),
-        rescaled=position.scale.skipped,
+        skipped=state.guard.skipped,
+        seconds=training.pace.seconds()["seconds"],
+        weights=tensors_digest(owned_parameters(trainer.model), mesh),
+        rescaled=state.scale.skipped,
         peak_memory=max(memory),
-        recomputed=step.recomputed,
-        stragglers=tuple(training.stragglers.found.values()),
-        gated=summary(training.run.path, position.step) if training.loader_is_gated else "",
+        recomputed=trainer.recomputed,
+        stragglers=tuple(training.stragglers.slow_ranks.values()),
+        gated=summary(training.run.path, state.step) if training.recipe.tokens.gate else "",
     )

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.hashing import key_of
 from bessemer.recipe import Masking
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, Reader
-from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.order import key_of
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.pieces import WordEdges
 
 Ids = npt.NDArray[np.int64]
@@ -85,38 +84,21 @@ class Masker:
             input_N = np.where(what < MASKED, input_N, np.where(what < RANDOM, random_N, ids_N))
         return input_N
 
-    def batch(self, batch: Batch, rank: int = 0, world: int = 1) -> Batch:
-        """A batch of sequences as inputs and targets, (B, T)."""
-        inputs, targets = self._hidden(batch.inputs, batch.samples(rank, world).tolist())
-        return replace(batch, tokens=inputs, targets=targets)
+    def batch(self, batch: Batch) -> Batch:
+        """A batch with hidden tokens; the targets are the tokens that were hidden."""
+        inputs, targets = self._hidden(batch.inputs, batch.samples.tolist())
+        return replace(batch, inputs=inputs, targets=targets)
 
     def held_out(self, part: HeldOut, token_bytes: Ids) -> HeldOut:
         """Held-out sequences with masks that are the same at every validation."""
         fixed = replace(self, key=key_of("held-out masks", part.source))
         inputs, targets = fixed._hidden(part.inputs, range(len(part.inputs)))
         hidden_bytes = np.where(targets >= 0, token_bytes[targets], 0).sum(axis=1)
-        return HeldOut(part.source, inputs, targets >= 0, hidden_bytes, targets, part.starts)
+        return HeldOut(part.source, inputs, targets, hidden_bytes, part.starts)
 
     def _hidden(self, ids_BT: Ids, samples: Iterable[int]) -> tuple[Ids, Ids]:
         inputs, targets = zip(*(self.hide(*pair) for pair in zip(ids_BT, samples, strict=True)), strict=True)
         return np.stack(inputs), np.stack(targets)
-
-
-class MaskingLoader:
-    """Hides tokens in the batches of another loader."""
-
-    def __init__(self, inner: Reader, masker: Masker) -> None:
-        self._inner, self._masker = inner, masker
-        self.mixture: Mixture = inner.mixture
-        self.rank, self.world = inner.rank, inner.world
-
-    def batch(self, first: int, count: int) -> Batch:
-        """This rank's part of the global batch of samples [first, first + count)."""
-        return self._masker.batch(self._inner.batch(first, count), self._inner.rank, self._inner.world)
-
-    def documents(self, first: int, count: int) -> list[dict[str, object]]:
-        """The documents of samples [first, first + count)."""
-        return self._inner.documents(first, count)
 
 
 def _uniform(draws: Any, count: int) -> npt.NDArray[np.float64]:

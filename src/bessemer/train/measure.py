@@ -23,7 +23,7 @@ from bessemer.recipe import Recipe
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import MicroBatch, concurrent_micro_batches
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this share of the budget
 MAX_STEPS = 40
@@ -49,7 +49,7 @@ def step_seconds(
     recipe: Recipe, config: ModelConfig, device: Device, budget_seconds: float, typical: Typical = median
 ) -> float:
     """Seconds of a whole training step of a resolved recipe, measured for about `budget_seconds`."""
-    return _timed_steps([_model_step(recipe, config, device, None)], budget_seconds, typical)[0]
+    return _timed_steps([_built_trainer(recipe, config, device, None)], budget_seconds, typical)[0]
 
 
 def time_run(
@@ -57,10 +57,10 @@ def time_run(
 ) -> RunTiming:
     """Time a resolved recipe's step, validation and saving for about `budget_seconds`; recomputed: layers, as planned;
     folder: on whose disk a checkpoint is written and removed."""
-    step = _model_step(recipe, config, device, recomputed)
-    seconds = _timed_steps([step], (1.0 - SCORED_SHARE) * budget_seconds)[0]
-    scored = _timed_validation(step, SCORED_SHARE * budget_seconds)
-    return RunTiming(seconds, scored, _timed_saving(step, folder), config.layers)
+    trainer = _built_trainer(recipe, config, device, recomputed)
+    seconds = _timed_steps([trainer], (1.0 - SCORED_SHARE) * budget_seconds)[0]
+    scored = _timed_validation(trainer, SCORED_SHARE * budget_seconds)
+    return RunTiming(seconds, scored, _timed_saving(trainer, folder), config.layers)
 
 
 def time_layers(
@@ -70,40 +70,40 @@ def time_layers(
     what a layer takes is scaled by the FLOPs of all of them. Saving is scaled by bytes."""
     few = [replace(config, layers=layers) for layers in FEW_LAYERS]
     again = [one.layers if recomputed == config.layers else 0 for one in few]
-    steps = [_model_step(recipe, one, device, number) for one, number in zip(few, again, strict=True)]
-    seconds = _timed_steps(steps, (1.0 - SCORED_SHARE) * budget_seconds)
-    scored = [_timed_validation(step, SCORED_SHARE * budget_seconds / len(steps)) for step in steps]
+    trainers = [_built_trainer(recipe, one, device, number) for one, number in zip(few, again, strict=True)]
+    seconds = _timed_steps(trainers, (1.0 - SCORED_SHARE) * budget_seconds)
+    scored = [_timed_validation(trainer, SCORED_SHARE * budget_seconds / len(trainers)) for trainer in trainers]
     low, high = (hardware_flops(recipe.train, one, number) for one, number in zip(few, again, strict=True))
     scale = (hardware_flops(recipe.train, config, recomputed) - low) / (high - low)
     step, scored_token = (first + scale * max(second - first, 0.0) for first, second in (seconds, scored))
-    saving = _timed_saving(steps[-1], folder) * config.parameters / few[-1].parameters
+    saving = _timed_saving(trainers[-1], folder) * config.parameters / few[-1].parameters
     return RunTiming(step, scored_token, saving, FEW_LAYERS[-1])
 
 
-def _model_step(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> TrainStep:
-    return TrainStep(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
+def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:
+    return Trainer(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
-def _timed_steps(steps: Sequence[TrainStep], budget: float, typical: Typical = median) -> list[float]:
+def _timed_steps(trainers: Sequence[Trainer], budget: float, typical: Typical = median) -> list[float]:
     """Seconds of a step of each model: its micro-batches and one update. One micro-batch (or two, where they run together)
     and one update are timed (`typical` of them), so that a step of many micro-batches is known from a few. Several models
     take turns, so that other work on the machine slows all of them down."""
-    train, device, config = steps[0].settings, steps[0].device, steps[0].model.config
+    train, device, config = trainers[0].settings, trainers[0].device, trainers[0].model.config
     batch_tokens, micro = train.global_batch_tokens, train.micro_batch
     assert batch_tokens is not None and micro is not None, "the recipe is resolved"
     together = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
-    batch = steps[0].task.made_up(np.random.default_rng(0), micro * together, config)
-    gradients: list[list[float]] = [[] for _ in steps]
-    updates: list[list[float]] = [[] for _ in steps]
+    batch = trainers[0].task.made_up(np.random.default_rng(0), micro * together, config)
+    gradients: list[list[float]] = [[] for _ in trainers]
+    updates: list[list[float]] = [[] for _ in trainers]
     started = perf_counter()
     for turn in range(MAX_STEPS):
         is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)
-        for number, step in enumerate(steps):
+        for number, trainer in enumerate(trainers):
             began = perf_counter()
-            norm = step.gradients(batch).grad_norm
+            norm = trainer.forward_backward(batch).grad_norm
             synchronize(device)
             between = perf_counter()
-            step.update(0, norm)
+            trainer.update(0, norm)
             synchronize(device)
             if is_warm:
                 gradients[number].append(between - began)
@@ -115,26 +115,26 @@ def _timed_steps(steps: Sequence[TrainStep], budget: float, typical: Typical = m
 
 
 @torch.no_grad()
-def _timed_validation(step: TrainStep, budget: float) -> float:
+def _timed_validation(trainer: Trainer, budget: float) -> float:
     """Seconds a token of validation: the forward pass of a micro-batch and its loss."""
-    rows, config = step.settings.micro_batch or 1, step.model.config
-    batch = step.task.made_up(np.random.default_rng(0), rows, config)
-    micro_batch = MicroBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted), None)
+    rows, config = trainer.settings.micro_batch or 1, trainer.model.config
+    batch = trainer.task.made_up(np.random.default_rng(0), rows, config)
+    micro_batch = MicroBatch.of(batch)
     seconds: list[float] = []
     started = perf_counter()
     while not seconds or (perf_counter() - started < budget and len(seconds) < MAX_STEPS):
         began = perf_counter()
-        step.engine.score(micro_batch)
-        synchronize(step.device)
+        trainer.engine.score(micro_batch)
+        synchronize(trainer.device)
         seconds.append(perf_counter() - began)
     return median(seconds) / (rows * config.sequence_length)
 
 
-def _timed_saving(step: TrainStep, folder: Path) -> float:
+def _timed_saving(trainer: Trainer, folder: Path) -> float:
     """Seconds of a checkpoint; 0 where the folder's disk cannot be written."""
     whole = {
-        "model": {name: parameter.detach() for name, parameter in owned_parameters(step.model)},
-        "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "model": {name: parameter.detach() for name, parameter in owned_parameters(trainer.model)},
+        "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
     }
     total, taken = sum(tensor.nbytes for part in whole.values() for tensor in part.values()), 0
     for part in whole.values():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bessemer.layout.communication import Bytes, step_bytes
-from bessemer.logfile import LogFile, json_line
+from bessemer.logfile import LogFile, is_torn, json_line
 from bessemer.model.config import ModelConfig
 from bessemer.parallel import traffic, waiting
 from bessemer.parallel.mesh import ProcessMesh
@@ -37,22 +36,23 @@ EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
 class MetricsLog:
     """Appends to metrics.jsonl and, with report.tensorboard, to an event file; on ranks other than 0 nothing.
 
-    A resumed run removes what was written after its checkpoint, so that every step is logged once. What a rollback undid is
-    kept in forks.jsonl.
+    A resumed run removes the lines after its checkpoint, so that every step is logged once. The lines that a rollback undid move
+    to forks.jsonl.
     """
 
     def __init__(
-        self, run: RunFolder, resumed_at: int, tensorboard: bool, rollbacks: int = 0, *, writes: bool = True
-    ) -> None:
-        """rollbacks: how many the run has had; the last may not be logged yet; writes: on rank 0."""
+        self, run: RunFolder, rows: Sequence[dict[str, Any]], resumed_at: int, tensorboard: bool, rollbacks: int = 0, *,
+        writes: bool = True,
+    ) -> None:  # fmt: skip
+        """rows: of metrics.jsonl as it is; rollbacks: how many the run has had, the last of which may not be logged yet; writes:
+        on rank 0."""
         self._run, self._writes, self._files = run, writes, ExitStack()
         self._events: EventFile | None = None
         if not writes:
             return
-        is_logged = any(row.get("number") == rollbacks for row in read_json_lines(run.metrics))
-        if rollbacks and not is_logged:
-            self._set_fork_aside(rollbacks, resumed_at)
-        _rewind(run.metrics, resumed_at)
+        if rollbacks and not any(row.get("number") == rollbacks for row in rows):
+            self._set_fork_aside(rows, rollbacks, resumed_at)
+        _rewind(run.metrics, rows, resumed_at)
         self._lines = self._files.enter_context(LogFile(run.metrics))
         if tensorboard:
             self._events = EventFile(run.tensorboard, resumed_at)
@@ -75,26 +75,27 @@ class MetricsLog:
             self._events.write(step, dict(_scalars(kind, values)), now.timestamp())
 
     def roll_back(self, number: int, step: int) -> None:
-        """Move what was written after `step` into forks.jsonl, as fork `number` (from 1)."""
+        """Move the lines after `step` to forks.jsonl, as fork `number` (from 1)."""
         if not self._writes:
             return
-        self._set_fork_aside(number, step)
-        _rewind(self._run.metrics, step)
+        rows = read_json_lines(self._run.metrics)
+        self._set_fork_aside(rows, number, step)
+        _rewind(self._run.metrics, rows, step)
         if self._events is not None:
             self._events.restart(step)
 
-    def _set_fork_aside(self, number: int, step: int) -> None:
-        rows = [row for row in read_json_lines(self._run.metrics) if row.get("step", 0) > step]
-        known = read_json_lines(self._run.forks)
-        if rows and not any(row.get("fork") == number for row in known):
-            LogFile(self._run.forks).append(b"".join(json_line({"fork": number, **row}) for row in rows))
+    def _set_fork_aside(self, rows: Sequence[dict[str, Any]], number: int, step: int) -> None:
+        undone = [row for row in rows if row.get("step", 0) > step]
+        is_there = any(row.get("fork") == number for row in read_json_lines(self._run.forks))
+        if undone and not is_there:
+            LogFile(self._run.forks).append(b"".join(json_line({"fork": number, **row}) for row in undone))
 
 
-def _rewind(path: Path, step: int) -> None:
-    rows = read_json_lines(path)
-    kept = [row for row in rows if step and row.get("step", 0) <= step]  # a fresh start validates at step 0 again
-    if len(kept) != len(rows) or (path.exists() and not path.read_bytes().endswith(b"\n")):
-        write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:
+    """Remove the lines after `step`, and a torn last line. A fresh start validates at step 0 again."""
+    kept = [row for row in rows if step and row.get("step", 0) <= step]
+    if len(kept) != len(rows) or is_torn(path):
+        write_atomic(path, b"".join(map(json_line, kept)))
 
 
 def _scalars(name: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:

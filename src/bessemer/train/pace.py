@@ -23,7 +23,7 @@ from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
 from bessemer.terminal import say, step_time
-from bessemer.tokens.loader import Batch, Reader, prefetched
+from bessemer.tokens.loader import Batch, Loader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of the minutes: first decision; when few timed steps are enough for it
 REVIEW_CHANGE = 0.05  # smallest change of the remaining steps that a review makes
@@ -62,7 +62,7 @@ class Pace:
         is_fixed = bool(recipe.tokens.schedule) or any(limit is not None for limit in capped)
         self._budget = 0.0 if is_fixed else 60 * (recipe.train.minutes or 0.0)
 
-    def batches(self, loader: Reader, step: int) -> Iterator[Batch]:
+    def batches(self, loader: Loader, step: int) -> Iterator[Batch]:
         """The prefetched batches after `step` steps, up to the last step; after a rollback those from there on."""
         while step < self.steps:
             until, sizes = self.steps, self.sizes

@@ -19,7 +19,7 @@ from bessemer.recipe import Model, Train
 from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
 # Options that may differ: of the head, of the sequence length, or a name.
@@ -85,7 +85,7 @@ def no_dropout_line(model: Model, train: Train) -> str | None:
 
 
 @torch.no_grad()
-def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
+def start_from(trainer: Trainer, folder: Path, store: TokenStore) -> str:
     """Load the newest weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
 
     Raises InputError when the run has no checkpoint, another tokenizer or another model.
@@ -99,7 +99,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
         raise InputError(
             f"train.start: {folder}: no checkpoint there; train that run first, or put its checkpoints back"
         )
-    theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), step.model.config.to_dict()
+    theirs, ours = ModelConfig.from_dict(checkpoint.facts["model"]).to_dict(), trainer.model.config.to_dict()
     options = {key: (theirs[key], value) for key, value in ours.items() if key not in FREE_OPTIONS}
     different = [f"{key}: {there} there, {here} here" for key, (there, here) in options.items() if there != here]
     if different:
@@ -107,7 +107,7 @@ def start_from(step: TrainStep, folder: Path, store: TokenStore) -> str:
             f"train.start: {folder} holds another model ({'; '.join(different[:4])}); give [model] the same options as there"
         )
     saved, new = checkpoint.tensors("model"), []
-    for name, parameter in step.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         there = saved.pop(name, None)
         if there is not None and there.shape == parameter.shape:
             put(parameter, there)

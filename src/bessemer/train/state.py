@@ -17,13 +17,14 @@ from bessemer.checkpoint.protocol import newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.incidents import record
+from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, RECIPE_CHANGED, record
 from bessemer.guard.policy import GuardState
+from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.parallel.sharded import as_shard_of, fingerprint
+from bessemer.parallel.sharded import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
-from bessemer.recipe import Recipe, Train, digest
+from bessemer.recipe import Recipe, Train
 from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
@@ -31,11 +32,11 @@ from bessemer.train import optimizer as optimizers
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device, release_unused
 from bessemer.train.precision import LossScale
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainState:
     """The progress of a run. step: updates applied or skipped; samples: sequences consumed; scale: of fp16's loss; counts:
     sequences and tokens read so far, of this process's part of the batches."""
 
@@ -55,33 +56,28 @@ def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
         )
 
 
-def weights_digest(step: TrainStep) -> str:
-    """A fingerprint of all weights, by name: equal for two runs that agree bit for bit, whatever their layouts."""
-    return fingerprint(owned_parameters(step.model), step.mesh)
-
-
 def capture(
-    step: TrainStep, position: Position, recipe: Recipe, store: TokenStore
+    trainer: Trainer, state: TrainState, recipe: Recipe, store: TokenStore
 ) -> tuple[Tensors, dict[str, object]]:
     """This process's tensors and the facts of a checkpoint. Collective."""
-    mesh, parameters = step.mesh, dict(owned_parameters(step.model))
+    mesh, parameters = trainer.mesh, dict(owned_parameters(trainer.model))
     suffix = "" if mesh.is_single else f"-{mesh.rank}"
     rng = {f"cpu{suffix}": torch.get_rng_state()}
-    if step.device.is_cuda:
+    if trainer.device.is_cuda:
         rng[f"cuda{suffix}"] = torch.cuda.get_rng_state()
-    averaged = {} if step.average is None else step.average.tensors
+    averaged = {} if trainer.average is None else trainer.average.tensors
     tensors: Tensors = {
         "model": {name: parameter.detach() for name, parameter in parameters.items()},
-        "optimizer": optimizers.state_tensors(step.model, step.optimizer),
+        "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
         "ema": {name: as_shard_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
         "rng": rng,
     }
     facts = {
-        "samples": position.samples,
-        "guard": asdict(position.guard),
-        "loss_scale": asdict(position.scale),
-        "given": position.counts.summed(mesh).to_dict(),
-        "model": step.model.config.to_dict(),
+        "samples": state.samples,
+        "guard": asdict(state.guard),
+        "loss_scale": asdict(state.scale),
+        "given": state.counts.summed(mesh).to_dict(),
+        "model": trainer.model.config.to_dict(),
         "recipe": digest(recipe),
         "data": store.digest,
         "bessemer": __version__,
@@ -94,55 +90,55 @@ def capture(
 
 
 @torch.no_grad()
-def restore(step: TrainStep, checkpoint: SavedCheckpoint, store: TokenStore) -> Position:
+def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) -> TrainState:
     """Load a verified checkpoint's state, whatever layout wrote it. Raises BessemerError when the token shards are not those
     that it was trained on."""
     facts = checkpoint.facts
     require_same_tokens(checkpoint, store)
-    parameters = {name: (whole_name(step.model, name), p) for name, p in step.model.named_parameters()}
+    parameters = {name: (whole_name(trainer.model, name), p) for name, p in trainer.model.named_parameters()}
     checkpoint.fill("model", parameters.values())
     if "optimizer" in checkpoint:
-        optimizers.load_state(step.model, step.optimizer, checkpoint)
-    if step.average is not None:
+        optimizers.load_state(trainer.model, trainer.optimizer, checkpoint)
+    if trainer.average is not None:
         if "ema" in checkpoint:
-            averaged = ((*parameters[name], value) for name, value in step.average.tensors.items())
+            averaged = ((*parameters[name], value) for name, value in trainer.average.tensors.items())
             checkpoint.fill("ema", [(name, as_shard_of(parameter, value)) for name, parameter, value in averaged])
         else:
-            step.average.restart()
-    suffix, saved = "" if step.mesh.is_single else f"-{step.mesh.rank}", checkpoint.contents["rng"]
+            trainer.average.restart()
+    suffix, saved = "" if trainer.mesh.is_single else f"-{trainer.mesh.rank}", checkpoint.contents["rng"]
     with checkpoint.opened() as files:  # its own alone: in the memory of a node are those of the node's ranks
         if f"cpu{suffix}" in saved:
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
-        if step.device.is_cuda and f"cuda{suffix}" in saved:
+        if trainer.device.is_cuda and f"cuda{suffix}" in saved:
             torch.cuda.set_rng_state(files.whole("rng", f"cuda{suffix}"))
     scale = LossScale(**facts.get("loss_scale", {}))
-    counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(step.mesh)
-    return Position(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
+    counts = MixtureCounts.from_dict(facts.get("given", {})).on_rank_zero(trainer.mesh)
+    return TrainState(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
 
 
 class Saver:
     """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
 
-    def __init__(self, recipe: Recipe, run: RunFolder, step: TrainStep, store: TokenStore) -> None:
-        self._recipe, self._run, self._step, self._store = recipe, run, step, store
+    def __init__(self, recipe: Recipe, run: RunFolder, trainer: Trainer, store: TokenStore) -> None:
+        self._recipe, self._run, self._trainer, self._store = recipe, run, trainer, store
         config, steps = recipe.checkpoint, recipe.train.steps
         assert steps is not None, "the recipe is resolved"
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
         incidents = read_json_lines(run.incidents)
-        self._changed_at = max((row["step"] for row in incidents if row["what"] == "recipe_changed"), default=0)
+        self._changed_at = max((row["step"] for row in incidents if row["what"] == RECIPE_CHANGED.name), default=0)
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
         if config.memory_every:
-            if (memory := NodeMemory.here(step.mesh)) is not None:
-                self._memory = MemorySaver(memory, step.mesh, step.optimizer)
+            if (memory := NodeMemory.here(trainer.mesh)) is not None:
+                self._memory = MemorySaver(memory, trainer.mesh, trainer.optimizer)
             else:
                 say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")
-        if step.device.is_cuda if config.asynchronous is None else config.asynchronous:
-            self._async = AsyncSaver(run.checkpoints, config.keep, step.mesh, step.optimizer)
+        if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
+            self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
         self._mirror: Mirror | None = None
-        if config.mirror is not None and step.mesh.is_main:
+        if config.mirror is not None and trainer.mesh.is_main:
             self._mirror = Mirror(config.mirror, recipe.run.name, run)
             self._follow()  # what a run that ended early had not copied
 
@@ -158,31 +154,31 @@ class Saver:
         """Whether the state after `step` steps is copied into the memory of the nodes."""
         return self._memory is not None and step % self._recipe.checkpoint.memory_every == 0
 
-    def copy(self, position: Position) -> None:
+    def copy(self, state: TrainState) -> None:
         """Copy the state into the memory of the nodes. A failure is recorded."""
         assert self._memory is not None, "is_copied"
         try:
-            self._memory.save(position.step, *capture(self._step, position, self._recipe, self._store))
+            self._memory.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
         except (BessemerError, OSError) as error:
-            self._report(position, error)
+            self._report(state, error)
 
-    def save(self, position: Position) -> None:
+    def save(self, state: TrainState) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
         try:
             if self._async is not None:
-                self._async.keep = self._retention(position)
-                self._async.save(position.step, *capture(self._step, position, self._recipe, self._store))
+                self._async.keep = self._retention(state)
+                self._async.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
             else:
-                self._write(position)
+                self._write(state)
         except (BessemerError, OSError) as error:
-            self._report(position, error)
+            self._report(state, error)
 
-    def save_now(self, position: Position) -> None:
+    def save_now(self, state: TrainState) -> None:
         """Save before the run ends. Raises BessemerError or OSError when it fails."""
-        self.finish(position)
-        self._write(position)
+        self.finish(state)
+        self._write(state)
 
-    def finish(self, position: Position) -> None:
+    def finish(self, state: TrainState) -> None:
         """Wait for a save in the background; a failure is recorded."""
         if self._memory is not None:
             self._memory.wait_copied()
@@ -190,12 +186,12 @@ class Saver:
             try:
                 self._async.finish()
             except (BessemerError, OSError) as error:
-                self._report(position, error)
+                self._report(state, error)
 
-    def _write(self, position: Position) -> None:
-        release_unused(self._step.device)
-        tensors, facts = capture(self._step, position, self._recipe, self._store)
-        save(self._run.checkpoints, position.step, tensors, facts, self._retention(position), self._step.mesh)
+    def _write(self, state: TrainState) -> None:
+        release_unused(self._trainer.device)
+        tensors, facts = capture(self._trainer, state, self._recipe, self._store)
+        save(self._run.checkpoints, state.step, tensors, facts, self._retention(state), self._trainer.mesh)
         self._follow()
 
     def _follow(self) -> None:
@@ -206,21 +202,21 @@ class Saver:
     def _report_mirror(self, message: str) -> None:
         warn(f"{message}; training goes on, the next checkpoint tries again")
         step = (published(self._run.checkpoints) or [0])[-1]
-        record(self._run.incidents, step=step, what="mirror_failed", cause=message, action="training went on")
+        record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
 
-    def _retention(self, position: Position) -> Retention:
+    def _retention(self, state: TrainState) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps or 0
         # A run that has ended will not roll back.
-        distance = guard.distance(steps) if guard.roll_back and position.step < steps else 0
+        distance = guard.distance(steps) if guard.roll_back and state.step < steps else 0
         return Retention(
-            self._recipe.checkpoint.keep, self._decay_start, position.guard.healthy_until, distance, self._changed_at
+            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self._changed_at
         )
 
-    def _report(self, position: Position, error: Exception) -> None:
+    def _report(self, state: TrainState, error: Exception) -> None:
         warn(f"{error}; training goes on, the next checkpoint tries again")
-        if self._step.mesh.is_main:
-            what, action = "checkpoint_failed", "training went on"
-            record(self._run.incidents, step=position.step, what=what, cause=str(error), action=action)
+        if self._trainer.mesh.is_main:
+            incidents = self._run.incidents
+            record(incidents, CHECKPOINT_FAILED, step=state.step, cause=str(error), action="training went on")
 
     def __enter__(self) -> Self:
         return self
@@ -247,8 +243,8 @@ def _decay_start_step(train: Train) -> int | None:
 class Restored:
     """A trained model, and how far it was trained."""
 
-    step: TrainStep
-    position: Position
+    trainer: Trainer
+    state: TrainState
 
 
 def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoint]:
@@ -276,12 +272,12 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     checkpoint = checkpoints[0]
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
     config = ModelConfig.from_dict(checkpoint.facts["model"])
-    step = TrainStep(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
+    trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if average > 1:
         weights = mean_weights(checkpoints)
-        for name, parameter in step.model.named_parameters():
+        for name, parameter in trainer.model.named_parameters():
             parameter.copy_(weights[name])
     else:
-        checkpoint.fill("ema" if "ema" in checkpoint else "model", step.model.named_parameters())
-    step.model.eval()
-    return Restored(step, Position(checkpoint.step, int(checkpoint.facts["samples"])))
+        checkpoint.fill("ema" if "ema" in checkpoint else "model", trainer.model.named_parameters())
+    trainer.model.eval()
+    return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))

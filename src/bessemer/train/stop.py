@@ -30,7 +30,7 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def asked(self) -> str | None:
+    def received(self) -> str | None:
         """The signal that any process received; all processes return it after the same step. Collective."""
         if self.mesh.is_single:
             return self.requested

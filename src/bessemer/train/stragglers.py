@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from bessemer.guard.incidents import ADVICE, record
+from bessemer.guard.incidents import STRAGGLER, record
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.terminal import step_time, warn
 from bessemer.train.device import Device, synchronize
@@ -60,7 +60,7 @@ class Stragglers:
         self._every = 0 if mesh.is_single else every
         self._busy, self._waits = list[float](), list[float]()
         self._windows: dict[int, int] = {}
-        self.found: dict[int, str] = {}  # in words, by rank, as when it was found
+        self.slow_ranks: dict[int, str] = {}  # a sentence for each, of the first time
 
     def stepped(self, log: MetricsLog, step: int, busy: float, data_wait: float) -> None:
         """After each step. busy: seconds of this process in it, without waits. Collective each so many steps."""
@@ -93,13 +93,12 @@ class Stragglers:
             what = "a matmul takes" if self._device.is_cuda else "computing takes"
             cause = f"rank {one.rank} on {one.host} is {shares[one.rank]:.0%} slower than its peers: {what} "
             cause += f"{step_time(one.seconds)}, their median {step_time(median_low(peers))}"
-            if one.rank not in self.found and self._mesh.is_main:
+            if one.rank not in self.slow_ranks and self._mesh.is_main:
                 warn(f"step {step}: {cause}; all others wait for it")
                 record(
-                    self._incidents, step=step, what="straggler", cause=cause, action="recorded", rank=one.rank,
-                    host=one.host, advice=ADVICE["straggler"],
+                    self._incidents, STRAGGLER, step=step, cause=cause, rank=one.rank, host=one.host,
                 )  # fmt: skip
-            self.found.setdefault(one.rank, cause)
+            self.slow_ranks.setdefault(one.rank, cause)
 
 
 def probe_seconds(device: Device) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bessemer import hub
 from bessemer.errors import InputError
+from bessemer.hashing import key_of
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -24,15 +25,14 @@ from bessemer.model.kernels import upcast
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Model, Recipe, Train
-from bessemer.tokens.gate import Gate, GatedLoader
+from bessemer.tokens.gate import Gate
 from bessemer.tokens.held_out import HeldOut, held_out_samples
-from bessemer.tokens.loader import Batch, Reader, loader_of
-from bessemer.tokens.order import key_of
+from bessemer.tokens.loader import Batch, Loader, loader_of
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.cross_entropy import Loss, chunked_cross_entropy
-from bessemer.train.masking import Masker, MaskingLoader
+from bessemer.train.masking import Masker
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Task:
     def prepare(self, model: Transformer) -> None:
         """Freeze the weights that are not trained: here none."""
 
-    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
         """The training batches of a run."""
-        reader = loader_of(recipe, store, rank, world)
-        return GatedLoader(reader, Gate.of(recipe, store)) if recipe.tokens.gate else reader
+        return loader_of(recipe, store, rank, world, (Gate.of(recipe, store).applied,) if recipe.tokens.gate else ())
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         """The sequences that a validation scores."""
@@ -143,7 +142,7 @@ class Causal(Task):
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
-        return Batch(0, tokens, np.zeros(rows, dtype=np.int64))
+        return Batch.next_token(0, tokens, np.zeros(rows, dtype=np.int64))
 
     def _losses(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
@@ -156,8 +155,10 @@ class Causal(Task):
 class Masked(Task):
     """Hidden tokens are predicted from both sides; only they go through the head."""
 
-    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Reader:
-        return MaskingLoader(super().loader(recipe, store, rank, world), masker_of(recipe, store))
+    def loader(self, recipe: Recipe, store: TokenStore, rank: int = 0, world: int = 1) -> Loader:
+        loader = super().loader(recipe, store, rank, world)
+        loader.transforms += (masker_of(recipe, store).batch,)
+        return loader
 
     def held_out(self, recipe: Recipe, store: TokenStore, max_tokens: int | None = None) -> list[HeldOut]:
         masker = masker_of(recipe, store)
@@ -166,7 +167,7 @@ class Masked(Task):
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
         targets = np.where(draw.random(tokens.shape) < self.train.masking.share, tokens, -1)
-        return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
+        return Batch(0, tokens, targets, np.zeros(rows, dtype=np.int64))
 
     def _losses(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
@@ -201,7 +202,7 @@ class ClassifyTask(Task):
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length))
         targets = draw.integers(0, config.labels, (rows, 1))
-        return Batch(0, tokens, np.zeros(rows, dtype=np.int64), targets)
+        return Batch(0, tokens, targets, np.zeros(rows, dtype=np.int64))
 
     def _losses(
         self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from bessemer.tokens.held_out import HeldOut
 from bessemer.train.engine import MicroBatch
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -51,51 +51,51 @@ class Validation:
 
 
 @torch.no_grad()
-def validate(step: TrainStep, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
+def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None] = lambda amount: None) -> Validation:
     """Score held-out sequences in a fixed order, divided among data-parallel ranks; every process returns the scores of all.
 
     End-of-text tokens count neither as loss nor as bytes. Collective.
     """
-    labels, mesh, is_scored = step.model.config.labels, step.mesh, False
+    labels, mesh, is_scored = trainer.model.config.labels, trainer.mesh, False
     nats, correct = np.zeros(len(parts)), np.zeros(len(parts), dtype=np.int64)
     confusion = np.zeros((labels, labels), dtype=np.int64)
-    batch = step.settings.micro_batch or 1  # so that a validation never needs more memory than a step
+    batch = trainer.settings.micro_batch or 1  # so that a validation never needs more memory than a step
     for number, part in enumerate(parts):
         for start in range(0, len(part.inputs), batch * mesh.layout.data):
             first = start + batch * mesh.data_rank
             rows = slice(first, first + batch)
-            targets = part.wanted[rows]
+            targets = part.targets[rows]
             if not len(targets):  # no sequences are left for this rank, but the others need it in their collectives
-                rows, targets = slice(0, 1), np.full_like(part.wanted[:1], -1)
-            targets_BS = torch.from_numpy(targets)
-            starts_BT = None if part.starts is None else torch.from_numpy(part.starts[rows])
-            nats_BS, predicted_BS = step.engine.score(
-                MicroBatch(torch.from_numpy(part.inputs[rows]), targets_BS, starts_BT)
-            )
+                rows, targets = slice(0, 1), np.full_like(part.targets[:1], -1)
+            starts = None if part.starts is None else part.starts[rows]
+            micro_batch = MicroBatch.of(replace(part, inputs=part.inputs[rows], targets=targets, starts=starts))
+            nats_BS, predicted_BS = trainer.engine.score(micro_batch)
             nats[number] += float(nats_BS.double().sum())
             if predicted_BS is not None:
                 is_scored = True
-                correct[number] += int(((predicted_BS.cpu() == targets_BS) & (targets_BS >= 0)).sum())
+                correct[number] += int(
+                    ((predicted_BS.cpu() == micro_batch.targets_BS) & (micro_batch.targets_BS >= 0)).sum()
+                )
                 if labels:
                     texts = targets[:, 0] >= 0
                     np.add.at(confusion, (targets[texts, 0], predicted_BS[:, 0].cpu().numpy()[texts]), 1)
-            advance(int(part.valid[start : start + batch * mesh.layout.data].sum()))
+            advance(int((part.targets[start : start + batch * mesh.layout.data] >= 0).sum()))
     nats, correct, confusion = (mesh.sum_over_data(torch.from_numpy(x)).numpy() for x in (nats, correct, confusion))
-    return _validation(step, parts, nats.tolist(), correct.tolist() if is_scored else None, confusion)
+    return _validation(trainer, parts, nats.tolist(), correct.tolist() if is_scored else None, confusion)
 
 
 def _validation(
-    step: TrainStep, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
+    trainer: Trainer, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
 ) -> Validation:
     """The scores of sums by source."""
     names = [part.source for part in parts]
-    counts, sizes = [int(part.valid.sum()) for part in parts], [int(part.bytes.sum()) for part in parts]
+    counts, sizes = [part.num_targets for part in parts], [int(part.bytes.sum()) for part in parts]
     num_targets, num_bytes, total = max(sum(counts), 1), sum(sizes), sum(nats)
 
     def by_source(sums: list[Any], divisors: list[int]) -> dict[str, float]:
         return {name: x / max(n, 1) for name, x, n in zip(names, sums, divisors, strict=True)}
 
-    is_text = step.task.counts_bytes and num_bytes > 0
+    is_text = trainer.task.counts_bytes and num_bytes > 0
     bits = by_source([x / math.log(2) for x in nats], sizes)
     return Validation(
         loss=total / num_targets,
@@ -106,5 +106,5 @@ def _validation(
         bytes=num_bytes,
         accuracy=sum(correct) / num_targets if correct else None,
         accuracy_by_source=by_source(correct, counts) if correct else None,
-        confusion=confusion.tolist() if step.model.config.labels else None,
+        confusion=confusion.tolist() if trainer.model.config.labels else None,
     )

@@ -25,7 +25,7 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.sharded import local, sum_of_squares
 from bessemer.tokens.loader import Batch
 from bessemer.train.metrics import MetricsLog
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 CHUNK = 128  # queries whose scores are in memory at a time
 SAMPLE = 65_536  # elements of a tensor by which its update is estimated
@@ -36,8 +36,8 @@ Values = dict[str, float]  # by parameter group or block
 class Watch:
     """Context around each update; logs statistics of every `every`-th step as "inside" (0: of none)."""
 
-    def __init__(self, step: TrainStep, log: MetricsLog, trends: Trends, every: int) -> None:
-        self.step, self.log, self.trends, self.every = step, log, trends, every
+    def __init__(self, trainer: Trainer, log: MetricsLog, trends: Trends, every: int) -> None:
+        self.trainer, self.log, self.trends, self.every = trainer, log, trends, every
 
     @contextmanager
     def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
@@ -45,9 +45,9 @@ class Watch:
         if not updates or not self.every or number % self.every:
             yield
             return
-        started, model, mesh = perf_counter(), self.step.model, self.step.mesh
+        started, model, mesh = perf_counter(), self.trainer.model, self.trainer.mesh
         # The extra forward pass needs whole blocks.
-        statistics = activations(self.step, batch) if mesh.is_single else {}
+        statistics = activations(self.trainer, batch) if mesh.is_single else {}
         norms, before = gradient_norms(model, mesh), sample(model)
         seconds = perf_counter() - started
         yield
@@ -55,18 +55,18 @@ class Watch:
         ratios = update_ratios(before, sample(model), mesh)
         seconds += perf_counter() - started
         self.log.write("inside", number, **statistics, grad_norm=norms, update_ratio=ratios, seconds=seconds)
-        self.trends.looked(number, statistics)
+        self.trends.measured(number, statistics)
 
 
 @torch.no_grad()
-def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
+def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
     """By block, over the batch's first sequence: RMS and maximum of the output, and the largest unmasked attention logit
     (q.k / sqrt(K), before a soft cap), in the step's precision.
 
     An extra forward pass over that one sequence: hooks in the step itself would not run in compiled blocks, and a pass
     without gradients costs a third of a sequence.
     """
-    model, place = step.model, step.device.torch_device
+    model, place = trainer.model, trainer.device.torch_device
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
     starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
     found: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
@@ -86,8 +86,8 @@ def activations(step: TrainStep, batch: Batch) -> dict[str, Values]:
     blocks = model.blocks
     model.blocks = nn.ModuleList(_Observed(block, record_output) for block in blocks)
     try:
-        with step.autocast():
-            model(tokens_BT, step.documents(tokens_BT, starts_BT))
+        with trainer.autocast():
+            model(tokens_BT, trainer.documents(tokens_BT, starts_BT))
     finally:
         model.blocks = blocks
         for hook in hooks:

@@ -21,7 +21,7 @@ from bessemer.corpus.engine import check_stop, require
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import extract
 from bessemer.corpus.quality.fit import fit, platt, telling
-from bessemer.corpus.quality.model import Classifier, LinearModel, fingerprint, open_model
+from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256, open_model
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
 from bessemer.corpus.quality.scores import Bools, Names, Scores
 from bessemer.errors import InputError
@@ -68,7 +68,7 @@ class QualityVerdicts:
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     """What the scores depend on besides [corpus] and its documents, for the stage's digest: the named model and the
     files of examples. Raises InputError for an entry that is neither a source nor a path with examples."""
-    found: list[Any] = [fingerprint(settings)]
+    found: list[Any] = [model_sha256(settings)]
     for entry in (*settings.high, *settings.low):
         if entry not in sources:
             stats = [(path.name, path.stat()) for path in example_files(entry)]

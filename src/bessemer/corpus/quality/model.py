@@ -18,6 +18,7 @@ from scipy.special import expit
 from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.quality.features import STATISTICS, extract, prefix, standardised
 from bessemer.errors import InputError
+from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
 from bessemer.run import write_atomic, write_json
 
@@ -162,7 +163,7 @@ def description_file(folder: Path) -> Path:
     return inner if inner.exists() else folder / DESCRIPTION
 
 
-def fingerprint(settings: Quality) -> str:
+def model_sha256(settings: Quality) -> str:
     """The SHA-256 of the classifier that a recipe names, so that another one makes another corpus; "" for none."""
     if settings.model is None:
         return ""
@@ -170,5 +171,4 @@ def fingerprint(settings: Quality) -> str:
     path = description_file(path) if settings.kind == "linear" else path
     if not path.is_file():
         return json.dumps(str(path))
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)

@@ -7,7 +7,6 @@ folders, or files.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from bessemer.corpus.quality.features import prefix
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
 from bessemer.errors import InputError
+from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def uniforms(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt
 
 def keys(identities: npt.NDArray[np.bytes_], purpose: str, seed: int) -> npt.NDArray[np.uint64]:
     """64 random bits for each identity: SplitMix64's finaliser over its halves and the purpose (Steele 2014)."""
-    salt = int.from_bytes(hashlib.blake2b(f"quality {purpose} {seed}".encode(), digest_size=8).digest(), "little")
+    salt = key_of(f"quality {purpose} {seed}")
     halves = np.frombuffer(np.ascontiguousarray(identities).tobytes(), dtype="<u8").reshape(-1, 2)
     return _mixed(halves[:, 0] ^ _mixed(halves[:, 1] + np.uint64(salt)))
 

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,10 @@ from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe, load
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import choose
-from bessemer.train.step import TrainStep
+from bessemer.train.trainer import Trainer
 
 
-def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
+def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
     from bessemer.layout.derived_keys import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
@@ -22,16 +21,18 @@ def step_of(recipe_file: Path, *overrides: str) -> TrainStep:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return TrainStep(recipe, model, choose(recipe.train), 0, 2)
+    return Trainer(recipe, model, choose(recipe.train), 0, 2)
 
 
 def batch(rows: int = 8) -> Batch:
     draw = np.random.default_rng(0)
-    return Batch(0, draw.integers(0, 400, (rows, 33)), np.array([0, 1] * (rows // 2)))
+    return Batch.next_token(0, draw.integers(0, 400, (rows, 33)), np.array([0, 1] * (rows // 2)))
 
 
-def gradient(step: TrainStep) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None])
+def gradient(trainer: Trainer) -> torch.Tensor:
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in trainer.model.parameters() if parameter.grad is not None]
+    )
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
@@ -39,20 +40,17 @@ def gradient(step: TrainStep) -> torch.Tensor:
 @pytest.mark.fault(28)
 def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micro: int, holes: bool) -> None:
     """Accumulation over unequal and even zero valid tokens gives the whole batch's gradient."""
-    whole, cut = step_of(recipe_file, "train.micro_batch=8"), step_of(recipe_file, f"train.micro_batch={micro}")
+    whole, cut = trainer_of(recipe_file, "train.micro_batch=8"), trainer_of(recipe_file, f"train.micro_batch={micro}")
     data = batch()
     if holes:
-        data.tokens[0, 1:] = np.where(np.arange(32) < 20, -1, data.tokens[0, 1:])
-        data.tokens[3, 1:] = -1
-        inputs = data.tokens.copy()
-        inputs[inputs < 0] = 5
-        loss_targets = data.tokens[:, 1:].copy()
-        for step in (whole, cut):
-            module = step.engine.root
+        data.targets[0] = np.where(np.arange(32) < 20, -1, data.targets[0])
+        data.targets[3] = -1
+        for trainer in (whole, cut):
+            module = trainer.engine.root
             original = module.forward
             module.forward = lambda i, t, *rest, original=original: original(i.clamp(min=0), t, *rest)
-        assert (loss_targets < 0).sum() == 52
-    first, second = whole.gradients(data), cut.gradients(data)
+        assert (data.targets < 0).sum() == 52
+    first, second = whole.forward_backward(data), cut.forward_backward(data)
     scale = gradient(whole).abs().max()
     assert float((gradient(whole) - gradient(cut)).abs().max() / scale) <= 1e-6
     assert second.loss == pytest.approx(first.loss, rel=1e-6)
@@ -61,26 +59,26 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(recipe_file: Path, micr
 
 
 def test_losses_by_source_add_up(recipe_file: Path) -> None:
-    found = step_of(recipe_file).gradients(batch())
+    found = trainer_of(recipe_file).forward_backward(batch())
     assert found.targets == [128, 128]
     assert sum(found.nats) / 256 == pytest.approx(found.loss, rel=1e-9)
 
 
 def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
     """Clipped, bias-corrected, decoupled decay on matrices only, in float64."""
-    step = step_of(recipe_file, "train.optimizer.clip_norm=0.2", "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=0",
+    trainer = trainer_of(recipe_file, "train.optimizer.clip_norm=0.2", "train.optimizer.weight_decay=0.3", "train.schedule.warmup_steps=0",
                    "train.schedule.final_share=1.0", "train.optimizer.embedding_rate=2.0")  # fmt: skip
-    norm = step.gradients(batch()).grad_norm
-    before = {name: parameter.detach().double().clone() for name, parameter in step.model.named_parameters()}
-    gradients = {name: parameter.grad.double().clone() for name, parameter in step.model.named_parameters()}
+    norm = trainer.forward_backward(batch()).grad_norm
+    before = {name: parameter.detach().double().clone() for name, parameter in trainer.model.named_parameters()}
+    gradients = {name: parameter.grad.double().clone() for name, parameter in trainer.model.named_parameters()}
     assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradients.values()]).norm()), rel=1e-6)
     assert norm > 0.2
-    rate = step.update(0, norm)
+    rate = trainer.update(0, norm)
     assert rate == pytest.approx(0.01)
-    assert all(parameter.grad is None for parameter in step.model.parameters()), (
+    assert all(parameter.grad is None for parameter in trainer.model.parameters()), (
         "a validation or a save takes its memory"
     )
-    for name, parameter in step.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         g = gradients[name] * 0.2 / (norm + 1e-6)
         lr = rate * (2.0 if name == "embedding.weight" else 1.0)
         decay = 0.3 if parameter.dim() >= 2 and name not in ("embedding.weight", "head.weight") else 0.0
@@ -91,14 +89,14 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
 
 
 def test_bf16_runs_in_bf16_with_fp32_weights(recipe_file: Path) -> None:
-    full, narrow = step_of(recipe_file), step_of(recipe_file, "train.precision=bf16")
+    full, narrow = trainer_of(recipe_file), trainer_of(recipe_file, "train.precision=bf16")
     assert narrow.device.precision == "bf16"
     seen: list[torch.dtype] = []
     narrow.model.blocks[0].mlp.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
-    loss = narrow.gradients(batch()).loss
+    loss = narrow.forward_backward(batch()).loss
     assert set(seen) == {torch.bfloat16}
     assert all(parameter.dtype == parameter.grad.dtype == torch.float32 for parameter in narrow.model.parameters())
-    assert loss == pytest.approx(full.gradients(batch()).loss, rel=5e-3)
+    assert loss == pytest.approx(full.forward_backward(batch()).loss, rel=5e-3)
 
 
 def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +109,15 @@ def test_what_cannot_be_had_is_refused(recipe_file: Path, monkeypatch: pytest.Mo
 
 def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
     data = batch()
-    data.tokens[:, 16] = 0
-    masked, open_ = step_of(recipe_file, "tokens.document_mask=true"), step_of(recipe_file)
-    changed = replace(data, tokens=data.tokens.copy())
-    changed.tokens[:, :10] = 7  # other first documents
+    data.inputs[:, 16] = 0
+    masked, open_ = trainer_of(recipe_file, "tokens.document_mask=true"), trainer_of(recipe_file)
+    changed = data.inputs.copy()
+    changed[:, :10] = 7  # other first documents
     tail = slice(17, 33)
 
-    def logits(step: TrainStep, tokens: np.ndarray) -> torch.Tensor:
-        inputs = torch.from_numpy(tokens[:, :-1])
-        return step.model(inputs, step.documents(inputs))[:, tail]
+    def logits(trainer: Trainer, tokens: np.ndarray) -> torch.Tensor:
+        inputs = torch.from_numpy(tokens)
+        return trainer.model(inputs, trainer.documents(inputs))[:, tail]
 
-    assert torch.equal(logits(masked, data.tokens), logits(masked, changed.tokens))
-    assert not torch.allclose(logits(open_, data.tokens), logits(open_, changed.tokens))
+    assert torch.equal(logits(masked, data.inputs), logits(masked, changed))
+    assert not torch.allclose(logits(open_, data.inputs), logits(open_, changed))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bessemer.hashing import key_of
 from bessemer.model.attention import Documents
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.loss import MicroBatchLoss
@@ -18,7 +19,6 @@ from bessemer.parallel.sharded import clip_gradients, local, sum_of_squares
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
-from bessemer.tokens.order import key_of
 from bessemer.train import fp8, recompute, split
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
@@ -31,7 +31,7 @@ from bessemer.train.task import task_of
 
 
 @dataclass(frozen=True)
-class Gradients:
+class StepStats:
     """The numbers of a step before its update; the gradients themselves are in the parameters.
 
     loss: nats a target over the global batch; grad_norm: before clipping; nats, targets: sums by source; accuracy: of a
@@ -49,7 +49,7 @@ class Gradients:
     gated: int = 0
 
 
-class TrainStep:
+class Trainer:
     """The model, its optimizer, and one step of training."""
 
     def __init__(
@@ -82,13 +82,13 @@ class TrainStep:
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
 
-    def gradients(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> Gradients:
+    def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches. scale: of the loss, in fp16.
 
         The sum of the losses is divided by the valid targets of the global batch, not of a micro-batch or a rank, so that the
         gradient does not depend on how the batch is divided.
         """
-        targets_BS, source_B = torch.from_numpy(batch.wanted), torch.from_numpy(batch.source)
+        targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
         counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
         counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
         counts[-1] = sum(piece.tokens for piece in batch.gated)
@@ -115,7 +115,7 @@ class TrainStep:
             overflow = scale.can_fall and not math.isfinite(norm)
             scale = scale.after(math.isfinite(norm))
         accuracy = correct / num_scored if num_scored else None
-        return Gradients(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
+        return StepStats(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
 
     def _loss_sums(self, losses: list[MicroBatchLoss], source_B: Tensor) -> Tensor:
         """Of this process's micro-batches: nats, correct predictions, scored targets, and nats by source, in float64."""
@@ -132,11 +132,8 @@ class TrainStep:
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         dropout_B = None
         if self.settings.dropout.is_on:
-            samples_B = torch.from_numpy(batch.samples(self.mesh.data_rank, self.mesh.layout.data))
-            dropout_B = sequence_keys(self.dropout_key, samples_B)
-        starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts)
-        whole = MicroBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.wanted), starts_BT, dropout_B)
-        return whole.split(self.settings.micro_batch or len(whole.inputs_BT))
+            dropout_B = sequence_keys(self.dropout_key, torch.from_numpy(batch.samples))
+        return MicroBatch.of(batch, dropout_B).split(self.settings.micro_batch or len(batch.inputs))
 
     def _zero_gradients(self) -> None:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.

@@ -1,0 +1,28 @@
+"""Hashes: of values, to see whether a result is current; of files, to see whether they are whole; keys of random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 of sections of a recipe or plain values, in hexadecimal: what stages compare to see whether they are current."""
+    plain = [part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def key_of(*parts: object) -> int:
+    """A 64-bit key of a pseudo-random function from any values, equal on every machine and Python."""
+    hashed = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "little")

@@ -1,0 +1,268 @@
+"""The guard's responses to an alarm in the training loop: record it with its documents, skip the update, roll back, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from bessemer.checkpoint import SavedCheckpoint
+from bessemer.checkpoint.protocol import drop_newer, verified
+from bessemer.errors import BessemerError
+from bessemer.guard.detection import Alarm
+from bessemer.guard.incidents import CORRUPTION, NONFINITE, RECORDED, record
+from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
+from bessemer.guard.policy import Judgement, Verdict, judge
+from bessemer.parallel.control import on_rank_zero
+from bessemer.parallel.replicas import Sums, bit_sums, differences
+from bessemer.parallel.tied import owned_parameters
+from bessemer.run import published
+from bessemer.terminal import warn
+from bessemer.tokens import ledger
+from bessemer.tokens.loader import Batch
+from bessemer.train.learning_rate import rewarm_share
+from bessemer.train.session import Training
+from bessemer.train.state import TrainState, restore
+from bessemer.train.trainer import StepStats
+
+# An incident names the documents of so many batches from the alarm's onset, and of at most so many samples.
+DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
+MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
+ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
+REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
+
+
+def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
+    """Judge the step after `state`. The history is cleared at the start of a data phase and after a scheduled re-warm-up;
+    during a re-warm-up after a rollback, steps are judged but not added to the history. Collective."""
+    sizes, schedule = training.pace.sizes, training.trainer.settings.schedule
+    first, end = state.samples, sizes.after(state.step + 1)
+    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
+    is_rewarming = schedule.is_rewarming(state.step)
+    is_fresh = begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming)
+    return judge(
+        training.recipe.guard, state.guard.restarted() if is_fresh else state.guard, state.step + 1, stats.loss, stats.grad_norm,
+        training.reference, overflow=stats.overflow, skips=training.journal.skips_step(state.step + 1),
+        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
+        mesh=training.trainer.mesh,
+    )  # fmt: skip
+
+
+def apply_step(
+    training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement
+) -> tuple[TrainState, float]:
+    """Update the weights, unless the judgement skips the update. Returns the state after the step and the learning rate, 0 of a
+    skipped update."""
+    rate, step = 0.0, state.step
+    if judgement.updates:
+        last = training.journal.governing(step)
+        factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
+        rate = training.trainer.update(step, stats.grad_norm, factor)
+    samples = batch.first + training.pace.sizes.sequences(step)
+    counts = state.counts.plus(batch, training.loader.mixture)
+    return TrainState(step + 1, samples, judgement.state, stats.scale, counts), rate
+
+
+def _rewarm_factor(journal: Journal, step: int) -> float:
+    last = journal.governing(step)
+    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
+
+
+def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
+    """Respond to the judgement of the step after `state`. Returns the restored state after a rollback, else None.
+
+    Raises BessemerError where the guard stops the run. Collective.
+    """
+    step, alarm = state.step + 1, judgement.alarm
+    if judgement.verdict is Verdict.SKIP:
+        training.journal.add_skip(step)
+        limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.pace.steps))
+        if judgement.state.skipped > limit and alarm is not None:
+            _stop(training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})")
+    if alarm is None:
+        return None
+    if judgement.verdict is not Verdict.ROLL_BACK:
+        _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else RECORDED)
+        return None
+    why = f"{judgement.state.skips_in_a_row} such steps in a row" if alarm.kind is NONFINITE else "it lasts"
+    return _roll_back_or_stop(training, state, step, alarm, why)
+
+
+def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
+    """Compare the weights of replicas where that is due, and always before they are saved. Returns the restored state after a
+    rollback, else None. Collective."""
+    mesh, step, every = training.trainer.mesh, state.step, training.recipe.guard.compare_replicas_every
+    is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.pace.steps
+    if mesh.is_single or not every or not (step % every == 0 or is_saved):
+        return None
+    sums_by_rank = mesh.gather(bit_sums(owned_parameters(training.trainer.model)))
+    replicas, differing = training.replicas, differences(sums_by_rank)
+    if not differing:
+        _report_corrupt_rank(training, step, sums_by_rank)
+        replicas.equal_at = step
+        return None
+    ranks = sorted({rank for tensor in differing for rank in tensor.suspects})
+    if len(ranks) > 1:
+        replicas.suspected[step] = differing[0]
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
+    cause = f"{which} has other weights than its replicas: {len(differing)} tensors, the first {differing[0].name}"
+    alarm, why = Alarm(CORRUPTION, replicas.equal_at + 1, cause), f"they were equal at step {replicas.equal_at}"
+    return _roll_back_or_stop(training, state, step, alarm, why, ranks)
+
+
+def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]) -> None:
+    """Where the replicas differed at this step before the rollback, and agree now: report the rank whose weights were other
+    ones then."""
+    difference = training.replicas.suspected.pop(step, None)
+    if difference is None:
+        return
+    rank = next(iter(difference.sums))
+    corrupt = difference.differing_from(sums_by_rank[rank][difference.key])
+    if len(corrupt) < len(difference.sums):
+        names = ", ".join(f"rank {rank}" for rank in corrupt)
+        alarm = Alarm(CORRUPTION, step + 1, f"the repeated steps show that {names} was wrong")
+        _report(training, step, alarm, RECORDED, rank=corrupt[0])
+
+
+def _roll_back_or_stop(
+    training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
+) -> TrainState | None:  # fmt: skip
+    """Roll back where a checkpoint allows it; else stop, or only record an alarm that is not fatal."""
+    guard = training.recipe.guard
+    if guard.roll_back:
+        if num_rollbacks_within(training.journal.rollbacks, state.step, ROLLBACK_STEPS) >= guard.max_rollbacks:
+            _stop(training, step, alarm, f"{guard.max_rollbacks} rollbacks have not ended it")
+        training.saver.finish(state)
+        checkpoint = _checkpoint_before(training, alarm)
+        if checkpoint is not None:
+            return _roll_back(training, step, alarm, checkpoint, ranks[0])
+        why += ", and there is no checkpoint from before it to roll back to"
+    if alarm.kind.is_fatal:
+        _stop(training, step, alarm, why)
+    _report(training, step, alarm, RECORDED)
+    return None
+
+
+def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
+    """The newest checkpoint that verifies and is old enough, else the oldest from before the first bad step. Collective."""
+    folder, mesh = training.run.checkpoints, training.trainer.mesh
+    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.pace.steps)
+    newest_wanted = alarm.onset - 1 - distance
+    steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
+    by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
+    return next(verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
+
+
+def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
+    """Write the rollback to the journal, report it and carry it out. step: with the alarm (1-based)."""
+    journal, pace = training.journal, training.pace
+    skipped = _skipped_steps(training, step, alarm, checkpoint)
+    rollback = _rollback(training, step, alarm, checkpoint, skipped)
+
+    def begin() -> None:
+        journal.add_rollback(rollback)
+        drop_newer(training.run.checkpoints, rollback.to)
+
+    on_rank_zero(training.trainer.mesh, begin)
+    if not training.trainer.mesh.is_main:
+        journal.add_rollback(rollback)
+    action = f"rolled back to step {rollback.to}; "
+    if alarm.kind.is_hardware_fault:
+        action += "the same steps again"
+    else:
+        rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
+        action += f"{len(skipped)} batches skipped; {rate}"
+    _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
+    training.clock.rolled_back(step - 1, rollback.to)
+    with training.pulse.during("start"), training.clock.counting("recovery"):
+        restored = restore(training.trainer, checkpoint, training.store)
+    pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
+    training.log.roll_back(rollback.number, rollback.to)
+    training.log.write(
+        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
+        batches=len(skipped), rate_factor=rollback.rate_factor,
+    )  # fmt: skip
+    guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
+    return replace(restored, guard=guard)
+
+
+def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> range:
+    """The steps (0-based) around the first bad one whose batches are never read again, up to the alarm at least."""
+    num_skipped = 0
+    if not alarm.kind.is_hardware_fault:
+        is_repeated = _num_recent_rollbacks(training, step) > 0
+        num_skipped = round(
+            training.recipe.guard.batches_to_skip(training.pace.steps) * (REPEATED_SKIP if is_repeated else 1.0)
+        )
+    start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
+    if not num_skipped:
+        return range(start, start)
+    end = start + num_skipped
+    return range(start, max(end, step) if alarm.kind.has_sharp_onset else end)
+
+
+def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
+    """The rollback's line of the journal."""
+    guard, sizes = training.recipe.guard, training.pace.sizes
+    first = sizes.first(skipped.start)
+    rollback = Rollback(
+        number=training.journal.num_rollbacks + 1,
+        at=step,
+        to=checkpoint.step,
+        what=alarm.kind.name,
+        onset=alarm.onset,
+        omitted=(first, sizes.after(skipped.stop) if skipped else first),
+        rate_factor=1.0,
+        rewarm_from=1.0,
+        rewarm_steps=0,
+    )
+    if alarm.kind.is_hardware_fault:
+        return rollback
+    factors, before = guard.rate_factors, _num_recent_rollbacks(training, step)
+    return replace(
+        rollback, rate_factor=factors[min(before, len(factors) - 1)], rewarm_from=guard.rewarm_from,
+        rewarm_steps=guard.steps_to_rewarm(training.pace.steps),
+    )  # fmt: skip
+
+
+def _num_recent_rollbacks(training: Training, step: int) -> int:
+    return num_rollbacks_within(training.journal.rollbacks, step - 1, ROLLBACK_STEPS)
+
+
+def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
+    """Record an alarm with the documents of its first batches, and warn of it. Returns the samples with their documents."""
+    samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
+    if training.trainer.mesh.is_main:
+        known = ledger.known(training.run.corpus, _document_names(samples))
+        places = {name: f"{row['path']} {row['place']}".strip() for name, row in known.items()}
+        record(
+            training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,
+            documents=samples, places=places, **more,
+        )  # fmt: skip
+    if action != "run stopped":
+        warn(f"step {step}: {alarm.kind.name}: {alarm.cause}; {action} (see {training.run.incidents.name})")
+    return samples
+
+
+def _first_samples(training: Training, step: int, alarm: Alarm) -> list[dict[str, Any]]:
+    """The samples of the first batches from the alarm's onset, with their documents."""
+    sizes, samples = training.pace.sizes, list[dict[str, Any]]()
+    for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
+        count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
+        samples += training.loader.documents(sizes.first(number), count)
+    return samples
+
+
+def _document_names(samples: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
+
+
+def _stop(training: Training, step: int, alarm: Alarm, why: str) -> NoReturn:
+    samples = _report(training, step, alarm, "run stopped")
+    training.clock.write(step - 1)
+    names = _document_names(samples)
+    see = f"See {training.run.incidents}."
+    if names:
+        documents = f"{len(names)} documents ({', '.join(names[:3])}, ...), all listed in {training.run.incidents}"
+        see = f"The batches from step {alarm.onset} on held {documents}."
+    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {alarm.kind.advice}")
