@@ -50,7 +50,7 @@ def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None
     loader = loader_of(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
     batch = loader.batch(0, 8)
     batch = replace(batch, source=np.zeros_like(batch.source))
-    given = MixtureCounts.zero(loader.mixture).plus(batch, loader)
+    given = MixtureCounts.zero(loader.mixture).plus(batch, loader.mixture)
     found = mixture_audit(loader.mixture, given, 8)
     assert not found["follows_the_order"]
     assert found["sources"]["a"]["drawn_share"] == 1.0
@@ -63,6 +63,6 @@ def test_an_older_checkpoint_is_counted_by_the_order(tmp_path: Path) -> None:
     assert MixtureCounts.from_dict({}) == MixtureCounts()
     counted = MixtureCounts.zero(loader.mixture)
     for step in range(5):
-        counted = counted.plus(loader.batch(8 * step, 8), loader)
+        counted = counted.plus(loader.batch(8 * step, 8), loader.mixture)
     assert counted == MixtureCounts.of_order(loader.mixture, 40, 16)
     assert np.array(counted.tokens).sum() == 40 * 16
