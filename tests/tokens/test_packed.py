@@ -60,7 +60,7 @@ def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path
     for world in (2, 3, 8):
         for rank in range(world):
             part = loader_of(recipe, store, rank, world).batch(48, 24)
-            for name in ("tokens", "targets", "starts", "real", "source"):
+            for name in ("inputs", "targets", "starts", "real", "source"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[rank::world])
     again = loader.batch(60, 3)
     assert np.array_equal(again.inputs, whole.inputs[12:15])

@@ -219,7 +219,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     journal = Journal.read(folder / "journal.jsonl")
     assert [found.rate_factor for found in journal.rollbacks] == [1.0, 0.9]
     actions = [row["action"] for row in incidents(folder) if row["action"] != "update skipped"]
-    assert "; 16 batches passed" in actions[0] and "; 40 batches passed" in actions[1] and actions[2] == "run stopped"
+    assert "; 16 batches skipped" in actions[0] and "; 40 batches skipped" in actions[1] and actions[2] == "run stopped"
     said = capsys.readouterr().err
     assert "2 rollbacks have not ended it" in said and "documents (" in said
 

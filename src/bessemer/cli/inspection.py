@@ -93,9 +93,7 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
             print(f"  that began at step {row['onset']}: look at it too")
     since = f"step {found.replayed_from}" if found.replayed_from else "the start"
     first = found.first_difference
-    print(
-        f"  taken again from {since}; " + (f"step {first} was the first to differ" if first else "every step repeats")
-    )
+    print(f"  replayed from {since}; " + (f"step {first} was the first to differ" if first else "every step repeats"))
     for finding in found.findings:
         print(f"  {finding}")
     print("the worst sequences of its batch, each alone")
