@@ -44,7 +44,10 @@ def test_a_damaged_batch_is_named_data_and_the_run_is_only_read(
     assert all(name in found["documents"] for name in found["sequences"][0]["documents"][:1])
     assert run_command(["diagnose", str(folder), "--step", "71"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("step 71: data: the batch is an outlier") and "with earlier weights it is an outlier too" in said
+    assert (
+        said.startswith("step 71: data: the batch is an outlier")
+        and "with earlier weights it is an outlier too" in said
+    )
     assert diagnosed(folder, 72).kind == "none"
 
 
