@@ -1,7 +1,7 @@
 """`bessemer calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
 catalogue of devices (layout/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
 
-`python -m bessemer.calibrate FILE cpu|cuda` is one process of the measured all-reduce; launch/agent.py starts them.
+`python -m bessemer.calibrate FILE cpu|cuda` is one process of the measured all-reduce; launch/group.py starts them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -141,27 +140,15 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
 
     A ring sends 2 (p - 1) / p of the tensor from each process (Patarasuk and Yuan 2009, section 3).
     """
-    from bessemer.launch.agent import LaunchSpec
+    from bessemer.launch.group import run_group
 
     if processes < 2:
         return None
     with tempfile.TemporaryDirectory(prefix="bessemer-") as folder:
         result = Path(folder) / "seconds.json"
-        source = str(Path(__file__).parent.parent)
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
-            "BESSEMER_NODE": folder,
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-        }
-        spec = LaunchSpec(("-m", "bessemer.calibrate", str(result), kind), processes, 0)
-        try:
-            subprocess.run(
-                spec.command(), env=environment, timeout=START_SECONDS, check=True, start_new_session=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        arguments = ("-m", "bessemer.calibrate", str(result), kind)
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        if run_group(arguments, processes, Path(folder) / "log", seconds=START_SECONDS, variables=threads) is not None:
             return None
         latency, seconds = json.loads(result.read_text(encoding="utf-8"))
     sent = 2.0 * (processes - 1) / processes * REDUCED_BYTES[kind][1]

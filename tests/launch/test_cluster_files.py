@@ -219,6 +219,7 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     assert jobset["kind"] == "JobSet" and job["completions"] == job["parallelism"] == 4
     assert pod["restartPolicy"] == "Never", "a podFailurePolicy needs it"
     assert job["podReplacementPolicy"] == "Failed", "a podFailurePolicy needs it"
+    assert job["backoffLimit"] == (12 if full else 3), "a pod that is lost is replaced, and waited for"
     rules = {
         code: rule["action"]
         for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, differ, errors, facts, losses, together, wait_for_step
+from trainings import another, bessemer, differ, errors, facts, kill_tree, losses, node, together, wait_for_step
 
 from tests.ports import free_port, wait_for_listener
 
 pytestmark = pytest.mark.long
 
 FP64 = ("--set", "train.precision=fp64")
-
-
-def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
-    meet = "--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-endpoint", f"localhost:{port}"
-    return command("train", *given, *meet, *more)
 
 
 def torchrun(given: tuple[str, ...], port: int, *more: str) -> list[str]:
@@ -66,25 +60,16 @@ def test_a_node_that_is_lost_is_not_waited_for(made: Path, whole: str) -> None:
     )
     try:
         wait_for_step(run, 5)
-        kill_with_children(second.pid)  # it may hold the first rank or the second
+        kill_tree(second.pid)  # it may hold the first rank or the second
         _, said = first.communicate(timeout=300)
         assert first.returncode == 0, said
     finally:
         for process in (first, second):
             if process.poll() is None:
-                kill_with_children(process.pid)
+                kill_tree(process.pid)
     assert differ(losses(made, whole), losses(made, "lost-node")) < 1e-9
     assert facts(made, "lost-node")["given"] == facts(made, whole)["given"]
     assert facts(made, "lost-node")["world"] == 1
-
-
-def kill_with_children(pid: int) -> None:
-    children = [
-        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
-    ]
-    os.kill(pid, signal.SIGKILL)
-    for child in children:
-        kill_with_children(child)
 
 
 def test_a_stop_of_one_node_stops_all(made: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +49,35 @@ def bessemer(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "bessemer", *arguments]
+
+
+def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
+    """The command of one node of several, with one process, all on this machine."""
+    meet = "--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-endpoint", f"localhost:{port}"
+    return command("train", *given, *meet, *more)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    children = [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    return [pid, *(each for child in children for each in tree(child))]
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all that descend from it, at once; returns when none of them lives."""
+    doomed = tree(pid)
+    for one in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+    while any(_lives(one) for one in doomed):
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def another(recipe: Path, name: str) -> tuple[str, ...]:

@@ -78,7 +78,6 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
 def _train_on_node(args: argparse.Namespace) -> Any:
     """Start and watch the processes of this node, one of several."""
     from bessemer.launch import start
-    from bessemer.launch.agent import LaunchSpec
 
     recipe, run = None, None
     try:
@@ -89,7 +88,7 @@ def _train_on_node(args: argparse.Namespace) -> Any:
     flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(args, name.replace("-", "_"))]
     sets = [part for override in args.overrides for part in ("--set", override)]
     arguments = ("-m", "bessemer", "train", args.recipe, *sets, *flags)
-    spec = LaunchSpec.of_node(
+    spec = start.LaunchSpec.of_node(
         arguments, recipe, args.nnodes, args.nproc_per_node, args.rdzv_endpoint, args.rdzv_id or "bessemer"
     )
     return {"run": run and run.path, **start.train_on_node(spec, run)}

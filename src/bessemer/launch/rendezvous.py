@@ -120,6 +120,8 @@ def join() -> Rendezvous:
             raise InputError(
                 f"parallel: {where} is in use by another program; set another MASTER_PORT (torchrun: --master-port)"
             ) from None
+        if status.NODE in os.environ:  # a node was lost meanwhile: the agent starts the group again
+            raise
         message = status.first_line(error)
         raise BessemerError(f"parallel: rank {rank} cannot join the others at {where}: {message}") from None
     # A store that torchrun keeps over restarts; else each start has its own, and nodes may count their restarts differently.

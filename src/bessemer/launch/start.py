@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import bessemer
 from bessemer import interrupt
-from bessemer.errors import BessemerError, Stopped
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.launch import status
-from bessemer.launch.agent import LaunchSpec
 from bessemer.launch.watchdog import Watchdog
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
@@ -28,6 +30,60 @@ STOP_SECONDS = 600.0  # for the current step and the checkpoint after a stop req
 POLL_SECONDS = 0.5
 LINGER_SECONDS = 5.0  # for other nodes to learn of a failure, before the rendezvous may end
 REPEAT_SECONDS = 1.0  # between stop requests, since a process that is just starting misses one
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What an agent starts. arguments: of Python; nodes: minimum and maximum; endpoint: host:port of the rendezvous, host:0
+    for any port; identity: the same on all nodes of a run and no others; wait_seconds: for nodes that are missing; replicas: of
+    the copies in memory, on other nodes."""
+
+    arguments: tuple[str, ...]
+    processes: int
+    restarts: int
+    nodes: tuple[int, int] = (1, 1)
+    endpoint: str = "localhost:0"
+    identity: str | None = None
+    wait_seconds: float = 1800.0
+    replicas: int = 0
+
+    def command(self) -> list[str]:
+        """The command line of its agent."""
+        return [sys.executable, "-m", "bessemer.launch.agent", json.dumps(asdict(self))]
+
+    @classmethod
+    def parse(cls, text: str) -> LaunchSpec:
+        """The specification in a command line."""
+        values = json.loads(text)
+        return cls(**values | {"arguments": tuple(values["arguments"]), "nodes": tuple(values["nodes"])})
+
+    @classmethod
+    def of_node(
+        cls, arguments: tuple[str, ...], recipe: Recipe | None, nodes: str, processes: int | None, endpoint: str | None,
+        identity: str,
+    ) -> LaunchSpec:  # fmt: skip
+        """One node of several, from the options that torchrun has under the same names. recipe: None when it cannot be read,
+        which the processes then report. Raises InputError."""
+        found = re.fullmatch(r"(\d+)(?::(\d+))?", nodes)
+        if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]):
+            raise InputError(f"--nnodes: {nodes}: write it as N or MIN:MAX, for example 2:4")
+        min_nodes, max_nodes = int(found[1]), int(found[2] or found[1])
+        if endpoint is None and max_nodes > 1:
+            raise InputError("train: --nnodes needs --rdzv-endpoint HOST:PORT, a free port of the first node")
+        if endpoint is not None and not re.fullmatch(r"\S+:\d{1,5}", endpoint):
+            raise InputError(f"--rdzv-endpoint: {endpoint}: write it as HOST:PORT, for example node001:29500")
+        world = 1 if recipe is None else recipe.parallel.world
+        if processes is None:
+            processes = max(world // max_nodes, 1)
+        if processes < 1:
+            raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
+        restarts, wait, replicas = 0, cls.wait_seconds, 0
+        if recipe is not None:
+            recipe.checkpoint.require_nodes(max_nodes)
+            restarts, wait = recipe.parallel.restarts, recipe.cluster.wait_seconds
+            replicas = recipe.checkpoint.memory_replicas
+        where = (min_nodes, max_nodes), endpoint or "localhost:0", identity
+        return cls(arguments, processes, restarts, *where, wait, replicas)
 
 
 def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:
@@ -176,6 +232,8 @@ def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str,
     return {"OMP_NUM_THREADS": str(max(cores // processes, 1)), **os.environ} | {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "LOGLEVEL": "CRITICAL",  # of torch's agent: the command shows what matters
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # with a shared store, restarts fail (torch 2.11 to 2.13)
         status.NODE: str(place),
         "BESSEMER_SLOTS": ",".join(map(str, slots)),
     }
@@ -201,8 +259,8 @@ def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
         while agent.poll() is None and time.monotonic() < deadline:
             if status.pids(place) or status.reported(place) is not None:
                 _signal(place, signal.SIGUSR1)
-            elif deadline - time.monotonic() < STOP_SECONDS - LINGER_SECONDS:
-                break  # no process has started: the agent waits for other nodes
+            elif (place / status.WAITING).exists() or deadline - time.monotonic() < STOP_SECONDS - LINGER_SECONDS:
+                break  # no process runs: the agent waits for other nodes
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(REPEAT_SECONDS)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 In the run folder, for all processes; the first to report wins:
 .training/outcome.json   how it ended: done, stopped, or failed with a message
 .training/rank-N.pid     its process id
+.training/node-lost      created by the node that records this incident, which all others see too
 
 In a folder of the node, created by the command that started its processes ($BESSEMER_NODE):
 outcome.json   how it ended, with the summary of a completed training
@@ -11,7 +12,8 @@ N.pid          the process of local rank N, which a stop request is sent to
 signal         the signal that the command received and passes on as SIGUSR1
 N.pulse        what local rank N does, for the watchdog (guard/pulse.py); N.stacks the stacks of its threads, when asked for
 N.error        the last unexpected failure of local rank N, with its traceback
-losses-N.json  written by the agent: the processes that were lost before restart N, for the watchdog
+note-N.json    written by the agent, for the watchdog to tell and record: processes or nodes lost, or waited for
+waiting        there while the agent waits for the first node, and no process runs
 lost.json      written by the agent: local ranks that were killed when the group could not be restarted
 """
 
@@ -23,15 +25,16 @@ import os
 import shutil
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.interrupt import NODE as NODE
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, write_json
 
 FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
-OUTCOME, SHOWN, LOST, LOSSES = "outcome.json", "said.json", "lost.json", "losses-{}.json"
+OUTCOME, SHOWN, LOST, WAITING = "outcome.json", "said.json", "lost.json", "waiting"
 # Of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = (
     "connection closed by peer", "connection reset", "broken pipe", "socket", "ncclremoteerror", "timed out",
@@ -105,6 +108,39 @@ def read(place: Path, name: str) -> Any:
         return json.loads((place / name).read_text())
     except FileNotFoundError:
         return None
+
+
+def note(place: Path, rows: list[dict[str, Any]]) -> None:
+    """Leave a note for the watchdog: rows with cause and action, and what else belongs to the record of an incident."""
+    if not rows:
+        return
+    write_json(place / f"note-{len(list(place.glob('note-*.json'))) + 1}.json", rows)
+
+
+def notes(place: Path, after: int) -> Iterator[list[dict[str, Any]]]:
+    """The notes after the first `after` of them."""
+    while (rows := read(place, f"note-{after + 1}.json")) is not None:
+        after += 1
+        yield rows
+
+
+@contextlib.contextmanager
+def waiting(place: Path) -> Iterator[None]:
+    """Mark that the agent waits and no process runs."""
+    (place / WAITING).touch()
+    try:
+        yield
+    finally:
+        (place / WAITING).unlink(missing_ok=True)
+
+
+def claim(run: RunFolder, name: str) -> bool:
+    """Whether this node is the first to create a file in the folder of all processes, and so the one that records."""
+    try:
+        (folder(run) / name).touch(exist_ok=False)
+        return True
+    except OSError:
+        return False
 
 
 def note_pid(place: Path, name: str) -> None:

@@ -36,7 +36,7 @@ class Watchdog:
         self._place, self._run = place, run
         self._looked, self._suspects = 0.0, set[int]()
         self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
-        self._num_losses = 0  # that were told
+        self._num_notes = 0  # of the agent, that were told
         self._hung: set[int] = set()  # ranks that were ended for it, until the agent has noted their loss
 
     def look(self) -> None:
@@ -59,26 +59,17 @@ class Watchdog:
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
 
     def note_losses(self) -> None:
-        """Tell and record the processes that the agent has lost since the last call, but for those that hung."""
-        while (facts := status.read(self._place, status.LOSSES.format(self._num_losses + 1))) is not None:
-            self._num_losses += 1
-            number, restarts = facts["restart"], facts["restarts"]
-            action = f"no restart is left (parallel.restarts = {restarts})"
-            if number <= restarts:
-                action = f"the group starts again from the last checkpoint (restart {number} of {restarts})"
-            for one in facts["lost"]:
-                if one["rank"] in self._hung:
+        """Tell and record what the agent has noted since the last call, but for processes that hung, of which that was told."""
+        for rows in status.notes(self._place, self._num_notes):
+            self._num_notes += 1
+            for row in rows:
+                if row.get("rank") in self._hung:
                     continue
-                how = f"ended with {one['code']}" if one["error"] is None else f"failed: {one['error']}"
-                if one["code"] < 0:
-                    how = f"was ended by {_signal(-one['code'])}"
-                cause = f"rank {one['rank']} on {facts['host']} {how} after step {one['step']}"
-                warn(f"{cause}; {action}")
-                if self._run is not None:
-                    record(
-                        self._run.incidents, LOST, step=one["step"], cause=cause, action=action, rank=one["rank"],
-                        host=facts["host"], code=one["code"],
-                    )  # fmt: skip
+                warn(f"{row['cause']}; {row['action']}")
+                if self._run is None or "step" not in row:
+                    continue
+                if "rank" in row or status.claim(self._run, "node-lost"):  # which all other nodes see
+                    record(self._run.incidents, LOST, **row)
             self._hung = set()
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
@@ -132,13 +123,6 @@ def _said(one: pulse.Reading) -> str:
         why = STATES.get(state, "it holds the interpreter")
         return f"rank {one.rank} has not answered for {one.silence:.0f} s in {one.activity}: {why}"
     return f"rank {one.rank} has made no progress for {one.waiting:.0f} s in {one.activity}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _state(pid: int) -> str:

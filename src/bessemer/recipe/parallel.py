@@ -147,6 +147,7 @@ class Cluster(Section):
     framework: str = "bessemer"
     nodes: Positive = 1
     min_nodes: Positive | None = None
+    wait_seconds: Positive = 1800
     cpus_per_process: Positive = 8
     memory: str | None = Field(None, pattern=r"^[0-9]+[KMGT]i?$")
     time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")

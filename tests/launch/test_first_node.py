@@ -1,0 +1,209 @@
+"""The first node, which hosts the store of the rendezvous, is lost: the others wait for it, and go on with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+from trainings import another, bessemer, command, errors, kill_tree, losses, metrics, node, wait_for_step, weights
+
+from bessemer.launch import store
+from bessemer.report import data as report_data
+from bessemer.report.story import story
+from bessemer.run import RunFolder, read_json_lines
+from tests.ports import free_port, wait_for_listener
+
+LAYOUT = "--set", "parallel.replicate=2", "--set", "train.steps=30"
+NOWHERE = "192.0.2.1"  # kept free for documentation (RFC 5737)
+
+
+class Nodes:
+    """Two nodes of one process each."""
+
+    def __init__(self, given: tuple[str, ...], *more: str, doomed: int = 0) -> None:
+        """doomed: the one that will be lost."""
+        self.port = free_port()
+        self.line = node(given, self.port, *LAYOUT, *more)
+        self.running = [self.start(doomed == 0), self.start(doomed == 1)]
+
+    def start(self, is_doomed: bool = False) -> subprocess.Popen[str]:
+        """is_doomed: its processes descend from each other, where forks would not, so that they are killed all at once."""
+        environment = os.environ | ({"COLD_PYTHON": "1"} if is_doomed else {})
+        started = subprocess.Popen(
+            self.line, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+        )
+        wait_for_listener(self.port)  # so that the first one hosts the store
+        return started
+
+    def wait_until_met(self) -> None:
+        """Until each agent has a connection to the store that lasts."""
+        deadline, since = time.monotonic() + 120, None
+        while since is None or time.monotonic() - since < 1.0:
+            assert time.monotonic() < deadline
+            if connections(self.port) < 2:
+                since = None
+            else:
+                since = since or time.monotonic()
+            time.sleep(0.05)
+
+    def lose(self, which: int) -> None:
+        kill_tree(self.running[which].pid)
+        self.running[which].communicate()
+
+    def again(self, which: int, is_doomed: bool = False) -> None:
+        self.running[which] = self.start(is_doomed)
+
+    def end(self) -> tuple[list[int], list[str]]:
+        """Exit codes and what was said, when both have ended."""
+        said = [one.communicate(timeout=240)[1] for one in self.running]
+        return [one.returncode for one in self.running], said
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.running:
+            kill_tree(one.pid)
+
+
+def connections(port: int) -> int:
+    """Established connections to a port of this machine."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(made: Path) -> str:
+    """The name of a run in LAYOUT that nothing happened to."""
+    assert bessemer("train", *another(made, "undisturbed"), *LAYOUT).returncode == 0
+    return "undisturbed"
+
+
+def lost(run: Path) -> list[dict[str, Any]]:
+    return [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
+
+
+@pytest.mark.fault(32)
+def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, undisturbed: str) -> None:
+    run = made.parent / "runs" / "lost-first"
+    with Nodes(another(made, "lost-first")) as nodes:
+        wait_for_step(run, 6)
+        nodes.lose(0)
+        time.sleep(2)
+        assert nodes.running[1].poll() is None, "the other node waits"
+        nodes.again(0)
+        codes, said = nodes.end()
+    assert codes == [0, 0], said
+    told = "the first node (localhost) was lost after step "
+    then = "waiting up to 30 min 00 s for it to come back, then the group starts again from the last checkpoint (restart 1 of 3)"
+    assert sum(told in line for line in said[1].splitlines()) == 1 and then in " ".join(said[1].split()), said
+    (incident,) = lost(run)
+    assert incident["cause"].startswith(told) and incident["step"] >= 6
+    assert (incident["action"], incident["host"]) == (then, "localhost")
+    assert any(told in what for _, what in story(report_data.read(RunFolder(run))))
+    (resumed,) = metrics(made, "lost-first", "resumed")
+    assert resumed["step"] >= 4
+    assert losses(made, "lost-first") == losses(made, undisturbed)
+    assert weights(made, "lost-first") == weights(made, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.fault(32)
+def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undisturbed: str) -> None:
+    run = made.parent / "runs" / "lost-thrice"
+    with Nodes(another(made, "lost-thrice")) as nodes:
+        nodes.wait_until_met()
+        nodes.lose(0)  # before the group has started
+        nodes.again(0, is_doomed=True)
+        wait_for_step(run, 6)
+        nodes.lose(0)
+        nodes.again(0, is_doomed=True)  # with the last attempt's files in the run folder, and lost again at its start
+        nodes.lose(0)
+        nodes.again(0, is_doomed=True)
+        wait_for_step(run, 14)
+        nodes.lose(0)
+        nodes.again(0)
+        codes, said = nodes.end()
+    assert codes == [0, 0], said
+    assert losses(made, "lost-thrice") == losses(made, undisturbed)
+    assert weights(made, "lost-thrice") == weights(made, undisturbed)
+    assert "restart 2 of 3" in lost(run)[-1]["action"]
+
+
+@pytest.mark.long
+@pytest.mark.fault(32)
+def test_another_node_that_is_lost_and_comes_back_costs_nothing(made: Path, undisturbed: str) -> None:
+    run = made.parent / "runs" / "lost-second"
+    with Nodes(another(made, "lost-second"), doomed=1) as nodes:
+        wait_for_step(run, 6)
+        nodes.lose(1)
+        nodes.again(1)
+        codes, said = nodes.end()
+    assert codes == [0, 0], said
+    (incident,) = lost(run)
+    assert incident["cause"].startswith("node localhost was lost after step ") and incident["host"] == "localhost"
+    assert incident["action"] == "the group starts again from the last checkpoint (restart 1 of 3)"
+    assert losses(made, "lost-second") == losses(made, undisturbed)
+    assert weights(made, "lost-second") == weights(made, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.fault(32)
+@pytest.mark.parametrize("end", ["limit", "stop", "restarts"])
+def test_a_first_node_that_stays_away_ends_the_wait(end: str, made: Path) -> None:
+    run, restarts = made.parent / "runs" / f"away-{end}", 0 if end == "restarts" else 3
+    more = f"cluster.wait_seconds={5 if end == 'limit' else 600}", f"parallel.restarts={restarts}"
+    with Nodes(another(made, f"away-{end}"), *(part for key in more for part in ("--set", key))) as nodes:
+        wait_for_step(run, 6)
+        nodes.lose(0)
+        began = time.monotonic()
+        if end == "stop":
+            time.sleep(5)
+            began = time.monotonic()
+            nodes.running[1].send_signal(signal.SIGTERM)
+        _, said = nodes.running[1].communicate(timeout=60)
+        assert time.monotonic() - began < {"limit": 30, "stop": 5, "restarts": 20}[end]
+    assert nodes.running[1].returncode == (1 if end == "restarts" else 75), said
+    (told,) = errors(said)
+    assert {"limit": "the first node (localhost) did not answer within 5.0 s", "stop": "stopped at once",
+            "restarts": "no restart is left (parallel.restarts = 0)"}[end] in told  # fmt: skip
+    assert "goes on from the last checkpoint" in told
+
+
+def test_a_node_waits_for_a_first_node_that_is_not_there_yet_until_its_limit_or_a_stop(made: Path) -> None:
+    meet = "--nnodes", "2", "--rdzv-endpoint", f"{NOWHERE}:29500"
+    line = command("train", *another(made, "not-yet"), *LAYOUT, *meet)
+    short = subprocess.Popen([*line, "--set", "cluster.wait_seconds=1"], stderr=subprocess.PIPE, text=True)
+    patient = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    _, said = short.communicate(timeout=60)
+    assert short.returncode == 1, said
+    assert f"launch: the first node ({NOWHERE}) did not answer within 1.0 s (" in errors(said)[0]
+    began = time.monotonic()
+    patient.send_signal(signal.SIGTERM)
+    _, said = patient.communicate(timeout=60)
+    assert patient.returncode == 75 and time.monotonic() - began < 5, said
+
+
+def test_the_endpoint_is_resolved_anew_at_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that is replaced keeps its name and gets another address."""
+    port, resolve, asked = free_port(), socket.getaddrinfo, list[str]()
+    monkeypatch.setattr(store, "RETRY_SECONDS", 0.01)
+
+    def resolved(host: str, *arguments: Any, **more: Any) -> Any:
+        asked.append(host)
+        if len(asked) == 2:
+            host = "127.0.0.1"
+            servers.append(TCPStore(host, port, is_master=True, wait_for_workers=False))
+        return resolve("127.0.0.77" if len(asked) < 2 else host, *arguments, **more)
+
+    servers = list[TCPStore]()
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert store.find(f"localhost:{port}", time.monotonic() + 60, True, asked.append) is False
+    assert asked == ["localhost", "localhost"]
