@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_nodes import kill_with_children, node
-from trainings import another, bessemer, errors, losses, metrics, wait_for_step, weights
+from trainings import another, bessemer, errors, kill_tree, losses, metrics, node, wait_for_step, weights
 
 from tests.ports import free_port, wait_for_listener
 
@@ -34,7 +33,7 @@ def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int) -> str
     try:
         started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
         wait_for_step(run, after)
-        kill_with_children(started[1].pid)
+        kill_tree(started[1].pid)
         started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
         said = [started[number].communicate(timeout=300)[1] for number in (0, 2)]
         assert [started[number].returncode for number in (0, 2)] == [0, 0], said
@@ -42,7 +41,7 @@ def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int) -> str
     finally:
         for process in started:
             if process.poll() is None:
-                kill_with_children(process.pid)
+                kill_tree(process.pid)
 
 
 @pytest.mark.fault(1)
