@@ -82,8 +82,8 @@ def connections(port: int) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(made: Path) -> str:
     """The name of a run in LAYOUT that nothing happened to."""
-    assert bessemer("train", *another(made, "undisturbed"), *LAYOUT).returncode == 0
-    return "undisturbed"
+    assert bessemer("train", *another(made, "both-nodes-stay"), *LAYOUT).returncode == 0
+    return "both-nodes-stay"
 
 
 def lost(run: Path) -> list[dict[str, Any]]:
