@@ -1,4 +1,4 @@
-"""The mixture that was trained on, counted from the batches, compared with the requested and the planned shares."""
+"""The mixture that was trained on, counted from the batches, against the requested and the planned shares."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MixtureCounts:
 
     @classmethod
     def of_order(cls, mixture: Mixture, samples: int, length: int) -> MixtureCounts:
-        """Counts of the order's first samples, for a run from before batches were counted."""
+        """Counts of the order's first samples, for a checkpoint without counts."""
         drawn = (mixture.drawn(samples), *cls.zero(mixture).sequences[1:])
         return cls(drawn, tuple(tuple(count * length for count in row) for row in drawn))
 
@@ -68,14 +68,14 @@ class MixtureCounts:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> MixtureCounts:
-        """From a checkpoint's facts; empty for a run from before batches were counted."""
+        """From a checkpoint's facts; empty for an older checkpoint without counts."""
         return cls(*(tuple(tuple(row) for row in facts.get(key, ())) for key in ("sequences", "tokens")))
 
 
 def mixture_audit(mixture: Mixture, counts: MixtureCounts, samples: int, gaps: Sequence[Range] = ()) -> dict[str, Any]:
-    """Asked, planned and drawn token shares of each source at place `samples` of the order, in all and by phase, and its epochs.
+    """Requested, planned and drawn token shares and epochs of each source after `samples` samples, in total and by phase.
 
-    gaps: the samples before it that were skipped. target_share is what the caps leave of asked_share.
+    gaps: samples before that which were skipped. target_share: the requested share after the caps on epochs.
     """
     tokens, sequences = np.array(counts.tokens), np.array(counts.sequences)
     aims = [mixture.aims[number] for number in range(len(tokens))]

@@ -30,7 +30,7 @@ REVIEW_CHANGE = 0.05  # smallest change of the remaining steps that a review mak
 RESERVE = 0.01  # of the minutes: the last steps are not always as fast as the mean
 LATE_CHANGE = 0.15  # of the remaining time: delay that triggers a review at once
 SHOWN_CHANGE = 0.1  # of the number of steps last shown: a larger change is shown
-SHOWN_SECONDS = 30.0  # between two lines about it, as the rate of a busy machine goes up and down
+SHOWN_SECONDS = 30.0  # between two such lines, since the rate of a busy machine varies
 MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # timed steps of the first decision; at least; first steps, not timed
 CLOCK_EVERY = 8  # steps between readings of the clock, which need a collective
 
@@ -76,7 +76,7 @@ class Pace:
                     break
 
     def roll_back(self, step: int, batches: Batches) -> None:
-        """Go on from an earlier step, by other batches; the time that was lost counts."""
+        """Go on from an earlier step with other batches; the time of the undone steps counts."""
         self.sizes, self._first, self._rolled_back_to = batches, min(self._first, step), step
         self._mark_step(step)
 
@@ -154,7 +154,7 @@ class Pace:
     def _is_due(self, step: int, num_timed: int) -> bool:
         elapsed = perf_counter() - self._started
         if not self.recipe.train.revised:
-            # Where half of the planned steps are done they were fast, and the run would soon be over.
+            # At half of the planned steps they were fast, and the run would soon be over.
             is_late = elapsed >= LATE * self._budget or 2 * step >= self.steps
             return (num_timed >= FEW_STEPS and is_late) or (num_timed >= MIN_STEPS and elapsed >= EARLY * self._budget)
         seconds = self._step_seconds(num_timed)

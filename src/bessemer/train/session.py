@@ -236,7 +236,7 @@ def _checkpoint_on_disk(
 
 
 def require_journal(run: RunFolder, journal: Journal, checkpoint: SavedCheckpoint) -> int:
-    """The number of rollbacks that a checkpoint knows. Raises BessemerError where the journal has fewer."""
+    """The number of rollbacks before a checkpoint. Raises BessemerError where the journal has fewer."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
         raise BessemerError(
@@ -250,7 +250,7 @@ def _trainer(
     recipe: Recipe, config: ModelConfig, device: Device, store: TokenStore, mesh: ProcessMesh, has_checkpoint: bool,
     recomputed: int,
 ) -> Trainer:  # fmt: skip
-    """The step with its starting weights, or with placeholders that a checkpoint will replace."""
+    """The trainer with its starting weights, or with placeholders for those of a checkpoint."""
     weights = None
     if mesh.is_single:
         source = None if has_checkpoint else recipe.model.from_

@@ -1,7 +1,9 @@
-"""What survives a stop: the model, the optimizer, the position in the data, the guard's state, the random numbers."""
+"""The state of a training, its checkpoints, and trained models opened from them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -37,8 +39,8 @@ from bessemer.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class TrainState:
-    """The progress of a run. step: updates applied or skipped; samples: sequences consumed; scale: of fp16's loss; counts:
-    sequences and tokens read so far, of this process's part of the batches."""
+    """What a checkpoint holds besides tensors. step: updates applied or skipped; samples: sequences consumed; scale: of fp16's
+    loss; counts: sequences and tokens read so far by this data-parallel rank."""
 
     step: int = 0
     samples: int = 0
@@ -106,7 +108,7 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
         else:
             trainer.average.restart()
     suffix, saved = "" if trainer.mesh.is_single else f"-{trainer.mesh.rank}", checkpoint.contents["rng"]
-    with checkpoint.opened() as files:  # its own alone: in the memory of a node are those of the node's ranks
+    with checkpoint.opened() as files:  # its own only: a copy in memory has those of the ranks of its node
         if f"cpu{suffix}" in saved:
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
         if trainer.device.is_cuda and f"cuda{suffix}" in saved:
@@ -140,7 +142,7 @@ class Saver:
         self._mirror: Mirror | None = None
         if config.mirror is not None and trainer.mesh.is_main:
             self._mirror = Mirror(config.mirror, recipe.run.name, run)
-            self._follow()  # what a run that ended early had not copied
+            self._follow()  # checkpoints that a killed run had not copied
 
     def follow(self, recipe: Recipe) -> None:
         """Continue under a recipe with another number of steps."""
@@ -157,21 +159,17 @@ class Saver:
     def copy(self, state: TrainState) -> None:
         """Copy the state into the memory of the nodes. A failure is recorded."""
         assert self._memory is not None, "is_copied"
-        try:
+        with self._recording_failures(state):
             self._memory.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
-        except (BessemerError, OSError) as error:
-            self._report(state, error)
 
     def save(self, state: TrainState) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
-        try:
+        with self._recording_failures(state):
             if self._async is not None:
                 self._async.keep = self._retention(state)
                 self._async.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
             else:
                 self._write(state)
-        except (BessemerError, OSError) as error:
-            self._report(state, error)
 
     def save_now(self, state: TrainState) -> None:
         """Save before the run ends. Raises BessemerError or OSError when it fails."""
@@ -183,10 +181,8 @@ class Saver:
         if self._memory is not None:
             self._memory.wait_copied()
         if self._async is not None:
-            try:
+            with self._recording_failures(state):
                 self._async.finish()
-            except (BessemerError, OSError) as error:
-                self._report(state, error)
 
     def _write(self, state: TrainState) -> None:
         release_unused(self._trainer.device)
@@ -212,11 +208,15 @@ class Saver:
             self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self._changed_at
         )
 
-    def _report(self, state: TrainState, error: Exception) -> None:
-        warn(f"{error}; training goes on, the next checkpoint tries again")
-        if self._trainer.mesh.is_main:
-            incidents = self._run.incidents
-            record(incidents, CHECKPOINT_FAILED, step=state.step, cause=str(error), action="training went on")
+    @contextmanager
+    def _recording_failures(self, state: TrainState) -> Iterator[None]:
+        try:
+            yield
+        except (BessemerError, OSError) as error:
+            warn(f"{error}; training goes on, the next checkpoint tries again")
+            if self._trainer.mesh.is_main:
+                incidents = self._run.incidents
+                record(incidents, CHECKPOINT_FAILED, step=state.step, cause=str(error), action="training went on")
 
     def __enter__(self) -> Self:
         return self
@@ -241,7 +241,7 @@ def _decay_start_step(train: Train) -> int | None:
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model, and how far it was trained."""
+    """A trained model, and the state of its training."""
 
     trainer: Trainer
     state: TrainState
@@ -266,7 +266,7 @@ def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoin
 def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, average: int = 1) -> Restored:
     """Load the newest verified checkpoint's weights, or their moving average when the run keeps one.
 
-    average: when more than one, the mean of the weights of so many newest checkpoints instead.
+    average: where more than 1, the mean of the weights of the `average` newest checkpoints instead.
     """
     checkpoints = trained_checkpoints(run, average)
     checkpoint = checkpoints[0]

@@ -1,4 +1,4 @@
-"""Processes that compute for longer than those with the same work: the others wait for them in every step.
+"""Stragglers: processes that compute longer than those with equal work, so that all others wait for them in every step.
 
 On a CPU what is compared is the time of a step without the waits for data and for other processes (parallel/waiting.py). On
 a GPU a process does not see its device wait, so a matmul is timed on each device instead, which shows a clock that was lowered.
@@ -27,8 +27,8 @@ PROBE_EDGE, PROBES = 4096, 5  # of a GPU's matmul
 
 @dataclass(frozen=True)
 class RankTime:
-    """Of one process in a window. seconds: of computing in a step, or of the matmul; data_wait: seconds a step; work: ranks
-    with the same number have equal work, since they are on the same pipeline stage and part of the sequences."""
+    """Mean times of one process in a window. seconds: of computing in a step, or of the matmul; data_wait: seconds a step; work:
+    ranks with the same number have equal work: the same pipeline stage and part of the sequences."""
 
     rank: int
     host: str
@@ -38,8 +38,8 @@ class RankTime:
 
 
 def excess(times: list[RankTime]) -> dict[int, float]:
-    """By rank, the share by which it takes longer than the median of its peers; ranks without peers are left out. Of an even
-    number the lower median: of two, a slow one is compared with the other."""
+    """By rank, the share by which it takes longer than the median of its peers, without ranks that have no peers. Of an even
+    number it is the lower median: of two ranks, the slow one is compared with the other."""
     by_work: dict[int, list[RankTime]] = {}
     for one in times:
         by_work.setdefault(one.work, []).append(one)
@@ -52,7 +52,7 @@ def excess(times: list[RankTime]) -> dict[int, float]:
 
 
 class Stragglers:
-    """Compares the processes every so many steps, and names those that are slow in several windows in a row."""
+    """Compares the processes in windows of `every` steps, and reports those that are slow in several windows in a row."""
 
     def __init__(self, mesh: ProcessMesh, device: Device, every: int, incidents: Path) -> None:
         """every: steps, 0 for never; incidents: the file of the run."""
@@ -63,7 +63,7 @@ class Stragglers:
         self.slow_ranks: dict[int, str] = {}  # a sentence for each, of the first time
 
     def stepped(self, log: MetricsLog, step: int, busy: float, data_wait: float) -> None:
-        """After each step. busy: seconds of this process in it, without waits. Collective each so many steps."""
+        """Take in the times of a step. busy: seconds of this process, without waits. Collective at the end of a window."""
         if not self._every:
             return
         self._busy.append(busy)

@@ -1,4 +1,4 @@
-"""One training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update."""
+"""A training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bessemer.train.task import task_of
 
 @dataclass(frozen=True)
 class StepStats:
-    """The numbers of a step before its update; the gradients themselves are in the parameters.
+    """Statistics of a step before its update.
 
     loss: nats a target over the global batch; grad_norm: before clipping; nats, targets: sums by source; accuracy: of a
     classifier; scale: the loss scale of the next step; overflow: the loss scale was too large, so that the step must be
@@ -50,7 +50,7 @@ class StepStats:
 
 
 class Trainer:
-    """The model, its optimizer, and one step of training."""
+    """The model with its engine and optimizer, and the two halves of a training step."""
 
     def __init__(
         self, recipe: Recipe, model: Transformer, device: Device, end_of_text: int, num_sources: int,

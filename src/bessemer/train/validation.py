@@ -36,7 +36,7 @@ class Validation:
 
     @property
     def short(self) -> str:
-        """The main score, for a line on the terminal."""
+        """The main score, for the progress bar."""
         if self.bits_per_byte is not None:
             return f"bpb {self.bits_per_byte:.3f}"
         return f"right {self.accuracy:.1%}" if self.accuracy is not None else f"loss {self.loss:.3f}"

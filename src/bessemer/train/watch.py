@@ -1,6 +1,6 @@
 """Statistics from inside the model every few steps: activations, attention logits, gradients, updates.
 
-Watching does not change the step: losses and weights are bit for bit those of a run that is not watched.
+They do not change the step: losses and weights are bit-identical with and without them.
 
 Shapes: B sequences (one), T tokens, D width, G key/value heads, R queries a key/value head, C queries of a chunk, K
 width of a head.
@@ -41,7 +41,7 @@ class Watch:
 
     @contextmanager
     def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
-        """Around step `number` (1-based), whose gradients have been computed. updates: not where the update is skipped."""
+        """Context of the update of step `number` (1-based), after its backward pass. updates: False where it is skipped."""
         if not updates or not self.every or number % self.every:
             yield
             return
@@ -69,18 +69,18 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
     model, place = trainer.model, trainer.device.torch_device
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
     starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
-    found: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
+    by_block: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
 
     def record_output(out_BTD: Tensor) -> None:
         wide = out_BTD.float()
-        found["activation_rms"].append(wide.square().mean().sqrt())
-        found["activation_max"].append(wide.abs().max())
+        by_block["activation_rms"].append(wide.square().mean().sqrt())
+        by_block["activation_max"].append(wide.abs().max())
 
     def record_logits(attention: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)
         x_BTD, rotation, scope = arguments[:3]
         q_BHTK, k_BGTK, _ = attention.queries_keys_values(x_BTD, rotation)
-        found["attention_logit_max"].append(largest_logit(q_BHTK, k_BGTK, scope))
+        by_block["attention_logit_max"].append(largest_logit(q_BHTK, k_BGTK, scope))
 
     hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
     blocks = model.blocks
@@ -92,7 +92,7 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
         model.blocks = blocks
         for hook in hooks:
             hook.remove()
-    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in found.items()}
+    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in by_block.items()}
 
 
 class _Observed(nn.Module):
