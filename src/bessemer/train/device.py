@@ -59,7 +59,7 @@ def choose(train: Train, local_rank: int = 0) -> Device:
     if train.device == "cuda" and not has_cuda:
         raise InputError("train.device: cuda was asked for, but torch finds no CUDA device; use cpu or auto")
     kind = "cuda" if has_cuda and train.device != "cpu" else "cpu"
-    place, name = torch.device(kind), cpu_name()
+    torch_device, name = torch.device(kind), cpu_name()
     if kind == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise InputError(
@@ -67,9 +67,9 @@ def choose(train: Train, local_rank: int = 0) -> Device:
                 "start fewer processes here"
             )
         torch.cuda.set_device(local_rank)
-        place, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
+        torch_device, name = torch.device("cuda", local_rank), torch.cuda.get_device_name(local_rank)
     compiled = train.compile == "on" or (train.compile == "auto" and kind == "cuda")
-    return Device(place, name, chosen(train.precision, place, name), compiled)
+    return Device(torch_device, name, chosen(train.precision, torch_device, name), compiled)
 
 
 def require_devices(device: Device, processes: int) -> None:

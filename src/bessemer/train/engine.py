@@ -58,9 +58,9 @@ class MicroBatch(NamedTuple):
         columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
         return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
-    def to(self, place: torch.device) -> MicroBatch:
+    def to(self, device: torch.device) -> MicroBatch:
         """A copy on the device."""
-        copies: list[Any] = [None if tensor is None else tensor.to(place, non_blocking=True) for tensor in self]
+        copies: list[Any] = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self]
         return MicroBatch(*copies)
 
 
@@ -144,8 +144,8 @@ class Pipelined:
         if scores is not None:  # by the CPU: a pickled GPU tensor would come out on the sender's device
             whole = [None if one is None else one.cpu() for one in _whole_sequences(self.mesh, scores)]
         nats_BS, predicted_BS = self.mesh.broadcast_from_loss_stage(whole)
-        place = self.device.torch_device
-        return nats_BS.to(place), None if predicted_BS is None else predicted_BS.to(place)
+        device = self.device.torch_device
+        return nats_BS.to(device), None if predicted_BS is None else predicted_BS.to(device)
 
     def _tokens(self, part: MicroBatch) -> int:
         """Tokens of a sequence in this process's hidden states."""
@@ -160,17 +160,17 @@ def _whole_sequences(mesh: ProcessMesh, scores: Scores) -> Scores:
     return gather_sequences(mesh, nats_BS), None if predicted_BS is None else gather_sequences(mesh, predicted_BS)
 
 
-def runs_two_at_a_time(micro_batches: int, place: torch.device, compiled: bool) -> bool:
+def runs_two_at_a_time(micro_batches: int, device: torch.device, compiled: bool) -> bool:
     """Whether micro-batches run two at a time: eagerly on a CPU, with enough threads and micro-batches."""
     enough = micro_batches >= NUM_WORKERS and torch.get_num_threads() >= NUM_WORKERS
-    return place.type == "cpu" and not compiled and enough
+    return device.type == "cpu" and not compiled and enough
 
 
-def concurrent_micro_batches(train: Train, sequence_length: int, place: torch.device, compiled: bool) -> int:
+def concurrent_micro_batches(train: Train, sequence_length: int, device: torch.device, compiled: bool) -> int:
     """Number of micro-batches that are computed at a time."""
     batch, micro = train.global_batch_tokens, train.micro_batch
     assert batch is not None and micro is not None, "the recipe is resolved"
-    return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, place, compiled) else 1
+    return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, device, compiled) else 1
 
 
 def accumulate(

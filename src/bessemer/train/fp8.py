@@ -37,10 +37,10 @@ class Product:
     scaling: Scaling
 
     def __call__(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        place = x.device.type
-        if not torch.is_autocast_enabled(place):
+        device_type = x.device.type
+        if not torch.is_autocast_enabled(device_type):
             return F.linear(x, weight_OI, bias_O)
-        dtype = torch.get_autocast_dtype(place)
+        dtype = torch.get_autocast_dtype(device_type)
         y_NO: Tensor = _Product.apply(x.flatten(0, -2).to(dtype), weight_OI, self.scaling)  # type: ignore[no-untyped-call]
         y = y_NO.view(*x.shape[:-1], y_NO.shape[-1])
         return y if bias_O is None else y + bias_O.to(dtype)

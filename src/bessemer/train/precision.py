@@ -64,21 +64,21 @@ PRECISIONS = {
 }
 
 
-def available(place: torch.device) -> list[str]:
+def available(device: torch.device) -> list[str]:
     """The precisions a device can compute in. A CPU can do bf16 and fp16 too, slowly: for tests and studies."""
-    if place.type != "cuda":
+    if device.type != "cuda":
         return ["fp32", "bf16", "fp16", "fp64"]
-    capability = torch.cuda.get_device_capability(place)
+    capability = torch.cuda.get_device_capability(device)
     names = ["fp32", "fp16", "fp64"]
     names += ["tf32", "bf16"] if capability >= TENSOR_CORES_32 else []
     return names + (["fp8", "fp8-rowwise"] if capability >= TENSOR_CORES_8 else [])
 
 
-def chosen(requested: str, place: torch.device, device_name: str) -> Precision:
+def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
     """The precision of a recipe on a device; auto: bf16 where a GPU has it, else fp32. Raises InputError."""
-    names = available(place)
+    names = available(device)
     if requested == "auto":
-        return PRECISIONS["bf16" if place.type == "cuda" and "bf16" in names else "fp32"]
+        return PRECISIONS["bf16" if device.type == "cuda" and "bf16" in names else "fp32"]
     if requested not in names:
         raise InputError(
             f"train.precision: {device_name} cannot compute in {requested}; it has {', '.join(names)}, or use auto"
@@ -94,12 +94,12 @@ def apply_flags(precision: Precision) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def autocast(precision: Precision, place: torch.device) -> contextlib.AbstractContextManager[object]:
+def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Context for matmuls in a precision; empty in fp32 and tf32."""
     if precision.autocast is None:
         return contextlib.nullcontext()
     # Each weight is used once a pass, so a cache of its cast would only use memory.
-    return torch.autocast(place.type, dtype=precision.autocast, cache_enabled=False)
+    return torch.autocast(device.type, dtype=precision.autocast, cache_enabled=False)
 
 
 def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -107,14 +107,14 @@ def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None]
     return linear if precision.fp8 is None else fp8.Product(precision.fp8)
 
 
-def probe(precision: Precision, place: torch.device) -> str:
+def probe(precision: Precision, device: torch.device) -> str:
     """Compute a matmul as the blocks do, and check its dtype and significant bits.
 
     Returns a line for the terminal. Raises BessemerError when another precision runs than the requested one.
     """
     apply_flags(precision)
-    with torch.no_grad(), autocast(precision, place):
-        bits, dtype = surviving_bits(product_of(precision), place, precision.weights)
+    with torch.no_grad(), autocast(precision, device):
+        bits, dtype = surviving_bits(product_of(precision), device, precision.weights)
     # With TF32 allowed, cuBLAS may still take a full fp32 kernel for a shape; less than TF32 it may not.
     fits = bits in (10, 23) if precision.tf32 else bits == precision.significand
     tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -131,21 +131,21 @@ def probe(precision: Precision, place: torch.device) -> str:
 
 
 def surviving_bits(
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], place: torch.device, dtype: torch.dtype = torch.float32
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[int, torch.dtype]:
     """Bits after the leading one that a matmul keeps of its operands, and its output dtype.
 
     Row p of the left operand has 1 + 2^-p, which an operand of b bits represents only for p <= b, and multiplies the
     identity. 1.75 in each row makes the fp8 scale a power of two, since fp8's largest value is 1.75 x 2^8.
     """
-    size = 512 if place.type == "cuda" else 64  # so large that tensor cores are used
+    size = 512 if device.type == "cuda" else 64  # so large that tensor cores are used
     x = torch.zeros(size, size, dtype=dtype)
     powers = torch.arange(1, 53 if dtype == torch.float64 else 24)
     x[powers, powers] = 1.0 + torch.exp2(-powers.to(dtype))
     x[:, 0] = 1.75
-    identity = torch.eye(size, device=place, dtype=dtype)
+    identity = torch.eye(size, device=device, dtype=dtype)
     identity[0, 0] = 1.75
-    output = product(x.to(place), identity, None)
+    output = product(x.to(device), identity, None)
     kept = (output.to(dtype).cpu()[powers, powers] == x[powers, powers]).tolist()
     return sum(kept), output.dtype
 

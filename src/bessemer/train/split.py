@@ -36,7 +36,7 @@ from bessemer.train.task import Task, config_of
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
 
-def require_fit(train: Train, layout: Parallel, config: ModelConfig, place: torch.device) -> None:
+def require_fit(train: Train, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
     """Raise InputError when a resolved recipe cannot be split by its layout."""
     length = config.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
@@ -53,7 +53,7 @@ def require_fit(train: Train, layout: Parallel, config: ModelConfig, place: torc
     context.require_length(layout.context, length)
     if layout.pipeline > 1:
         spans(config, layout)
-        pipeline.require_schedule(layout, place)
+        pipeline.require_schedule(layout, device)
         batches = Batches.of(train, length)
         for step in range(batches.ramp_steps + 1):
             count = batches.sequences(step) // layout.data // train.micro_batch

@@ -66,9 +66,9 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
     An extra forward pass over that one sequence: hooks in the step itself would not run in compiled blocks, and a pass
     without gradients costs a third of a sequence.
     """
-    model, place = trainer.model, trainer.device.torch_device
-    tokens_BT = torch.from_numpy(batch.inputs[:1]).to(place)
-    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(place)
+    model, device = trainer.model, trainer.device.torch_device
+    tokens_BT = torch.from_numpy(batch.inputs[:1]).to(device)
+    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(device)
     by_block: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
 
     def record_output(out_BTD: Tensor) -> None:
