@@ -24,36 +24,44 @@ def undisturbed(made: Path) -> str:
     return "undisturbed"
 
 
-def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int) -> str:
-    """Run on two nodes of one process; the second is killed after a step and started again. Returns what the first said."""
+def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int, which: int = 1) -> str:
+    """Run on two nodes of one process; one is killed after a step and started again. Returns what both said at the end."""
     given, port, run = another(recipe, name), free_port(), recipe.parent / "runs" / name
     line = node(given, port, *LAYOUT, *sets)
-    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True)]
-    wait_for_listener(port)
+    started = list[subprocess.Popen[str]]()
+
+    def start() -> None:
+        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        wait_for_listener(port)  # so that the first one hosts the store
+
     try:
-        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
+        for _ in range(2):
+            start()
         wait_for_step(run, after)
-        kill_tree(started[1].pid)
-        started.append(subprocess.Popen(line, stderr=subprocess.PIPE, text=True, start_new_session=True))
-        said = [started[number].communicate(timeout=300)[1] for number in (0, 2)]
-        assert [started[number].returncode for number in (0, 2)] == [0, 0], said
-        return said[0]
+        kill_tree(started[which].pid)
+        start()
+        last = [started[1 - which], started[2]]
+        said = [one.communicate(timeout=300)[1] for one in last]
+        assert [one.returncode for one in last] == [0, 0], said
+        return "".join(said)
     finally:
         for process in started:
-            if process.poll() is None:
-                kill_tree(process.pid)
+            kill_tree(process.pid)
 
 
 @pytest.mark.fault(1)
-def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, undisturbed: str) -> None:
+@pytest.mark.parametrize("which", [1, 0])
+def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, undisturbed: str, which: int) -> None:
+    """Of the first node too, which hosts the store of the rendezvous."""
+    name = f"replaced-{which}"
     sets = "checkpoint.memory_every=3", "checkpoint.memory_replicas=1", f"checkpoint.every={STEPS}"
-    said = with_a_node_replaced(made, "replaced", *(part for one in sets for part in ("--set", one)), after=20)
-    (resumed,) = metrics(made, "replaced", "resumed")
+    said = with_a_node_replaced(made, name, *(part for one in sets for part in ("--set", one)), after=20, which=which)
+    (resumed,) = metrics(made, name, "resumed")
     assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 3
-    assert f"fetching the copy of step {resumed['step']} in memory: node 1 from node 0" in said
+    assert f"fetching the copy of step {resumed['step']} in memory: node " in said
     assert f"going on from step {resumed['step']} of {STEPS}, from the copy in memory" in said
-    assert losses(made, "replaced") == losses(made, undisturbed)
-    assert weights(made, "replaced") == weights(made, undisturbed)
+    assert losses(made, name) == losses(made, undisturbed)
+    assert weights(made, name) == weights(made, undisturbed)
 
 
 def test_without_replicas_it_costs_the_steps_since_the_last_checkpoint(made: Path, undisturbed: str) -> None:
