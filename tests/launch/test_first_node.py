@@ -27,9 +27,9 @@ NOWHERE = "192.0.2.1"  # kept free for documentation (RFC 5737)
 class Nodes:
     """Two nodes of one process each."""
 
-    def __init__(self, given: tuple[str, ...], *more: str, doomed: int = 0) -> None:
-        """doomed: the one that will be lost."""
-        self.port = free_port()
+    def __init__(self, given: tuple[str, ...], *more: str, doomed: int = 0, port: int | None = None) -> None:
+        """doomed: the one that will be lost; port: of a store that is hosted elsewhere."""
+        self.port = port or free_port()
         self.line = node(given, self.port, *LAYOUT, *more)
         self.running = [self.start(doomed == 0), self.start(doomed == 1)]
 
@@ -139,19 +139,23 @@ def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undi
 
 @pytest.mark.long
 @pytest.mark.fault(32)
-def test_another_node_that_is_lost_and_comes_back_costs_nothing(made: Path, undisturbed: str) -> None:
-    run = made.parent / "runs" / "lost-second"
-    with Nodes(another(made, "lost-second"), doomed=1) as nodes:
-        wait_for_step(run, 6)
-        nodes.lose(1)
-        nodes.again(1)
+@pytest.mark.parametrize("which", ["first, with the store elsewhere", "second"])
+def test_a_node_without_the_store_that_is_lost_and_comes_back_costs_nothing(
+    which: str, made: Path, undisturbed: str
+) -> None:
+    name, doomed, port = f"lost-{which[:5]}-no-store", int(which == "second"), free_port()
+    elsewhere = None if doomed else TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    with Nodes(another(made, name), doomed=doomed, port=elsewhere and port) as nodes:
+        wait_for_step(made.parent / "runs" / name, 6)
+        nodes.lose(doomed)
+        nodes.again(doomed)
         codes, said = nodes.end()
     assert codes == [0, 0], said
-    (incident,) = lost(run)
+    (incident,) = lost(made.parent / "runs" / name)
     assert incident["cause"].startswith("node localhost was lost after step ") and incident["host"] == "localhost"
     assert incident["action"] == "the group starts again from the last checkpoint (restart 1 of 3)"
-    assert losses(made, "lost-second") == losses(made, undisturbed)
-    assert weights(made, "lost-second") == weights(made, undisturbed)
+    assert losses(made, name) == losses(made, undisturbed)
+    assert weights(made, name) == weights(made, undisturbed)
 
 
 @pytest.mark.long
