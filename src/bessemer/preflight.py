@@ -45,9 +45,11 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
         require_warmup(resolved)
 
     # With torch, which takes seconds to load: what can be said without it was said.
+    from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
 
+    mirror_of_fresh(recipe, run)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:
         _export(config)

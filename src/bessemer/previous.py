@@ -16,14 +16,13 @@ RESULTS = (
 )  # fmt: skip
 # What a training that goes on keeps writing to.
 TRAINED = (
-    "recipe.toml", "derived.json", "plan.json", "metrics.jsonl", "incidents.jsonl", "journal.jsonl", "forks.jsonl", "time.jsonl",
-    "tensorboard", "environment.json", *RESULTS,
+    "recipe.toml", "derived.json", "plan.json", "*.jsonl", "tensorboard", "environment.json", *RESULTS,
 )  # fmt: skip
 
 
 def set_aside(run: RunFolder) -> Path | None:
     """Move what training made into previous-N/, so that the run starts over and nothing is lost."""
-    there = [run.path / name for name in (*TRAINED, "checkpoints") if (run.path / name).exists()]
+    there = [path for name in (*TRAINED, "checkpoints") for path in run.path.glob(name)]
     if not there:
         return None
     place = _place(run)
@@ -43,8 +42,8 @@ def copy_aside(run: RunFolder, newest: int) -> Path:
     try:
         with staging(place) as staged:
             for name in (*TRAINED, f"checkpoints/step-{newest:08d}"):
-                if (source := run.path / name).exists():
-                    link(source, staged / name)
+                for source in run.path.glob(name):
+                    link(source, staged / source.relative_to(run.path))
             (staged / "checkpoints" / "latest").write_text(f"step-{newest:08d}")
     except OSError as error:
         raise BessemerError(

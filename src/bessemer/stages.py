@@ -187,6 +187,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     """
     from bessemer import longer
     from bessemer.checkpoint.mirror import restore_missing
+    from bessemer.guard.incidents import RESTORED, record
     from bessemer.guard.journal import Journal
     from bessemer.layout import derived_keys
     from bessemer.plan import here
@@ -195,7 +196,10 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     from bessemer.tokens.shards import TokenStore
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
-    restore_missing(session.recipe, run)
+    if (restored := restore_missing(session.recipe, run)) is not None:
+        step, place = restored
+        cause = f"no checkpoint in {run.checkpoints}"
+        record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None

@@ -87,6 +87,7 @@ def test_a_damaged_shard_is_no_go(runs: Path, recipe_file: Path, capsys: pytest.
             ("guard.roll_back=false", "guard.skip_batches=3"),
             "skip_batches has no effect with roll_back = false",
         ),
+        ("small", ("checkpoint.mirror=/proc/nope",), "checkpoint.mirror: /proc/nope/small: /proc cannot be written"),
         ("runs/empty", (), "runs/empty: no file there"),
         ("runs/damaged", (), "runs/damaged/recipe.toml"),
     ],

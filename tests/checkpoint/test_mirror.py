@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest, save
-from bessemer.checkpoint.mirror import Mirror
+from bessemer.checkpoint.mirror import Mirror, restore_missing
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError
@@ -57,6 +57,7 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     for step in (10, 20, 30):
         saved(run, step)
         run.journal.write_text(f"{step}\n")
+        (run.path / "gated-1.jsonl").write_text(f"{step}\n")
         mirror.follow(failures.append)
         assert mirror.finish()
     assert not failures and mirror.steps() == [20, 30]
@@ -79,7 +80,7 @@ def test_it_has_what_the_run_keeps(tmp_path: Path, bucket: Store, remote: bool) 
     assert len(said) == 1 and "step 40" in said[0] and "damaged" in said[0]
     found = latest(fresh.checkpoints)
     assert found is not None and found.step == 20 and found.facts == {"samples": 20}
-    assert fresh.journal.read_text() == "30\n"
+    assert fresh.journal.read_text() == (fresh.path / "gated-1.jsonl").read_text() == "30\n"
     saved(fresh, 50, keep=1)
     again.update()
     assert again.steps() == [50], "what it was restored from is its own to remove"
@@ -107,6 +108,9 @@ def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Sto
     saved(run, 10)
     mirror = Mirror("s3://bucket/deep", "name", run)
     bucket.refuse()
+    mirrored = parse('run.name = "name"\ncheckpoint.mirror = "s3://bucket/deep"\n', "r.toml")
+    with pytest.raises(InputError, match=r"^checkpoint\.mirror: s3://bucket/deep/name"):
+        restore_missing(mirrored, RunFolder(tmp_path / "fresh"))
     mirror.follow(said.append)
     assert mirror.finish()
     assert len(said) == 1 and said[0].startswith(
@@ -161,6 +165,11 @@ def test_a_fresh_machine_goes_on(
         assert run_command(["train", str(recipe_file), *sets, *flags]) == expected
         return capfd.readouterr().err
 
+    (tmp_path / "file").write_text("")
+    for place, says in (("/proc/nope", "/proc cannot be written"), (tmp_path / "file", "file")):
+        said = train(runs, f"checkpoint.mirror={place}", expected=2)
+        assert "checkpoint.mirror: " in said and says in said and "Give a place that can be written" in said
+        assert not (runs / "small" / "metrics.jsonl").exists()
     mirrored = f"checkpoint.mirror={tmp_path / 'mirror'}"
     there = tmp_path / "mirror" / "small"
     train(runs, mirrored)
@@ -171,6 +180,8 @@ def test_a_fresh_machine_goes_on(
         f"restored that of step 19, and the run's logs, from {there}" in said and "going on from step 19 of 24" in said
     )
     assert weights_hash(fresh / "small") == weights_hash(runs / "small")
+    (incident,) = read_json_lines(fresh / "small" / "incidents.jsonl")
+    assert incident["what"] == "restored" and incident["step"] == 19
     losses = [
         [row["loss"] for row in read_json_lines(one / "small" / "metrics.jsonl") if row["kind"] == "train"]
         for one in (runs, fresh)
@@ -202,8 +213,7 @@ def test_a_fresh_machine_goes_on(
     (newest / "model.safetensors").write_bytes(b"x")
     said = train(runs, mirrored, "train.steps=36", "train.schedule.kind=wsd", flags=("--accept-changes",))
     assert "the checkpoint of step 30 was fetched again from" in said
-    # One that fails stops nothing.
-    (tmp_path / "file").write_text("")
+    # One that fails later stops nothing.
     said = train(straight, expected=0)
     said = train(straight, f"checkpoint.mirror={tmp_path / 'file'}", "train.steps=26")
     incidents = read_json_lines(straight / "small" / "incidents.jsonl")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,36 +27,47 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, checkpoint_name, published, read_json, sync_folder, write_atomic, write_json
 from bessemer.terminal import say, warn
 
-RUN_FILES = (
-    "recipe.toml", "derived.json", "plan.json", "journal.jsonl", "metrics.jsonl", "incidents.jsonl", "forks.jsonl", "time.jsonl",
-)  # fmt: skip
+# Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
+RUN_FILES = ("recipe.toml", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
 FINISH_SECONDS = 600.0  # that the end of a run waits for copies
 
 
-def restore_missing(recipe: Recipe, run: RunFolder) -> None:
-    """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files.
+def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
+    """The mirror of a run without a checkpoint here; None where it has one, or no mirror.
 
-    Raises InputError where the mirror cannot be reached, BessemerError where none of its checkpoints is whole: the run would
-    start at step 0.
+    Raises InputError where the mirror cannot be listed or written: the run would start at step 0, or have no copies.
     """
-    mirror = None if recipe.checkpoint.mirror is None else Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
-    if mirror is None or published(run.checkpoints):
-        return
+    if recipe.checkpoint.mirror is None or published(run.checkpoints):
+        return None
+    mirror = Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
     try:
-        steps = mirror.steps()
-    except BessemerError as error:
+        mirror.steps()
+        mirror.require_writable()
+    except (BessemerError, OSError) as error:
         raise InputError(
-            f"checkpoint.mirror: {error}; the run has no checkpoint here, and whether it has one there is not known"
+            f"checkpoint.mirror: {storage.redacted(error)}; the run has no checkpoint here, and whether it has one there is not "
+            "known, or none could be copied there. Give a place that can be written, or leave the key out"
         ) from None
-    if not steps:
-        return
+    return mirror
+
+
+def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, str] | None:
+    """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
+
+    Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
+    """
+    mirror = mirror_of_fresh(recipe, run)
+    if mirror is None or not (steps := mirror.steps()):
+        return None
     step = mirror.restore(steps, warn)
     if step is None:
-        raise BessemerError(
-            f"{mirror.place}: none of its {len(steps)} checkpoints is whole, and none is in {run.checkpoints}"
+        raise InputError(
+            f"{mirror.place}: none of its {len(steps)} checkpoints is whole, and none is in {run.checkpoints}; put one back, "
+            "or name another folder"
         )
     say(f"  no checkpoint in {run.checkpoints}: restored that of step {step}, and the run's logs, from {mirror.place}")
+    return step, mirror.place
 
 
 def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
@@ -118,9 +131,9 @@ class Mirror:
         new = [step for step in here if self._differs(step, there)]
         self._note({*own, *new})  # before the first byte, so that what a kill leaves is known as this run's
         if new:
-            for name in RUN_FILES:
-                if (self._run.path / name).exists():
-                    self._put(self._run.path / name, name)
+            for pattern in RUN_FILES:
+                for path in sorted(self._run.path.glob(pattern)):
+                    self._put(path, path.name)
         for step in reversed(new):
             folder = self._run.checkpoints / checkpoint_name(step)
             if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
@@ -149,7 +162,7 @@ class Mirror:
             except (BessemerError, OSError) as error:
                 on_damage(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
                 continue
-            for name in RUN_FILES:
+            for name in self._run_files():
                 if not (self._run.path / name).exists() and (data := self._get(name)) is not None:
                     write_atomic(self._run.path / name, data)
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
@@ -199,8 +212,23 @@ class Mirror:
 
         return fs.LocalFileSystem(), os.path.expanduser(self.place)
 
-    def _listed(self) -> dict[int, dict[str, int]]:
-        """Size of each file, by step and name."""
+    def require_writable(self) -> None:
+        """Raise OSError or BessemerError where no file can be made there, or in the folder in which it would be made."""
+        files, path = self._opened()
+        if storage.is_remote(self.place):
+            with files.open_output_stream(f"{path}/.writable"):
+                pass
+            files.delete_file(f"{path}/.writable")
+            return
+        there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+        try:
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            raise BessemerError(f"{self.place}: {there} cannot be written ({error.strerror})") from None
+
+    def _files(self) -> list[tuple[str, str, int]]:
+        """Folder, name and size of each file."""
         from pyarrow import fs
 
         files, path = self._opened()
@@ -208,13 +236,24 @@ class Mirror:
             infos = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         except (OSError, ValueError) as error:
             raise BessemerError(f"{self.place}: cannot be listed: {storage.redacted(error)}") from None
+        places = [(*str(info.path).split("/")[-2:], info.size) for info in infos if info.type == fs.FileType.File]
+        return [(folder, name, size) for folder, name, size in places]
+
+    def _listed(self) -> dict[int, dict[str, int]]:
+        """Size of each file of the checkpoints, by step and name."""
         found: dict[int, dict[str, int]] = {}
-        for info in infos:
-            folder, _, name = str(info.path).rpartition("/")
-            folder = folder.rpartition("/")[2]
-            if info.type == fs.FileType.File and folder.startswith("step-") and folder[5:].isdigit():
-                found.setdefault(int(folder[5:]), {})[name] = info.size
+        for folder, name, size in self._files():
+            if folder.startswith("step-") and folder[5:].isdigit():
+                found.setdefault(int(folder[5:]), {})[name] = size
         return found
+
+    def _run_files(self) -> list[str]:
+        """Names of the run's files there."""
+        home = self.place.rpartition("/")[2]
+        return [
+            name for folder, name, _ in self._files()
+            if folder == home and any(fnmatch(name, pattern) for pattern in RUN_FILES)
+        ]  # fmt: skip
 
     def _put(self, source: Path, name: str) -> str:
         """Copy a file there, and check its size. Returns the SHA-256 of what was copied."""

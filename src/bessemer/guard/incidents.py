@@ -61,6 +61,7 @@ LOST = KINDS["lost"]
 CHECKPOINT_FAILED = KINDS["checkpoint_failed"]
 CHECKPOINT_DAMAGED = KINDS["checkpoint_damaged"]
 MIRROR_FAILED = KINDS["mirror_failed"]
+RESTORED = KINDS["restored"]
 RECIPE_CHANGED = KINDS["recipe_changed"]
 FEWER_PROCESSES = KINDS["fewer_processes"]
 
