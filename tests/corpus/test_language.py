@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.corpus import language
-from bessemer.corpus.clean import Settings
+from bessemer.corpus.clean import CleaningContext
 from bessemer.corpus.language import check, identify, labels, routed, verdict, wanted
 from bessemer.errors import InputError
 from bessemer.recipe import Language, parse
@@ -99,7 +99,7 @@ def test_code_is_left_out_unless_asked_for() -> None:
 def test_rules_for_some_languages() -> None:
     text = '[run]\nname = "t"\n[model]\ndepth = 2\n[corpus.language]\nidentify = true\n[corpus.language.only_for]\n'
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
-    settings = Settings.of(parse(text, "test").corpus)
+    settings = CleaningContext.of(parse(text, "test").corpus)
     for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is excused
         assert (settings.rules_for(code).gopher_quality is not None) is applies
         assert settings.rules_for(code).c4 is not None  # not named: for all

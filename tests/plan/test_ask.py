@@ -11,7 +11,7 @@ from bessemer.plan.search import changed
 from bessemer.recipe import parse
 
 
-def goal(asked: ask.Asked):  # type: ignore[no-untyped-def]
+def goal(asked: ask.PlanRequest):  # type: ignore[no-untyped-def]
     return goal_of(asked.recipe, asked.recipe.model.vocabulary or 32_768, model=asked.model)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bessemer.layout.communication import Bytes, held, step_bytes
+from bessemer.layout.communication import ElementBytes, step_bytes, tensor_rank_parameters
 from bessemer.layout.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, parse
 
-FP32 = Bytes(4, 4, 4, 4)
+FP32 = ElementBytes(4, 4, 4, 4)
 TOKENS, WIDTH, VOCABULARY, LAYERS = 512, 32, 256, 4
 
 
@@ -70,8 +70,8 @@ def test_the_context_shares_the_weights_too() -> None:
 
 def test_what_a_process_holds() -> None:
     config, tied = config_of(), config_of(tied=True)
-    assert sum(held(config, Parallel())) == config.parameters
+    assert sum(tensor_rank_parameters(config, Parallel())) == config.parameters
     norms = (2 * LAYERS + 1) * WIDTH + LAYERS * 2 * 4  # of the stream, and of queries and keys, 4 wide
-    assert sum(held(config, Parallel(tensor=4))) == (config.parameters - norms) // 4 + norms
-    assert sum(held(tied, Parallel(pipeline=2))) == tied.parameters + VOCABULARY * WIDTH
-    assert sum(held(tied, Parallel(pipeline=2, schedule="zbv"))) == tied.parameters
+    assert sum(tensor_rank_parameters(config, Parallel(tensor=4))) == (config.parameters - norms) // 4 + norms
+    assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2))) == tied.parameters + VOCABULARY * WIDTH
+    assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2, schedule="zbv"))) == tied.parameters

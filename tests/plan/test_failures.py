@@ -77,9 +77,9 @@ def test_outlook_adds_up() -> None:
     assert run.effective == pytest.approx(1 - run.waste) == pytest.approx(20 * 86_400 / run.seconds)
     assert run.interval == pytest.approx(run.every * 12 + save.stall)
     assert run.failures == pytest.approx(run.seconds / failures.mtbf(1024))
-    down, between = failures.downtime(save), failures.mtbf(1024)
+    down, between = failures.downtime_seconds(save), failures.mtbf(1024)
     for interval in (run.interval / 3 + save.write, run.interval * 3):
-        assert failures.waste(interval, between, save.stall, down, failures.RESTART) > run.waste
+        assert failures.waste(interval, between, save.stall, down, failures.RESTART_SECONDS) > run.waste
 
 
 def test_curve_has_its_valley_at_the_optimum() -> None:

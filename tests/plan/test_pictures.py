@@ -13,7 +13,7 @@ from bessemer.plan import ask, outcome, pictures
 from bessemer.plan.estimate.step import StageSeconds
 from bessemer.plan.jobs import Goal, goal_of
 from bessemer.plan.laws import REPLICATION
-from bessemer.plan.outcome import Outcome
+from bessemer.plan.outcome import PlanResult
 from bessemer.plan.pictures import pipeline_picture
 
 
@@ -23,13 +23,13 @@ def goal(**asked: str) -> Goal:
 
 
 @cache
-def searched() -> Outcome:
+def searched() -> PlanResult:
     """A layout that was looked for."""
     return outcome.of(goal(model="llama3-8b", tokens="1T", gpus="16xH100"), searched=True)
 
 
 @cache
-def piped() -> Outcome:
+def piped() -> PlanResult:
     """A given layout with a pipeline: GPT-3 as Megatron-LM trains it."""
     asked = {"tp": "8", "pp": "8", "virtual": "4", "schedule": "interleaved", "micro_batch": "1", "batch": "3145728"}
     return outcome.of(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.parts import Split, full, kept
+from bessemer.plan.estimate.parts import Split, activation_bytes_without_recompute, kept
 
 TOKENS, LENGTH, WIDTH, HEADS = 96, 48, 64, 4
 SWIGLU_WITHOUT_BIASES = {"gated": True, "activation": "silu", **dict.fromkeys(ALL_BIASES, False)}
@@ -96,7 +96,7 @@ def test_a_block_keeps_what_autograd_keeps(dropout: float, gated: bool) -> None:
     framework = Framework("written out", attention="unfused", dropout=dropout > 0, unfused_gate=True)
     torch.manual_seed(0)
     # torch copies queries, keys and values that do not lie in order, once each; their products' results are not kept then
-    expected = TOKENS * sum(full(config, framework, Split(), 4).values())
+    expected = TOKENS * sum(activation_bytes_without_recompute(config, framework, Split(), 4).values())
     assert kept_by_autograd(WrittenOut(config, dropout)) == expected
 
 
@@ -123,7 +123,7 @@ def test_fewer_key_heads_and_fused_attention_keep_less() -> None:
     config = model(
         width=h, heads=a, kv_heads=8, head_dim=d, mlp_width=f, sequence_length=4096, **SWIGLU_WITHOUT_BIASES, norm="rms"
     )
-    found = full(config, frameworks.find("megatron-core-sync"), Split(), 2)
+    found = activation_bytes_without_recompute(config, frameworks.find("megatron-core-sync"), Split(), 2)
     attention = h + (h + 2 * 1024) + h  # read, queries with keys and values, output
     assert sum(found.values()) == 2 * (2 * h + attention + h + 3 * f) + 4 * a
 
@@ -149,6 +149,6 @@ def test_torchtitan_keeps_every_second_product() -> None:
 
 def test_gathered_inputs_are_kept_whole_where_a_program_does() -> None:
     config = model()
-    divided = full(config, Framework("x"), Split(4), 2)
-    whole = full(config, Framework("x", gathered=True), Split(4), 2)
+    divided = activation_bytes_without_recompute(config, Framework("x"), Split(4), 2)
+    whole = activation_bytes_without_recompute(config, Framework("x", gathered=True), Split(4), 2)
     assert sum(whole.values()) - sum(divided.values()) == 2 * 2 * WIDTH * (1 - 1 / 4)

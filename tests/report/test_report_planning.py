@@ -17,7 +17,7 @@ pytest.importorskip("plotly")
 from bessemer.errors import InputError
 from bessemer.plan import ask, here, outcome
 from bessemer.plan.jobs import goal_of
-from bessemer.plan.outcome import Outcome
+from bessemer.plan.outcome import PlanResult
 from bessemer.plan.pictures import loss_surface, memory_bars, pictures, timeline
 from bessemer.recipe import load
 from bessemer.report import page, plan_figures, plan_page
@@ -29,13 +29,13 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 *
 
 
 @cache
-def made(**asked: str) -> Outcome:
+def made(**asked: str) -> PlanResult:
     found = ask.alone(asked)
     goal = goal_of(found.recipe, found.recipe.model.vocabulary or 32_000, model=found.model)
     return outcome.of(goal, searched=True)
 
 
-def plan() -> Outcome:
+def plan() -> PlanResult:
     return made(
         model="llama3-8b", tokens="1T", gpus="16xH100", pp="2", virtual="2", schedule="interleaved", micro_batch="1"
     )

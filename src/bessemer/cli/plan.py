@@ -13,8 +13,8 @@ from bessemer.terminal import amount, duration, rate, size, text_table
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.plan.ask import Asked
-    from bessemer.plan.outcome import Outcome
+    from bessemer.plan.ask import PlanRequest
+    from bessemer.plan.outcome import PlanResult
     from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/ask.py).
@@ -234,17 +234,17 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     return values
 
 
-def _outcome(job: Asked, **how: Any) -> Outcome:
+def _outcome(job: PlanRequest, **how: Any) -> PlanResult:
     from bessemer.chosen_layout import planning_goal
     from bessemer.plan import outcome
 
     return outcome.of(planning_goal(job.recipe, job.model), **how)
 
 
-def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> Asked:
+def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone."""
     from bessemer.plan import ask
-    from bessemer.plan.jobs import WAYS
+    from bessemer.plan.jobs import PARALLEL_DIMENSIONS
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
@@ -255,13 +255,13 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> Asked
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
     has_devices = "gpus" in requested or {"devices", "nodes"} & recipe.cluster.model_fields_set
-    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(WAYS)
+    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(PARALLEL_DIMENSIONS)
     if "parallel" not in recipe.model_fields_set and has_devices and not layout_options:
         requested = {**requested, "parallel.auto": "true"}  # devices and no layout: the planner's
-    return ask.with_changes(ask.Asked(recipe), requested) if requested else ask.Asked(recipe)
+    return ask.with_changes(ask.PlanRequest(recipe), requested) if requested else ask.PlanRequest(recipe)
 
 
-def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> Asked:
+def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> PlanRequest:
     """A budget as a model and tokens: 20 tokens a parameter, at the MFU that the plan of the round before predicts."""
     from bessemer.plan import ask, budget
 
@@ -271,7 +271,7 @@ def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tup
         raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
     (kind, text), mfu = next(iter(budgets.items())), budget.FIRST_MFU
     for _ in range(budget.ROUNDS):
-        chosen = budget.proposed(kind, text, requested, mfu)
+        chosen = budget.proposal_for_budget(kind, text, requested, mfu)
         sizes = {"params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}
         job = ask.alone({**requested, **sizes}, overrides)
         mfu = _outcome(job).step.mfu

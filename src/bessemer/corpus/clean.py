@@ -1,7 +1,7 @@
 """Cleaning steps of a document, in order; each may edit the text, reject the document, or count.
 
 A step is a pure function of the record and the recipe. Recipe, word lists and models are loaded once per process into
-`Settings`; counts go into `Tally`, which adds up over documents, partitions and sources.
+`CleaningContext`; counts go into `Tally`, which adds up over documents, partitions and sources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CleaningContext:
     """What the steps read: the recipe's [corpus], and whatever a step prepares once for a process."""
 
     corpus: Corpus
@@ -33,7 +33,7 @@ class Settings:
     rules: dict[str | None, Rules] = field(default_factory=dict)  # by language, filled on demand
 
     @classmethod
-    def of(cls, corpus: Corpus) -> Settings:
+    def of(cls, corpus: Corpus) -> CleaningContext:
         """Load the lists and models of a recipe. Raises InputError for one that cannot be used."""
         language.check(corpus.language)
         sets = None
@@ -86,18 +86,25 @@ class Tally:
         return {table: dict(sorted(self.tables[table].items())) for table in sorted(self.tables)}
 
 
-Step = Callable[[Record, Settings, Tally], None]
+Step = Callable[[Record, CleaningContext, Tally], None]
 
 # Tables that the chain itself keeps: documents that came to each step, those that it rejected, and those rejected by
 # reason; bytes of the input
-ENTERED, LEFT, REJECTED, BYTES = "entered", "rejected_in", "rejected", "bytes"
+ENTERED, REJECTED_IN, REJECTED, BYTES = "entered", "rejected_in", "rejected", "bytes"
 # Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
-HIDDEN = (ENTERED, LEFT, REJECTED, BYTES, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # tables that no report shows
+HIDDEN = (
+    ENTERED,
+    REJECTED_IN,
+    REJECTED,
+    BYTES,
+    CONTAMINATED_DOCUMENTS,
+    CONTAMINATED_ITEMS,
+)  # tables that no report shows
 READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
-def check_text(record: Record, settings: Settings, tally: Tally) -> None:
+def check_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Too long to be worth more work, or not what UTF-8 can hold."""
     if len(record.text) > 4 * settings.corpus.rules.max_characters:
         # Normalising what is far too long would only cost time.
@@ -109,7 +116,7 @@ def check_text(record: Record, settings: Settings, tally: Tally) -> None:
         record.reject("not_utf8", f"half of a surrogate pair, written as an escape, at character {error.start}")
 
 
-def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:
+def normalise_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """NFC, line ends, control characters."""
     try:
         record.text = normalise(record.text)
@@ -117,7 +124,7 @@ def normalise_text(record: Record, settings: Settings, tally: Tally) -> None:
         record.reject("not_text", str(error))
 
 
-def identify_language(record: Record, settings: Settings, tally: Tally) -> None:
+def identify_language(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Which language it is in, and whether that is wanted."""
     of = settings.corpus.language
     if not language.wanted(record.format, of):
@@ -131,7 +138,7 @@ def identify_language(record: Record, settings: Settings, tally: Tally) -> None:
         record.reject(*verdict)
 
 
-def replace_personal_data(record: Record, settings: Settings, tally: Tally) -> None:
+def replace_personal_data(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Typed placeholders; what was found is counted and nothing else."""
     of = settings.corpus.personal
     if of.kinds or of.national:
@@ -140,7 +147,7 @@ def replace_personal_data(record: Record, settings: Settings, tally: Tally) -> N
             tally.count("personal_data", kind, number)
 
 
-def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -> None:
+def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Text of evaluation sets: dropped, masked or reported. Items touched are tallied as SET/NUMBER."""
     index, of = settings.evaluation_sets, settings.corpus.contamination
     if index is None:
@@ -162,7 +169,7 @@ def look_for_evaluation_sets(record: Record, settings: Settings, tally: Tally) -
         record.text = without(record.text, overlap.spans, of.mask)
 
 
-def judge_address(record: Record, settings: Settings, tally: Tally) -> None:
+def judge_address(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """The rules on where a page comes from, before anything is spent on its text."""
     url = record.metadata.get("url")
     of = settings.corpus.rules.refinedweb
@@ -170,7 +177,7 @@ def judge_address(record: Record, settings: Settings, tally: Tally) -> None:
         record.reject(*verdict)
 
 
-def judge_text(record: Record, settings: Settings, tally: Tally) -> None:
+def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """The rules on the text, some of which take lines out of it."""
     of = settings.corpus
     code = record.language if language.wanted(record.format, of.language) else None
@@ -195,7 +202,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
 )
 
 
-def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
+def clean_record(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Take one record through the steps, in place. A step that fails on its text costs the document (step_failed)."""
     tally.count(BYTES, "in", record.num_bytes)
     last = READ
@@ -211,14 +218,14 @@ def clean_record(record: Record, settings: Settings, tally: Tally) -> None:
         if record.reason is not None:
             break
     if record.reason is not None:
-        tally.count(LEFT, last)
+        tally.count(REJECTED_IN, last)
         tally.count(REJECTED, record.reason)
 
 
 def check_tally(tally: Tally, num_rows: int, where: str) -> list[dict[str, Any]]:
     """Rows {step, documents_in, rejected} of all steps. num_rows: documents that were written. Raises BessemerError
     where the counts do not add up."""
-    entered, left = tally.of(ENTERED), tally.of(LEFT)
+    entered, left = tally.of(ENTERED), tally.of(REJECTED_IN)
     rows, expected = [], num_rows
     for name in (READ, *(name for name, _ in STEPS)):
         came = f"{expected} documents should have come to the step {name!r} but {entered[name]} did"

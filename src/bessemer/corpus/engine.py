@@ -13,7 +13,7 @@ from bessemer.errors import BessemerError, Stopped
 
 Result = TypeVar("Result")
 
-STOP = threading.Event()  # set when the person stops the build; long work looks at it between documents
+STOP = threading.Event()  # set when the user stops the build; long work looks at it between documents
 STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
 
 
@@ -51,7 +51,7 @@ def run(work: Callable[[], Result]) -> Result:
 
 
 def check_stop() -> None:
-    """Raise Stopped when the person stops the build; long work calls it now and then."""
+    """Raise Stopped when the user stops the build; long work calls it now and then."""
     if STOP.is_set():
         raise Stopped("corpus: stopped")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import engine
-from bessemer.corpus.clean import Settings, Tally, check_tally, clean_record
+from bessemer.corpus.clean import CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold
 from bessemer.corpus.readers import read
@@ -127,7 +127,7 @@ def buckets_of(work: Path, receipts: list[dict[str, Any]]) -> list[Bucket]:
 
 
 def num_buckets(num_bytes: int) -> int:
-    """Buckets for a source of so many bytes."""
+    """Buckets for a source of `num_bytes` bytes."""
     return min(max(-(-num_bytes // BUCKET_BYTES), 1), 4096)
 
 
@@ -142,13 +142,13 @@ def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
 
 
 @lru_cache(maxsize=2)
-def context(work: Path) -> tuple[Settings, dict[str, int]]:
+def context(work: Path) -> tuple[CleaningContext, dict[str, int]]:
     """What `write_context` wrote; prepared once in a process."""
     value = read_json(work / CONTEXT)
-    return Settings.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
+    return CleaningContext.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
 
 
-def _chunks(partition: Partition, settings: Settings, tally: Tally) -> Iterator[pa.Table]:
+def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
     size = 0
@@ -195,7 +195,7 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], settings: Settings) -> pa.Table:
+def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
     """Rows as Arrow, with their MinHash signatures in place of the folded text."""
     import pyarrow as pa
 
@@ -213,7 +213,7 @@ def _table(rows: list[dict[str, Any]], settings: Settings) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(tables: list[pa.Table], num_buckets_: int, settings: Settings, path: Path) -> list[list[int]]:
+def _write(tables: list[pa.Table], num_buckets_: int, settings: CleaningContext, path: Path) -> list[list[int]]:
     """Sort the rows and write a row group for each bucket that has some: [[bucket, rows], ...] in the file's order."""
     import numpy as np
     import pyarrow as pa

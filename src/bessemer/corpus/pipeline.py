@@ -40,7 +40,7 @@ from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, w
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.work import close_work, made_once, open_work
+from bessemer.corpus.work import build_once, close_work, open_work
 from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
 
 VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
-# the steps over the whole corpus, with the reasons for which they reject
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 
-WHOLE_STEPS = (
+# the steps over the whole corpus, with the reasons for which they reject
+GLOBAL_STEPS = (
     ("quality", ("low_quality",)),
     ("duplicates", ("exact_duplicate", "near_duplicate")),
     ("repeats", ("only_repeats",)),
@@ -94,7 +94,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
 
 def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
     from bessemer.corpus.publish import PublishBucket, assemble
-    from bessemer.corpus.whole import QUALITY_REPORT, judge_whole
+    from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 
     work = open_work(run, inputs)
     seconds = {"find": time.perf_counter() - started}
@@ -113,14 +113,14 @@ def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs:
 
     made_of = digest("whole", inputs, [done["outputs"] for done in receipts])
     passed = sum(tally.passed for tally in tallies.values())
-    whole = judge_whole(corpus, work, buckets, made_of, passed, step)
+    whole = run_global_steps(corpus, work, buckets, made_of, passed, step)
     with _timed(seconds, "publish"):
         tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
         funnels = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
     _check_counts(whole.rejected, funnels.values())
-    _check_left(funnels)
+    _check_not_empty(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), staging(run.corpus) as staged:
         assemble(tasks, sorted(funnels), staged)
@@ -142,10 +142,10 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "workers"):
         del section[key]
-    return digest(section, f"corpus {VERSION}", files, *_read_besides(corpus))
+    return digest(section, f"corpus {VERSION}", files, *_other_inputs(corpus))
 
 
-def _read_besides(corpus: Corpus) -> list[Any]:
+def _other_inputs(corpus: Corpus) -> list[Any]:
     """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
     found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
     if corpus.language.identify:
@@ -187,7 +187,7 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
 
 
 def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
-    """The partitions, as planned before or now; compressed files are decompressed on the way."""
+    """The partitions, planned once per build; compressed files are decompressed while planning."""
 
     def plan_units(folder: Path) -> dict[str, Any]:
         spool = work / "spool"
@@ -203,7 +203,7 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
         (folder / UNITS).write_bytes(pickle.dumps(units))
         return {}
 
-    made_once(work / "plan", digest("plan 3", inputs), plan_units)
+    build_once(work / "plan", digest("plan 3", inputs), plan_units)
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 
@@ -247,7 +247,7 @@ def _check(funnel: Funnel, tally: Tally) -> None:
     _check_counts(tally.of(REJECTED), [funnel], where)
     funnel.steps = check_tally(tally, funnel.documents_in, f"source {funnel.source}")
     left = tally.passed
-    for step, reasons_of in WHOLE_STEPS:
+    for step, reasons_of in GLOBAL_STEPS:
         gone = funnel.num_rejected(*reasons_of)
         funnel.steps.append({"step": step, "documents_in": left, "rejected": gone})
         left -= gone
@@ -271,7 +271,7 @@ def _contamination(corpus: Corpus, tallies: dict[str, Tally]) -> list[dict[str, 
     return contamination.statistics(contamination.build(corpus.contamination), documents, items)
 
 
-def _check_left(funnels: dict[str, Funnel]) -> None:
+def _check_not_empty(funnels: dict[str, Funnel]) -> None:
     total_bytes = sum(funnel.bytes_in for funnel in funnels.values())
     for name, funnel in funnels.items():
         if not funnel.documents_kept:

@@ -65,7 +65,7 @@ class Unit:
 
 
 def plan(source: Source, files: list[File], spool: Path) -> list[Unit]:
-    """The units of a source, format by format. What cannot be entered in its middle (compressed JSONL, large archives
+    """The units of a source, format by format. What cannot be split (compressed JSONL, large archives
     packed as a whole) is unpacked into `spool` on the way, until engine.STOP is set."""
     total, units, planner = sum(file.size for file in files), list[Unit](), _Planner(source, spool / source.name)
     for kind, mine in by_format(source, files).items():
@@ -108,8 +108,8 @@ class _Planner:
             else:
                 pieces += self._ranges(file, kind, budget)
         if budget:
-            pieces = _choose(pieces, budget)
-            packed.sort(key=lambda file: _order(file.name, 0))
+            pieces = _sample(pieces, budget)
+            packed.sort(key=lambda file: _sampling_key(file.name, 0))
         room = budget - sum(piece.size for piece in pieces) if budget else None
         for number, file in enumerate(packed):
             if room is not None and room <= 0:
@@ -232,13 +232,13 @@ class _Planner:
             shown = sorted(first.values(), key=lambda one: one.name)
             problem = "; ".join(f"{piece.name}: {piece.damage}" for piece in shown)
             what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
-            raise InputError(f"{where}: {what}: {problem}{self._by_set(problem)}")
+            raise InputError(f"{where}: {what}: {problem}{self._set_option_hint(problem)}")
         others = any(not _is_refused(piece) for unit in units if unit.format != "jsonl" for piece in unit.pieces)
         if self.missing and not self.num_with_text and not others:
             more = f" (and {len(self.missing) - 1} more files)" if len(self.missing) > 1 else ""
-            raise InputError(f"{where}: {self.missing[0]}{more}{self._by_set(self.missing[0])}")
+            raise InputError(f"{where}: {self.missing[0]}{more}{self._set_option_hint(self.missing[0])}")
 
-    def _by_set(self, problem: str) -> str:
+    def _set_option_hint(self, problem: str) -> str:
         """How to follow a hint on the command line: there may be no recipe file."""
         return f"; or --set corpus.sources.{self.source.name}.text_key=NAME" if "set text_key" in problem else ""
 
@@ -256,16 +256,16 @@ def _unreadable(file: File, reason: str, detail: str) -> Piece:
     return Piece(file.path, file.name, 0, 0, file.size, damage=detail, reason=reason)
 
 
-def _order(name: str, start: int) -> bytes:
+def _sampling_key(name: str, start: int) -> bytes:
     """A pseudo-random rank that depends on nothing but the name."""
     return hashlib.blake2b(f"{name}\0{start}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _choose(pieces: list[Piece], budget: int) -> list[Piece]:
+def _sample(pieces: list[Piece], budget: int) -> list[Piece]:
     """Pieces in the order of their hash that fit into the budget; the first one when none does."""
     chosen: list[Piece] = []
     room = budget
-    ordered = sorted(pieces, key=lambda piece: _order(piece.name, piece.start))
+    ordered = sorted(pieces, key=lambda piece: _sampling_key(piece.name, piece.start))
     for piece in ordered:
         if room <= budget * (1 - FULL):
             break

@@ -31,7 +31,7 @@ from bessemer.corpus.dedup.verdicts import (
     with_texts,
 )  # fmt: skip
 from bessemer.corpus.partition import Bucket
-from bessemer.corpus.work import made_once
+from bessemer.corpus.work import build_once
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Dedup
 from bessemer.run import STAGE_FILE, read_json
@@ -101,8 +101,8 @@ class KeptDocuments:
 
 
 @dataclass(frozen=True)
-class WholeReceipts:
-    """The receipts of the steps."""
+class GlobalStepReceipts:
+    """Receipts of the global steps; None for a step that is off."""
 
     quality: dict[str, Any] | None
     duplicates: dict[str, Any]
@@ -122,16 +122,16 @@ class WholeReceipts:
         return values if self.repeats is None else values | {"repeats": self.repeats["counts"]}
 
 
-def judge_whole(
+def run_global_steps(
     corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: TimedStep
-) -> WholeReceipts:
+) -> GlobalStepReceipts:
     """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
     documents = KeptDocuments(buckets)
     names = [source.name for source in corpus.sources]
     quality = repeats = None
 
     def step(name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        return timed(name, lambda: made_once(work / name, digest(name, inputs), make))
+        return timed(name, lambda: build_once(work / name, digest(name, inputs), make))
 
     if corpus.quality.on:
         from bessemer.corpus.quality.classify import QualityVerdicts
@@ -139,12 +139,12 @@ def judge_whole(
         quality = step("quality", lambda staged: _score(corpus, names, documents, staged))
         expected -= quality["rejected"]
         documents = replace(documents, decided=Decisions(QualityVerdicts.load(work / "quality")))
-    duplicates = step("duplicates", lambda staged: judge_all(documents, corpus.dedup, staged, expected, names))
+    duplicates = step("duplicates", lambda staged: run_dedup_step(documents, corpus.dedup, staged, expected, names))
     if cuts_repeats(corpus.dedup):
         decided = replace(documents.decided, verdicts=Verdicts.load(work / "duplicates"))
         documents = replace(documents, decided=decided)
         repeats = step("repeats", lambda staged: _cut_repeats(documents, corpus.dedup, staged))
-    return WholeReceipts(quality, duplicates, repeats)
+    return GlobalStepReceipts(quality, duplicates, repeats)
 
 
 def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: Path) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: P
     return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
 
 
-def judge_all(
+def run_dedup_step(
     documents: KeptDocuments, settings: Dedup, staged: Path, expected: int, sources: list[str]
 ) -> dict[str, Any]:
     """Find the duplicates. `sources`: in the order of the recipe. Raises BessemerError when another number than

@@ -54,7 +54,7 @@ class CorpusTask(ABC):
 
     def run(self) -> None:
         """Do the task unless it is done."""
-        made_once(self.folder, self.inputs, self.make)
+        build_once(self.folder, self.inputs, self.make)
 
     def receipt(self) -> dict[str, Any] | None:
         """The receipt of the finished task; None when it has to be done."""
@@ -90,7 +90,7 @@ def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
     return recorded
 
 
-def made_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def build_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
 
     The receipt holds what `make` returns, and all file sizes. When two processes write the same folder, the first to

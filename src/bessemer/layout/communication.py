@@ -12,8 +12,8 @@ def tensor_bytes(
     config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = 4, bytes_per_sum: int = 4,
     label_smoothing: bool = False, recomputed: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
-    """Bytes of the whole tensors that a tensor group's collectives work on in a step, by kind, and apart from them those of the
-    gradients that are all-reduced once a step, of what every process has in full.
+    """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, of the gradients of
+    replicated parameters, which are all-reduced once a step.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
     stream; bytes_per_sum: of sums, and of a weight's gradient; recomputed: blocks, in full or selectively.
@@ -47,7 +47,7 @@ def _tables(config: ModelConfig) -> int:
     return 1 if config.tie_embeddings or config.labels else 2
 
 
-def _is_tied_apart(config: ModelConfig, layout: Parallel) -> bool:
+def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
     """Whether two processes hold the tied matrix; in a V the first and the last stage lie on one."""
     return config.tie_embeddings and not config.labels and layout.pipeline > 1 and not layout.is_v_shaped
 
@@ -56,7 +56,7 @@ def pipeline_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = 4,
     matrix_share: float = 1.0,
 ) -> tuple[int, int]:  # fmt: skip
-    """Bytes of a step over one pipeline: hidden states and their gradients together, and the gradient of the tied matrix as each
+    """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
     of the two processes that have it sends it.
 
     tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient; matrix_share:
@@ -66,11 +66,11 @@ def pipeline_bytes(
     crossings = layout.pipeline * layout.stages_each - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
     matrix = round(config.vocabulary * config.width * bytes_per_gradient * matrix_share)
     sent = 2 * crossings * tokens * config.width * bytes_per_activation
-    return sent, matrix if _is_tied_apart(config, layout) else 0
+    return sent, matrix if _is_tied_across_ranks(config, layout) else 0
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ElementBytes:
     """Of an element. activation: of hidden states, keys and values; gathered: of weights as they are gathered; gradient: of
     weights' gradients as they are added up; sums: of the loss's sums."""
 
@@ -80,19 +80,25 @@ class Bytes:
     sums: int
 
 
-def held(config: ModelConfig, layout: Parallel) -> tuple[int, int]:
+def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:
     """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
     counts twice where two stages have it."""
     block = config.with_changes(layers=config.layers + 1).parameters - config.parameters
     blocks, cut = config.layers * block, config.layers * _divided_of_block(config)
     table = config.vocabulary * config.width
-    tables, copies = _tables(config) * table, _is_tied_apart(config, layout) * table
+    tables, copies = _tables(config) * table, _is_tied_across_ranks(config, layout) * table
     outside = config.parameters - blocks
     return blocks - cut + cut // layout.tensor, outside - tables + (tables + copies) // layout.tensor
 
 
 def step_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, of: Bytes, recomputed: int = 0
+    config: ModelConfig,
+    layout: Parallel,
+    tokens: int,
+    targets: int,
+    micro_batches: int,
+    of: ElementBytes,
+    recomputed: int = 0,
 ) -> dict[str, int] | None:
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
@@ -108,7 +114,7 @@ def step_bytes(
     ways, parts = layout.shard * layout.context, layout.data * layout.context
     if layout.pipeline > 1 and ways > 1:
         return None
-    blocks, outside = held(config, layout)
+    blocks, outside = tensor_rank_parameters(config, layout)
     own = blocks + outside
     # Data: every tensor rank of every part of the batch, all its stages together.
     several, share = parts * layout.tensor, (ways - 1) / ways

@@ -63,7 +63,7 @@ def resolve(
         limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
     horizon = train.tokens or min(TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
     if train.steps is not None and train.global_batch_tokens is not None:
-        horizon = train.steps * train.global_batch_tokens  # but for a ramp, which is short beside it
+        horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
     layout = recipe.parallel
     batch = train.global_batch_tokens or _batch(flops, length, layout)
@@ -104,7 +104,7 @@ def _checkpoints(minutes: float | None) -> int:
 
 
 def _validations(recipe: Recipe, steps: int, tokens: int, held_out_tokens: int | None) -> tuple[int, int]:
-    """Steps between the validations of a run that reads so many tokens, and tokens of each at the most."""
+    """Steps between validations of a run of `tokens` tokens, and the maximum tokens of each."""
     train, scored = recipe.train, recipe.evaluate.max_tokens
     budget = int(VALIDATION_SHARE / FORWARD_SHARE * tokens)
     whole = min(scored or VALIDATION_TOKENS, held_out_tokens or VALIDATION_TOKENS)

@@ -28,18 +28,18 @@ SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
-# that is 256 rows. Products of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
-CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 128
+# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
+CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
 
 
 def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
     """Tokens whose logits are held at one time, of the number asked for."""
-    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, FEWEST_ROWS))
+    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device at the peak of a training step, by part. casts: narrow copies of the blocks' weights."""
+    """Peak bytes of a step, by part. average: EMA; base: before the model; casts: low-precision weights; slack: heap holes."""
 
     weights: int
     gradients: int
@@ -115,9 +115,9 @@ def _of_part(
     activations += max(working + (0 if is_alone else scores) - logits, 0)
     if is_alone:
         trained = config.parameters
-        if is_frozen(train):  # nothing is kept for a way back: what one block works on, and the stream through all
+        if is_frozen(train):  # no backward pass: one block's working set, and the residual stream
             trained = config.classifier_parameters
-            each = kept_by_a_block(config) * width + mask_bytes(train.dropout, config)
+            each = activation_elements_per_block(config) * width + mask_bytes(train.dropout, config)
             activations = tokens * (each + 2 * config.width * width)
         activations, logits = together * (activations + scores), together * logits
         # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
@@ -148,7 +148,7 @@ def heap_slack(transient: int, micro_batches: int, together: int) -> int:
     return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
 
 
-def kept_by_a_block(config: ModelConfig) -> int:
+def activation_elements_per_block(config: ModelConfig) -> int:
     """Elements per token that autograd keeps of a block that is not recomputed."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     # Of a norm before a sublayer its input and its result, which the sublayer reads; of one after it the input.
@@ -246,12 +246,12 @@ def ways(layout: Parallel) -> int:
 
 def in_flight(layout: Parallel, place: int, micro_batches: int) -> float:
     """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one."""
-    return waiting(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
+    return micro_batches_in_flight(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
 
 
 @lru_cache(maxsize=4096)
-def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches: int) -> float:
-    """in_flight of a place of a pipeline of so many processes, with `virtual` stages on each.
+def micro_batches_in_flight(schedule: str, stages: int, virtual: int, place: int, micro_batches: int) -> float:
+    """Peak micro-batches in flight on one rank of a pipeline of `stages` ranks with `virtual` stages each.
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
     with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2), in rounds of more than p
@@ -274,7 +274,7 @@ def waiting(schedule: str, stages: int, virtual: int, place: int, micro_batches:
 
 
 def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batches: int) -> tuple[int, int, int]:
-    """Weights, whole copies of them, and gradients of a process, with the buffers in which they are gathered and divided.
+    """Bytes of a process's weight shards, of its gathered weights, and of gradients with their reduction buffers.
 
     narrow: bytes of a gathered weight. What is kept is 4 bytes each, divided by N (Rajbhandari et al. 2020, "ZeRO", section
     5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are whole, here fp32 masters are divided and a
@@ -292,7 +292,7 @@ def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batch
     # Gradients of a block and of what lies outside of blocks are whole until they are added up.
     fresh = narrow * (held.block + held.root // 2)
     if zero == 1 and micro_batches > 1:
-        # A block's weights are given back for the buffer.
+        # A block's gathered weights are resharded when its reduction buffer is allocated.
         return kept, narrow * whole, 4 * held.all + buffer - narrow * held.block
     return kept, narrow * whole, kept + buffer + fresh
 
@@ -301,7 +301,7 @@ def activation_bytes(
     config: ModelConfig, part: PipelinePart, tokens: int, waiting: float, width: int, recomputed: int, recompute: str,
     tensor: int, masks: int = 0, *, is_alone: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
-    """Bytes that the backward passes of the micro-batches in flight wait with, and what one block takes on its way back.
+    """Bytes of activations kept for backward by all micro-batches in flight, and bytes that one block's backward allocates.
 
     tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
     token that a block keeps of dropout's masks; is_alone: one process holds the whole model.
@@ -311,7 +311,7 @@ def activation_bytes(
     again = min(recomputed, part.blocks)
     entry = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
-    block = (kept_by_a_block(config) + masks / width) / tensor + gathered
+    block = (activation_elements_per_block(config) + masks / width) / tensor + gathered
     keeps = kept(recompute, config) / tensor
     waits = again * keeps + (part.blocks - again) * block + 2 * entry
     widest = (3 if config.gated else 2) * config.mlp_width / tensor

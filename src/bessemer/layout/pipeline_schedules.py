@@ -24,7 +24,7 @@ from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule,
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
-MOST_ACTIONS = 2_000_000
+MAX_ACTIONS = 2_000_000
 """Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
 
 
@@ -44,8 +44,8 @@ class Action:
 class OverlappedPair:
     """A forward and a backward of two micro-batches that a rank starts together, so that one hides the other's sends.
 
-    Both begin when both have what they need, and give what they give when both are done. torch's runtime computes them one
-    after the other unless a function for OVERLAP_F_B is registered.
+    Both start once the inputs of both are there; their results are available once both are done. torch's runtime computes
+    them one after the other unless a function for OVERLAP_F_B is registered.
     """
 
     forward: Action
@@ -139,10 +139,10 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
         if number is not None and number < 1:
             raise InputError(f"schedule {name}: {what} = {number}; give 1 or more")
     each = stages_each(name, virtual)
-    if 3 * ranks * each * micro_batches > MOST_ACTIONS:
+    if 3 * ranks * each * micro_batches > MAX_ACTIONS:
         raise InputError(
             f"schedule {name}: {ranks} x {each} stages and {micro_batches:,} micro-batches are more than "
-            f"{MOST_ACTIONS:,} actions; take fewer micro-batches, the picture repeats itself"
+            f"{MAX_ACTIONS:,} actions; take fewer micro-batches, the picture repeats itself"
         )
     if name == "interleaved":
         _group(ranks, micro_batches)

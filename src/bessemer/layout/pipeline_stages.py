@@ -1,4 +1,4 @@
-"""Where a model is cut into pipeline stages: consecutive blocks, the most expensive stage as cheap as can be.
+"""Where a model is cut into pipeline stages: consecutive blocks, minimising the cost of the slowest stage.
 
 A pipeline is as fast as its slowest stage. The head multiplies every token with the whole vocabulary, which in a small model
 costs as much as many blocks, so the last stage has fewer; the embedding is looked up and costs next to nothing.
@@ -128,7 +128,7 @@ class Span:
 
 
 def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> list[Span]:
-    """All stages of a layout, in order, cut so that the costliest of them costs least.
+    """All stages of a layout, in order, minimising the cost of the slowest.
 
     costs: `Costs.of(config)` when left out. Raises InputError when there are more stages than blocks.
     """
@@ -177,7 +177,7 @@ def parts_of(config: ModelConfig, layout: Parallel) -> list[PipelinePart]:
 
 
 def parts_of_stages(blocks: Sequence[int], schedule: str, ranks: int, virtual: int) -> list[PipelinePart]:
-    """The same of stages with so many blocks each."""
+    """Like parts_of, from the number of blocks of each stage."""
     held = [stages_of(schedule, rank, ranks, virtual) for rank in range(ranks)]
     return [
         PipelinePart(rank, sum(blocks[stage] for stage in mine), 0 in mine, len(blocks) - 1 in mine)

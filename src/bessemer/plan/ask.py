@@ -17,7 +17,7 @@ import tomli_w
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.plan.jobs import WAYS
+from bessemer.plan.jobs import PARALLEL_DIMENSIONS
 from bessemer.recipe import Recipe, keys, parse
 
 # Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
@@ -36,7 +36,7 @@ PLAIN = {
     "price": ("cluster.price", "number"),
     "framework": ("cluster.framework", "word"),
     "catalogue": ("cluster.catalogue", "word"),
-    **{name: (f"parallel.{name}", "count") for name in (*WAYS, "virtual")},
+    **{name: (f"parallel.{name}", "count") for name in (*PARALLEL_DIMENSIONS, "virtual")},
     "schedule": ("parallel.schedule", "word"),
     "zero": ("parallel.zero", "count"),
 }
@@ -64,14 +64,14 @@ def count(text: str, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's."""
 
     recipe: Recipe
     model: ModelConfig | None = None
 
 
-def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
+def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """What short names (see PLAIN, OWN) and `key=value` overrides say without a recipe."""
     asked = {ALIASES.get(name, name): value for name, value in asked.items()}
     named = {override.partition("=")[0] for override in overrides}
@@ -89,20 +89,20 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
     start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
     if "pipeline" in asked and "zero" not in asked:
         start["zero"] = "1"  # stages keep their weights, and gradients are added up once a step
-    if not set(asked) & set(WAYS) and not any(name.startswith("parallel.") for name in named):
+    if not set(asked) & set(PARALLEL_DIMENSIONS) and not any(name.startswith("parallel.") for name in named):
         overrides = (*overrides, "parallel.auto=true")
     if not {"seq", "model"} & set(asked):
         start["seq"] = str(DEFAULT_SEQUENCE)
     return _made(EMPTY_RECIPE, None, {**start, **asked}, overrides)
 
 
-def with_changes(of: Asked, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> Asked:
+def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """The same with other settings: short names or recipe keys to their values."""
     plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
     return _made(tomli_w.dumps(plain), of.model, asked, overrides)
 
 
-def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> Asked:
+def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:
     written = {_plain_name(name): name for name in asked}
     asked = {_plain_name(name): value for name, value in asked.items()}
     texts = dict(asked)
@@ -114,7 +114,7 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     if "batch" in asked:
         asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
-    if set(asked) & set(WAYS) and not any(one.startswith("parallel.auto") for one in overrides):
+    if set(asked) & set(PARALLEL_DIMENSIONS) and not any(one.startswith("parallel.auto") for one in overrides):
         changes.append("parallel.auto=false")
     try:
         recipe = parse(text, "plan", [*changes, *overrides])
@@ -127,7 +127,7 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
-    return Asked(filled(recipe, set(asked)), model)
+    return PlanRequest(filled(recipe, set(asked)), model)
 
 
 def _plain_name(name: str) -> str:

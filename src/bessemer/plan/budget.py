@@ -29,7 +29,7 @@ class Proposal:
         return self.config.parameters
 
 
-def proposed(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Proposal:
+def proposal_for_budget(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Proposal:
     """What a budget buys. kind: flops, days or money; asked: short names of plan/ask.py, with the devices; mfu: share of their
     bf16 peak at which they are taken to work. Raises InputError where it does not pay for a step."""
     amount = ask.number(text, kind)
@@ -41,14 +41,16 @@ def proposed(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Prop
     flops = {"flops": amount, "days": 24 * amount * count * rate, "money": amount / (price or 1.0) * rate}[kind]
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
     try:
-        found = propose(flops, sizes["vocabulary"], sizes["seq"] or ask.DEFAULT_SEQUENCE, sizes["batch"])
+        found = proposal_for_flops(flops, sizes["vocabulary"], sizes["seq"] or ask.DEFAULT_SEQUENCE, sizes["batch"])
         shapes.model(float(found.parameters), found.config.vocabulary)  # for which the plan asks by its size
     except InputError as error:
         raise InputError(f"--{kind} {text}: too little to train a model on: {error}") from None
     return found
 
 
-def propose(flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None) -> Proposal:
+def proposal_for_flops(
+    flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None
+) -> Proposal:
     """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains.
 
     vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it).

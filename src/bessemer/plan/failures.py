@@ -15,39 +15,39 @@ GPUS_PER_NODE = 8
 
 
 RATE_SOURCE = "Meta RSC-1, A100: Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
-DEFAULT_RATE = 6.5e-3
+FAILURES_PER_NODE_DAY = 6.5e-3
 """Failures of a node in a day, as RSC-1's authors project it to large jobs; their small ones failed three to four times as often
 (7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 3.8e-3 on Llama 3's H100s (Grattafiori et
 al. 2024, table 5), 1.4e-2 on OPT's A100s (Zhang et al. 2022, section 2.5)."""
 
-DETECTION, RESTART = 600.0, 300.0
+DETECTION_SECONDS, RESTART_SECONDS = 600.0, 300.0
 """Default seconds until a failure is found and its node replaced, and from there until training goes on. The first is MegaScale's
 bound (Jiang et al. 2024, section 4: found and diagnosed in less than 10 minutes); the second is assumed: they catch up within 15
 minutes, of which the work that is done again is a part."""
 
 
-def mtbf(devices: int, per_node_day: float = DEFAULT_RATE) -> float:
+def mtbf(devices: int, per_node_day: float = FAILURES_PER_NODE_DAY) -> float:
     """Mean seconds between failures of a job on `devices` devices, each as likely to fail as an eighth of a node of eight."""
     return DAY * GPUS_PER_NODE / (devices * per_node_day)
 
 
-def young(between: float, cost: float) -> float:
+def young(mtbf_seconds: float, cost: float) -> float:
     """Interval of Young (1974): sqrt(2 mu C) + C."""
-    return math.sqrt(2 * between * cost) + cost
+    return math.sqrt(2 * mtbf_seconds * cost) + cost
 
 
-def daly(between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
+def daly(mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
     """Interval of Daly (2006), lower order: sqrt(2 (mu + D + R) C) + C."""
-    return math.sqrt(2 * (between + downtime + recovery) * cost) + cost
+    return math.sqrt(2 * (mtbf_seconds + downtime + recovery) * cost) + cost
 
 
-def optimal(between: float, cost: float) -> float:
+def optimal(mtbf_seconds: float, cost: float) -> float:
     """The interval of least expected time when failures are a Poisson process: no approximation (Aupy et al. 2013, section 3).
 
     exact_time's derivative is zero where 1 + c - x = exp(-x), with x = T / mu and c = C / mu; by Newton from Young's interval,
     on the side where the function is convex. Neither downtime nor recovery moves it.
     """
-    relative = cost / between
+    relative = cost / mtbf_seconds
     x = math.sqrt(2 * relative) + relative
     for _ in range(50):
         off = -math.expm1(-x) + relative - x  # (1 - exp(-x)) + c - x, which keeps its digits when x is small
@@ -55,31 +55,38 @@ def optimal(between: float, cost: float) -> float:
         x += step
         if abs(step) <= 1e-14 * x:
             break
-    return between * x
+    return mtbf_seconds * x
 
 
-def exact_time(interval: float, between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
+def exact_time(
+    interval: float, mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0
+) -> float:
     """Expected time over the time without failures and checkpoints: (mu + D) e^(R / mu) (e^(T / mu) - 1) / (T - C), which
     counts failures during checkpoints and recoveries too (Aupy et al. 2013, section 3); infinite beyond what a double holds."""
-    exponent = (recovery + interval) / between
+    exponent = (recovery + interval) / mtbf_seconds
     if exponent > 700:
         return math.inf
-    return (between + downtime) * math.exp(recovery / between) * math.expm1(interval / between) / (interval - cost)
+    return (
+        (mtbf_seconds + downtime)
+        * math.exp(recovery / mtbf_seconds)
+        * math.expm1(interval / mtbf_seconds)
+        / (interval - cost)
+    )
 
 
-def waste(interval: float, between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
+def waste(interval: float, mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
     """Share of the time lost, exactly: 1 - 1 / exact_time."""
-    return 1.0 - 1.0 / exact_time(interval, between, cost, downtime, recovery)
+    return 1.0 - 1.0 / exact_time(interval, mtbf_seconds, cost, downtime, recovery)
 
 
 def waste_curve(
-    between: float, cost: float, downtime: float = 0.0, recovery: float = 0.0, points: int = 61
+    mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0, points: int = 61
 ) -> list[tuple[float, float]]:
     """(interval, waste) from a tenth of the optimum, or just above the cost, to ten times it, evenly by ratio."""
-    best = optimal(between, cost)
+    best = optimal(mtbf_seconds, cost)
     low = max(best / 10, cost * 1.01)
     return [
-        (at, waste(at, between, cost, downtime, recovery))
+        (at, waste(at, mtbf_seconds, cost, downtime, recovery))
         for at in (low * (10 * best / low) ** (i / (points - 1)) for i in range(points))
     ]
 
@@ -128,23 +135,23 @@ class Outlook:
     checkpoints: int
 
 
-def downtime(save: CheckpointCost) -> float:
+def downtime_seconds(save: CheckpointCost) -> float:
     """Seconds that a failure costs until it is found, with the work done while the last save was not durable yet."""
-    return DETECTION + max(save.write - save.stall, 0.0)
+    return DETECTION_SECONDS + max(save.write - save.stall, 0.0)
 
 
-def outlook(training_seconds: float, step_seconds: float, between: float, save: CheckpointCost) -> Outlook:
-    """A run of `training_seconds` of steps with a failure every `between` seconds.
+def outlook(training_seconds: float, step_seconds: float, mtbf_seconds: float, save: CheckpointCost) -> Outlook:
+    """A run of `training_seconds` of steps with a failure every `mtbf_seconds` seconds.
 
     Checkpoints come at the interval of least waste, in whole steps, and no shorter than a write takes (two saves would queue).
     """
-    best = max(optimal(between, save.stall) - save.stall, save.write)
+    best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write)
     steps = max(round(best / step_seconds), 1)
     interval = steps * step_seconds + save.stall
-    taken = training_seconds * exact_time(interval, between, save.stall, downtime(save), RESTART)
+    taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)
     return Outlook(
-        mtbf=between, interval=interval, every=steps, young=young(between, save.stall), failures=taken / between,
+        mtbf=mtbf_seconds, interval=interval, every=steps, young=young(mtbf_seconds, save.stall), failures=taken / mtbf_seconds,
         waste=1 - training_seconds / taken, effective=training_seconds / taken, seconds=taken,
         lost=taken - training_seconds - saves * save.stall, saves=saves * save.stall, checkpoints=int(saves),
     )  # fmt: skip

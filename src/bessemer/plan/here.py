@@ -94,7 +94,7 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        # Narrow copies of the weights are buffers, and what is only here keeps its name.
+        # Low-precision weight copies count as buffers; parts only this plan has keep their names.
         "memory_bytes_per_device": memory
         | {"buffers": parts["casts"], **{name: parts[name] for name in ("average", "slack", "base", "total")}},
         **scaling(recipe, plan["parameters"], plan["tokens"]),

@@ -17,7 +17,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Reco
 from bessemer.recipe import Recipe
 
 GB = 1e9
-WAYS = ("replicate", "shard", "tensor", "pipeline", "context")  # in which [parallel] divides the work
+PARALLEL_DIMENSIONS = ("replicate", "shard", "tensor", "pipeline", "context")  # in which [parallel] divides the work
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     given = recipe.parallel
     return Layout(
-        **{way: getattr(given, way) for way in WAYS},
+        **{way: getattr(given, way) for way in PARALLEL_DIMENSIONS},
         virtual=given.stages_each,
         zero=given.zero if given.shard * given.context > 1 else 0,
         schedule=given.schedule,
@@ -110,7 +110,7 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
 
 def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
     layout = recipe.parallel
-    product = " x ".join(f"{getattr(layout, way)}" for way in WAYS)
+    product = " x ".join(f"{getattr(layout, way)}" for way in PARALLEL_DIMENSIONS)
     rest = layout.tensor * layout.pipeline * layout.context
     advice = (
         f"shard = {cluster.devices // rest} would fill them"

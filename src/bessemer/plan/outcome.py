@@ -13,7 +13,7 @@ from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory,
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.search import Candidate, Found, search
+from bessemer.plan.search import Candidate, LayoutSearchResult, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
@@ -24,7 +24,7 @@ TIME_ERROR, MEMORY_ERROR = 0.15, 0.05
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlanResult:
     """goal: what was asked; job: with the layout that was given or found; found: the search, where there was one."""
 
     goal: Goal
@@ -40,7 +40,7 @@ class Outcome:
     batch: BatchOutlook
     known: tuple[KnownModel, ...]
     repeated: Repetition | None = None
-    found: Found | None = None
+    found: LayoutSearchResult | None = None
 
     @property
     def seconds(self) -> float:
@@ -48,12 +48,12 @@ class Outcome:
         return self.goal.tokens / self.job.tokens * self.step.seconds
 
 
-def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Outcome:
+def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
     """Work a goal out. searched: look for the best layout even where the recipe gives one; unique: tokens that differ, where
     others are seen again.
 
     Raises InputError where no layout fits (with the nearest miss), or the given one cannot be; one that can be and does not fit
-    in memory is worked out all the same, and said not to fit.
+    in memory is still evaluated, with fits = False.
     """
     found = search(goal.job, goal.free) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked:
@@ -71,14 +71,14 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
         goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes,
     )
     rate = asked.failures_per_node_year
-    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.DEFAULT_RATE)
-    save = failures.checkpoint(state_bytes(job), cluster.devices, storage)
+    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
+    save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
     running = failures.outlook(goal.tokens / job.tokens * best.step.seconds, best.step.seconds, between, save)
     bill = money.bill(
         running.seconds, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,
     )  # fmt: skip
-    return Outcome(
+    return PlanResult(
         goal=goal, job=job, memory=best.memory, verdict=fits(job, best.memory), step=best.step, bill=bill, running=running,
         save=save,
         loading=money.loading(
@@ -93,7 +93,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Ou
     )  # fmt: skip
 
 
-def state_bytes(job: Job) -> float:
+def checkpoint_bytes(job: Job) -> float:
     """Of a checkpoint: weights (the master copies where there are some) and moments, each once."""
     framework = job.framework
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
@@ -110,7 +110,7 @@ def _given(goal: Goal) -> Candidate:
     return Candidate(job, memory(job), step(job))
 
 
-def to_dict(out: Outcome, searched: bool = False) -> dict[str, Any]:
+def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     """Plain values, for machines. Bytes, seconds, FLOPs, dollars; shares from 0 to 1."""
     job, time, goal = out.job, out.step, out.goal
     config, devices = job.model, job.cluster.devices
@@ -187,8 +187,8 @@ def layout_dict(job: Job) -> dict[str, Any]:
     return {name: getattr(job.layout, name) for name in LAYOUT_KEYS} | {"micro_batches": job.micro_batches}
 
 
-def search_dict(of: Found) -> dict[str, Any]:
-    """The best layouts, those on the way to less memory, the nearest misses, and why others cannot be."""
+def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
+    """Best layouts, Pareto front of speed and memory, nearest misses, and counts of impossible splits by reason."""
     return {
         "fitting": len(of.ranked),
         "best": [candidate_dict(one) for one in of.ranked[:SHOWN]],

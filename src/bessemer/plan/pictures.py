@@ -18,7 +18,7 @@ from bessemer.plan import failures, laws, outcome, pipeline
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import ROOM, DeviceMemory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
-from bessemer.plan.search import RECOMPUTE, Found
+from bessemer.plan.search import RECOMPUTE, LayoutSearchResult
 from bessemer.plan.standing import known
 from bessemer.plan.tables import layout_line
 from bessemer.plan.timetable import Durations, simulate
@@ -28,7 +28,7 @@ CELLS = 1500  # about as many as can be drawn; more micro-batches repeat what th
 ROWS = 16
 
 
-def rank_of_slowest(step: Step, layout: Layout) -> tuple[int, ...]:
+def stages_of_slowest_rank(step: Step, layout: Layout) -> tuple[int, ...]:
     """The stages of the rank whose passes take longest."""
     ranks, virtual = layout.pipeline, len(step.stages) // layout.pipeline
     each = (stages_of(layout.schedule, rank, ranks, virtual) for rank in range(ranks))
@@ -76,7 +76,7 @@ ONCE = ("bubble", "stragglers", "data", "optimizer")  # parts of a step that are
 PARTS = (*(part for part in outcome.STEP_PARTS if part not in ONCE), *ONCE)
 
 
-def pictures(of: outcome.Outcome) -> dict[str, Any]:
+def pictures(of: outcome.PlanResult) -> dict[str, Any]:
     """Everything of an outcome; what it does not have is left out or empty."""
     return {
         "memory": memory_bars(of.job),
@@ -131,7 +131,7 @@ def timeline(step: Step, layout: Layout) -> dict[str, Any]:
     their time goes into. Each bar is (what, start, end) in seconds; what is waited for in the pipeline is drawn in one piece.
     """
     parts = {name: getattr(step, name) for name in PARTS}  # of a pass first; they add up to the step's seconds
-    mine = rank_of_slowest(step, layout)
+    mine = stages_of_slowest_rank(step, layout)
     forward, backward = (sum(getattr(step.stages[one], way) for one in mine) for way in ("forward", "backward"))
     m = step.micro_batches
     drawn = m if m <= DRAWN_PASSES else 1  # else all of a kind in one piece
@@ -213,28 +213,28 @@ def law_opinions(parameters: float, tokens: float) -> list[dict[str, Any]]:
 
 def checkpoints(running: failures.Outlook, save: failures.CheckpointCost) -> dict[str, Any] | None:
     """Share of the time that is lost against the interval between checkpoints, and the chosen interval; None: nothing to save."""
-    down = failures.downtime(save)
+    down = failures.downtime_seconds(save)
     try:
-        curve = failures.waste_curve(running.mtbf, save.stall, down, failures.RESTART)
+        curve = failures.waste_curve(running.mtbf, save.stall, down, failures.RESTART_SECONDS)
     except InputError:
         return None
     while curve[-1][0] < 2 * running.interval:  # chosen longer than the best, since a write takes longer
         further = 1.3 * curve[-1][0]
-        curve.append((further, failures.waste(further, running.mtbf, save.stall, down, failures.RESTART)))
+        curve.append((further, failures.waste(further, running.mtbf, save.stall, down, failures.RESTART_SECONDS)))
     return {
         "intervals": _short([interval for interval, _ in curve]),
         "waste": _short([waste for _, waste in curve]),
         "chosen": {"interval": running.interval, "waste": running.waste, "every": running.every},
         "best": failures.optimal(running.mtbf, save.stall),
         "young": running.young,
-        "daly": failures.daly(running.mtbf, save.stall, down, failures.RESTART),
+        "daly": failures.daly(running.mtbf, save.stall, down, failures.RESTART_SECONDS),
         "mtbf": running.mtbf,
         "stall": save.stall,
         "write": save.write,
     }
 
 
-def layouts(found: Found, job: Job) -> dict[str, Any]:
+def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
     """Speed against memory of the layouts that fit. front: no other is faster with as little memory; own: the plan's."""
     front = {id(one) for one in found.pareto}
     shown = [*found.ranked[:DRAWN_LAYOUTS], *(one for one in found.ranked[DRAWN_LAYOUTS:] if id(one) in front)]

@@ -17,7 +17,7 @@ from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
 from bessemer.terminal import rendered
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
-MOST_PANELS_LINES = 120
+MAX_PANEL_LINES = 120
 """A terminal drawing that would be longer is drawn without numbers, a column a moment."""
 
 # Of the 256 colours that terminals share, near those below; the first sixteen look different in every theme.
@@ -52,7 +52,7 @@ def number(value: float) -> str:
 def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
     """The picture for a terminal of a given width; in panels one under the other where one does not hold it.
 
-    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MOST_PANELS_LINES
+    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MAX_PANEL_LINES
     is condensed into one panel without numbers.
     """
     names = [f"rank {rank}" for rank in range(of.schedule.ranks)]
@@ -64,7 +64,7 @@ def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
     scale = min((longest_label + 1) / shortest, float(room - longest_label))  # columns a time-step
     most = max(int((room - longest_label) / scale), 1)  # time-steps of a panel; its last label may stand out
     panels = ceil(of.timesteps / most)
-    if panels * (len(names) + 2) > MOST_PANELS_LINES:
+    if panels * (len(names) + 2) > MAX_PANEL_LINES:
         return _condensed(of, names, margin, room, colour)
     each = ceil(of.timesteps / panels)
     found: list[str] = []

@@ -17,7 +17,7 @@ from itertools import product
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
-from bessemer.plan.ask import Asked, with_changes
+from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, step
@@ -26,8 +26,8 @@ from bessemer.recipe.parallel import PipelineSchedule
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-CONTEXT_FROM = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
-CONTEXT_MOST = 16
+MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
+MAX_CONTEXT = 16
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 
 
@@ -50,7 +50,7 @@ class RejectedLayout:
 
 
 @dataclass(frozen=True)
-class Found:
+class LayoutSearchResult:
     """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
     to split the model cannot take, by reason."""
 
@@ -68,7 +68,7 @@ class Found:
         return tuple(front)
 
 
-def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> Found:
+def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> LayoutSearchResult:
     """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's.
 
     Raises InputError where no layout divides the devices and the batch at all.
@@ -77,7 +77,7 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
     for split in _splits(job, impossible):
-        _weigh(job, split, free, ranked, rejected, impossible)
+        _try_split(job, split, free, ranked, rejected, impossible)
     if not ranked and not rejected:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
         raise InputError(
@@ -85,13 +85,13 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
         )
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
-    return Found(tuple(ranked), tuple(rejected), dict(impossible))
+    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible))
 
 
 def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
     """Divisions of the model, with all that is left over for the batch (`shard`)."""
     model, cluster = job.model, job.cluster
-    most_context = CONTEXT_MOST if model.sequence_length >= CONTEXT_FROM else 1
+    most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
     for tensor in divisors(cluster.per_node):
         if reason := tensor_refusal(model, tensor):
             impossible[reason] += 1
@@ -118,7 +118,7 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
 
 
 def tensor_refusal(model: ModelConfig, tensor: int) -> str | None:
-    """Why a model cannot be divided over so many devices of a tensor group; None: it can."""
+    """Why a model cannot be split over `tensor` tensor ranks; None: it can."""
     divided = {
         "heads or key/value heads do not divide over tensor": math.gcd(model.heads, model.kv_heads),
         "the MLP's width does not divide over tensor": model.mlp_width,
@@ -142,7 +142,7 @@ def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSche
                 yield "interleaved", virtual
 
 
-def _weigh(
+def _try_split(
     job: Job, split: Layout, free: frozenset[str], ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
@@ -180,7 +180,7 @@ def _weigh(
             rejected.append(missed)
 
 
-def changed(asked: Asked, text: str) -> Asked:
+def changed(asked: PlanRequest, text: str) -> PlanRequest:
     """`name=value,name=value`: what is asked, with these changes. Raises InputError."""
     changes = {}
     for one in filter(None, (part.strip() for part in text.split(","))):

@@ -50,7 +50,7 @@ BEATS_NGRAM_BYTES = 50_000
 
 @dataclass(frozen=True)
 class Basis:
-    """What everything follows from. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
+    """Inputs of the derivation. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
     on the device; share, held_documents, held_bytes: the held-out split of whole documents that comes to the bytes wanted;
     width, positions: of the model that the training starts from, 0 where it starts from none."""
 
@@ -226,11 +226,11 @@ class _Derivation:
 
     def _epochs(self) -> None:
         train = self.recipe.train
-        if train.steps is None and train.tokens is None and train.max_epochs is None and self._may_cap:
+        if train.steps is None and train.tokens is None and train.max_epochs is None and self._is_time_derived:
             self._set("train", "repeated more often, text teaches little", max_epochs=MAX_EPOCHS)
 
     @property
-    def _may_cap(self) -> bool:
+    def _is_time_derived(self) -> bool:
         """Whether the time is derived: minutes that a person gave are used to the end."""
         return self.recipe.train.minutes is None or any("minutes" in choice.values for choice in self.choices)
 

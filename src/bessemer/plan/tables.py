@@ -8,10 +8,10 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM
-from bessemer.plan.jobs import WAYS
+from bessemer.plan.jobs import PARALLEL_DIMENSIONS
 from bessemer.plan.laws import REPLICATION, RULE
-from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, Outcome
-from bessemer.plan.search import Candidate, Found
+from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, PlanResult
+from bessemer.plan.search import Candidate, LayoutSearchResult
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
@@ -19,12 +19,12 @@ LISTED = 10
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
-def plan_table(of: Outcome) -> str:
+def plan_table(of: PlanResult) -> str:
     """A row for each thing that is decided or follows."""
     return "\n".join(f"{name:<10} {value}" for name, value in plan_rows(of).items())
 
 
-def plan_rows(of: Outcome) -> dict[str, str]:
+def plan_rows(of: PlanResult) -> dict[str, str]:
     """The same, by name."""
     job, step, config = of.job, of.step, of.job.model
     cluster, device, goal = job.cluster, job.cluster.device, of.goal
@@ -77,7 +77,7 @@ def plan_rows(of: Outcome) -> dict[str, str]:
     return rows
 
 
-def _money(of: Outcome) -> str:
+def _money(of: PlanResult) -> str:
     if of.bill.cost is None:
         return "no price known (cluster.price); "
     asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
@@ -98,10 +98,13 @@ def layout_line(job: Job) -> str:
 
 
 def _ways(layout: Layout) -> str:
-    return " x ".join(f"{way} {getattr(layout, way)}" for way in WAYS if getattr(layout, way) > 1) or "one device"
+    return (
+        " x ".join(f"{way} {getattr(layout, way)}" for way in PARALLEL_DIMENSIONS if getattr(layout, way) > 1)
+        or "one device"
+    )
 
 
-def search_table(of: Found, devices: int) -> str:
+def search_table(of: LayoutSearchResult, devices: int) -> str:
     """The fastest layouts, those that trade speed for memory, and the nearest misses."""
     lines = [
         f"{counted(len(of.ranked), 'layout')} fit, {len(of.rejected):,} do not.",
@@ -137,7 +140,7 @@ def _short(job: Job) -> str:
     return f"dp{layout.data} tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
 
 
-def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[dict[str, str]]:
+def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> list[dict[str, str]]:
     """Plans side by side: a column each, its title under the empty name."""
     return [
         {
@@ -161,7 +164,7 @@ def what_if_columns(several: Sequence[Outcome], titles: Sequence[str]) -> list[d
     ]
 
 
-def what_if_table(several: Sequence[Outcome], titles: Sequence[str]) -> str:
+def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
     """Plans side by side."""
     columns = what_if_columns(several, titles)
     titles, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
@@ -183,7 +186,7 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
     return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])
 
 
-def assumptions(of: Outcome) -> list[tuple[str, str, str]]:
+def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
     """What a plan takes for granted, in the order in which it enters: what, its value with the unit, and the source, with a date
     where it ages."""
     job, asked, bill = of.job, of.goal.recipe.cluster, of.bill
@@ -209,10 +212,10 @@ def assumptions(of: Outcome) -> list[tuple[str, str, str]]:
         ("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
         ("FLOPs", "every matmul, and the causal half of attention; MFU without what is recomputed, HFU with it",
          "Chowdhery et al. 2022, appendix B"),
-        ("Failures", f"{rated or DAYS_A_YEAR * failures.DEFAULT_RATE:.3g} of a node in a year",
+        ("Failures", f"{rated or DAYS_A_YEAR * failures.FAILURES_PER_NODE_DAY:.3g} of a node in a year",
          "the recipe" if rated else failures.RATE_SOURCE),
         ("After a failure",
-         f"{failures.DETECTION / 60:.0f} min until it is found, {failures.RESTART / 60:.0f} min to restart",
+         f"{failures.DETECTION_SECONDS / 60:.0f} min until it is found, {failures.RESTART_SECONDS / 60:.0f} min to restart",
          "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
         ("Storage of checkpoints",
          f"{asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only",

@@ -3,8 +3,8 @@
 Times are in time-steps: one is a stage's forward of a micro-batch unless `Durations` says otherwise. With v stages on a
 rank, stages are 1/v as deep, so time-steps of schedules with different v compare after division by v; utilisation as it is.
 
-`passage` gives the time of a step's micro-batches through a pipeline: closed forms where they are the schedule's own time, and
-its action list simulated elsewhere; times in seconds, of each of the p x v stages for a micro-batch; send: of a result.
+`pipeline_seconds` gives the time of a step's micro-batches through a pipeline: closed forms where they are the schedule's own
+time, and its action list simulated elsewhere; times in seconds, of each of the p x v stages for a micro-batch; send: of a result.
 """
 
 from __future__ import annotations
@@ -165,12 +165,12 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
             yield action.stage + 1, "B"
 
 
-def passage(
+def pipeline_seconds(
     name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float
 ) -> float:  # fmt: skip
     """Seconds from the first forward to the last backward.
 
-    GPipe: the forwards and then the backwards, each a flow through stages in order. 1F1B: see `_alternating`. Interleaved: the
+    GPipe: the forwards and then the backwards, each a flow through stages in order. 1F1B: see `_seconds_1f1b`. Interleaved: the
     slowest rank's stages together, with the way down and up 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V, DualPipeV:
     what the simulated list idles, stages alike, against the work of the slowest rank.
     """
@@ -180,7 +180,7 @@ def passage(
         ways = 2 * send * (ranks - 1)
         return sum(forward) + sum(backward) + (micro_batches - 1) * (max(forward) + max(backward)) + ways
     if name == "1f1b":
-        return _alternating(micro_batches, forward, backward, send)
+        return _seconds_1f1b(micro_batches, forward, backward, send)
     if name == "interleaved":
         by_rank = [sum(forward[rank::ranks]) + sum(backward[rank::ranks]) for rank in range(ranks)]
         ways = (sum(by_rank) - max(by_rank)) / virtual + 2 * send * (ranks - 1)
@@ -195,7 +195,7 @@ def passage(
     return micro_batches * max(by_rank) + idle * one
 
 
-def _alternating(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float) -> float:
+def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float) -> float:
     """1F1B: the stage that takes longest with all that it waits for.
 
     Stage k first waits for the first forward of those before it, and its last backward has to pass them. It sends w = p - 1 - k

@@ -11,7 +11,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.plan import here, pictures
-from bessemer.plan.outcome import Outcome
+from bessemer.plan.outcome import PlanResult
 from bessemer.plan.tables import assumptions, layout_line, plan_rows, what_if_columns
 from bessemer.report import plan_figures
 from bessemer.report.data import Json, as_object, as_text
@@ -29,12 +29,12 @@ def writable(path: Path) -> Path:
     return path
 
 
-def write(path: Path, of: Outcome, **options: Any) -> Path:
+def write(path: Path, of: PlanResult, **options: Any) -> Path:
     """Write the page of a planned job, atomically; options as in `render`."""
     return write_page(writable(path), render(of, **options))
 
 
-def render(of: Outcome, *, name: str, beside: Sequence[Outcome] = (), titles: Sequence[str] = ()) -> str:
+def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
     """The page as HTML. beside: what-ifs, with their titles."""
     columns = what_if_columns([of, *beside], ["as asked", *titles]) if beside else []
     names = [name for name in (columns[0] if columns else ()) if name]
@@ -80,7 +80,7 @@ def compose(
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes, tiles=tiles)
 
 
-def _headline(of: Outcome) -> str:
+def _headline(of: PlanResult) -> str:
     job, bill = of.job, of.bill
     money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
     return (
@@ -89,7 +89,7 @@ def _headline(of: Outcome) -> str:
     )
 
 
-def _tiles(of: Outcome) -> list[Json]:
+def _tiles(of: PlanResult) -> list[Json]:
     job, bill, step = of.job, of.bill, of.step
     count, flops = job.cluster.devices, rate(step.model_flops / step.seconds / job.cluster.devices)
     priced = bill.cost is not None

@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bessemer.layout.communication import Bytes, step_bytes
+from bessemer.layout.communication import ElementBytes, step_bytes
 from bessemer.logfile import LogFile, is_torn, json_line
 from bessemer.model.config import ModelConfig
 from bessemer.parallel import traffic, waiting
@@ -222,6 +222,6 @@ def planned_bytes(
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
     arithmetic = PRECISIONS[precision]
     weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
-    widths = Bytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
+    widths = ElementBytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     return step_bytes(config, layout, batch, batch if targets is None else targets, micro_batches, widths, recomputed)

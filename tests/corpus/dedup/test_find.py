@@ -182,13 +182,13 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     run.corpus.parent.rename(earlier)
 
     partition_of = {}
-    judge_all = whole.judge_all
+    run_dedup_step = whole.run_dedup_step
 
     def watched(passed, *given):
         for file in sorted((passed.buckets[0].work / "partitions").glob("*/rows.parquet")):
             rows = pq.read_table(file, columns=["path"])["path"].to_pylist()
             partition_of.update(dict.fromkeys(rows, file.parent.name))
-        return judge_all(passed, *given)
+        return run_dedup_step(passed, *given)
 
     monkeypatch.setattr(whole, "judge_all", watched)
     settings = f"bands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"

@@ -25,30 +25,30 @@ ESTIMATE_DEVIATIONS = 4.0
 
 
 def components(
-    signatures: Signatures, sets: ShingleSets | None, min_jaccard: float, min_equal: int, row_of_place: np.ndarray,
+    signatures: Signatures, sets: ShingleSets | None, min_jaccard: float, min_equal: int, row_of_arrival: np.ndarray,
     compared: np.ndarray, memory: int,
 ) -> np.ndarray:  # fmt: skip
     """The smallest row of each row's component (int32).
 
     Two documents are linked when their signatures agree in `min_equal` places and, where there are shingle sets, those
-    have the Jaccard `min_jaccard`. `row_of_place` maps document order to rows, `compared` (by row) is true for documents
+    have the Jaccard `min_jaccard`. `row_of_arrival` maps document order to rows, `compared` (by row) is true for documents
     to compare, `memory` is in bytes.
     """
     from bessemer.corpus.dedup.kernels import link, roots
 
-    parents = np.arange(len(row_of_place), dtype=np.int32)
-    place_of_row = inverse_of(row_of_place)
-    num_parts = max(-(-len(row_of_place) * SORTED_BYTES * 2 // memory), 1)
+    parents = np.arange(len(row_of_arrival), dtype=np.int32)
+    arrival_of_row = inverse_of(row_of_arrival)
+    num_parts = max(-(-len(row_of_arrival) * SORTED_BYTES * 2 // memory), 1)
     for band in range(signatures.bands):
         for part in range(num_parts):
-            rows, keys = _members(signatures, band, part, num_parts, row_of_place, compared)
+            rows, keys = _members(signatures, band, part, num_parts, row_of_arrival, compared)
             rows, keys = _undecided(rows, keys, parents)
             for batch in _batches(rows, keys, signatures, sets, memory // 2):
                 chosen, least = rows[batch], min_jaccard if sets else 0.0
                 shingles, starts = (
                     sets.of(chosen) if sets else (np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64))
                 )
-                signed = signatures.of(place_of_row[chosen])
+                signed = signatures.of(arrival_of_row[chosen])
                 link(chosen, keys[batch], signed, shingles, starts, min_equal, least, REACH, parents)
                 check_stop()
     return roots(parents)
@@ -77,13 +77,13 @@ def runs(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _members(
-    signatures: Signatures, band: int, part: int, num_parts: int, row_of_place: np.ndarray, compared: np.ndarray
+    signatures: Signatures, band: int, part: int, num_parts: int, row_of_arrival: np.ndarray, compared: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and keys of one part of a band, where a key has at least two, sorted by (key, row)."""
-    found_rows, found_keys = [row_of_place[:0]], [np.zeros(0, np.uint64)]
+    found_rows, found_keys = [row_of_arrival[:0]], [np.zeros(0, np.uint64)]
     start = 0
     for keys in signatures.keys[band].chunks(CHUNK):
-        rows = row_of_place[start : start + len(keys)]
+        rows = row_of_arrival[start : start + len(keys)]
         start += len(keys)
         taken = compared[rows]
         if num_parts > 1:

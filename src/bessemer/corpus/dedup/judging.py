@@ -87,7 +87,7 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
                 near = np.flatnonzero(stays != np.arange(num_rows))
                 verdict[near] = NEAR
                 keeper = stays[keeper]  # an exact duplicate of a near duplicate points to what stays in the end
-                similarity[near] = _similarity(near, keeper[near], stores, index.row_of_place, sets)
+                similarity[near] = _similarity(near, keeper[near], stores, index.row_of_arrival, sets)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     verdict[index.num_documents :] = KEPT
@@ -104,12 +104,12 @@ def _near(
     """The smallest row of the near duplicates of each row, and the shingle sets by which they were verified."""
     least, memory, sets = settings.min_jaccard, settings.memory_mib << 20, None
     min_equal = min_equal_places(least, stores.num_hashes, settings.verify)
-    group = buckets.components(stores, None, least, min_equal, index.row_of_place, compared, memory)
+    group = buckets.components(stores, None, least, min_equal, index.row_of_arrival, compared, memory)
     if settings.verify:  # only those that might be alike
         compared &= _grouped(group)
         sets = stack.enter_context(closing(ShingleSets(scratch / "shingles", len(compared))))
-        _fill(sets, readers, index.row_of_place, compared, settings)
-        group = buckets.components(stores, sets, least, min_equal, index.row_of_place, compared, memory)
+        _fill(sets, readers, index.row_of_arrival, compared, settings)
+        group = buckets.components(stores, sets, least, min_equal, index.row_of_arrival, compared, memory)
     return sets, group
 
 
@@ -149,12 +149,12 @@ def _grouped(group: np.ndarray) -> np.ndarray:
 
 
 def _fill(
-    sets: ShingleSets, readers: Sequence[Tables], row_of_place: np.ndarray, wanted: np.ndarray, settings: Dedup
+    sets: ShingleSets, readers: Sequence[Tables], row_of_arrival: np.ndarray, wanted: np.ndarray, settings: Dedup
 ) -> None:
     """Read the texts of the wanted rows again and keep their shingle sets."""
     place = 0
     for table in (table for read in readers for table in read(["text"])):
-        rows = row_of_place[place : place + table.num_rows]
+        rows = row_of_arrival[place : place + table.num_rows]
         place += table.num_rows
         chosen = wanted[rows]
         data, offsets = utf8([fold(text) for text in table.filter(chosen)["text"].to_pylist()])
@@ -165,19 +165,19 @@ def _fill(
 
 
 def _similarity(
-    left: np.ndarray, right: np.ndarray, stores: Signatures, row_of_place: np.ndarray, sets: ShingleSets | None
+    left: np.ndarray, right: np.ndarray, stores: Signatures, row_of_arrival: np.ndarray, sets: ShingleSets | None
 ) -> np.ndarray:
     """Jaccard of pairs of rows, in batches."""
     from bessemer.corpus.dedup.kernels import jaccards
 
     shares = np.empty(len(left), dtype=np.float32)
-    place_of_row = inverse_of(row_of_place)
+    arrival_of_row = inverse_of(row_of_arrival)
     for start in range(0, len(left), PAIRS_AT_ONCE):
         part = slice(start, start + PAIRS_AT_ONCE)
         rows, pairs = np.unique(np.concatenate([left[part], right[part]]), return_inverse=True)
         half = len(pairs) // 2
         if sets is None:
-            signed = stores.of(place_of_row[rows])
+            signed = stores.of(arrival_of_row[rows])
             shares[part] = (signed[pairs[:half]] == signed[pairs[half:]]).mean(axis=1)
         else:
             jaccards(*sets.of(rows), pairs[:half], pairs[half:], shares[part])
@@ -194,7 +194,7 @@ def _keepers(kept: np.ndarray, index: Index, readers: dict[str, Tables]) -> pa.T
     parts, place = [schema.empty_table()], 0
     for before, read in readers.items() if len(kept) else ():
         for table in read(["identity", "path"]):
-            rows = index.row_of_place[place : place + table.num_rows]
+            rows = index.row_of_arrival[place : place + table.num_rows]
             place += table.num_rows
             chosen = np.isin(rows, kept)
             paths = pa.array([""] * int(chosen.sum()), pa.large_string())
@@ -218,7 +218,7 @@ class Index:
     sources: list[str]
     quality: np.ndarray | None
     compared: np.ndarray  # has a whole shingle
-    row_of_place: np.ndarray  # row of each document in the order in which it arrived
+    row_of_arrival: np.ndarray  # row of each document in the order in which it arrived
 
 
 TYPES = {"identity": "S16", "exact": "S16", "characters": "i4", "source": "i2", "quality": "f4", "compared": "?"}
@@ -278,7 +278,7 @@ def _columns(
     count, there = table.num_rows, table.column_names
     texts = table["text"].to_pylist() if "text" in there else []
     folded = [fold(text) for text in texts]
-    exact = table["exact"].to_pylist() if is_trusted and "exact" in there else [digest(text) for text in folded]
+    exact = table["exact"].to_pylist() if is_trusted and "exact" in there else [text_digest(text) for text in folded]
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2).copy()
     names = table["source"].to_pylist() if "source" in there else [""] * count
     source = np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int16)
@@ -305,7 +305,7 @@ def _signatures(table: pa.Table, settings: Dedup) -> np.ndarray:
     return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(settings))
 
 
-def digest(folded: str) -> bytes:
+def text_digest(folded: str) -> bytes:
     """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
     return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 

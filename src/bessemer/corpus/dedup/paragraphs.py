@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BITS = 512
-MOST_BITS = 21  # of an item; beyond, blocks of 512 bits gain nothing
+MAX_BITS = 21  # of an item; beyond, blocks of 512 bits gain nothing
 
 
 class BloomFilter(NamedTuple):
@@ -48,7 +48,7 @@ def false_positive_rate(items_per_block: float, num_bits: int) -> float:
 def filter_size(expected_items: int, false_positive: float) -> tuple[int, int]:
     """Blocks of 64 bytes, and bits an item, of the smallest blocked filter with that rate when it is full."""
     best = (0.0, 1)
-    for num_bits in range(1, MOST_BITS + 1):
+    for num_bits in range(1, MAX_BITS + 1):
         low, high = 1e-3, 512.0
         for _ in range(40):  # the rate grows with the load
             middle = (low + high) / 2

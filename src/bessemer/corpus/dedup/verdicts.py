@@ -122,7 +122,7 @@ def count_verdicts(
 ) -> dict[str, Any]:  # fmt: skip
     """The counts for statistics.json; arrays by row, earlier corpora's documents included.
 
-    clusters: how many groups of so many documents (the kept one included) share one text, exactly or nearly. jaccard:
+    clusters: histogram of cluster sizes, the kept document included. jaccard:
     near duplicates by their similarity to the kept one, `estimated` from signatures or `verified` by shingles.
     min_jaccard: from which documents were linked; a removed one may be linked to the kept one through others.
     """

@@ -83,7 +83,7 @@ MEASURES: dict[str, Measure] = {
 
 
 def _measure(value: str) -> Measure:
-    """The measure that a rule's `value` describes. A share of no lines is None, of nothing else 0."""
+    """The measure that a rule's `value` describes. With a denominator of 0 a share of lines is None, any other 0."""
     if value in MEASURES:
         return MEASURES[value]
     name, _, whole = value.partition(" / ")

@@ -1,7 +1,7 @@
 """What the computations of a block and of the two ends of a model take on one device, by roofline.
 
 Legend: T tokens of a micro-batch on a device, W width, M MLP width, H heads, K KV heads, D head size, all as a device holds
-them after the split over tensor and context. Seconds throughout.
+them after the split over tensor and context. Functions return seconds, those named _bytes bytes.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ def block(
         forward, backward = forward / ROWS, backward / ROWS
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
     split = tensor if sequence_parallel else 1
-    kept = elementwise(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, split, precision, framework)
+    kept = elementwise_bytes(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, split, precision, framework)
     if context > 1 and framework.context == "ring":
         kept += MERGE * context * tokens * wide
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = framework.kernels + (2 if tensor > 1 else 0)
-    cast = casts(tokens, shapes, width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
+    cast = cast_bytes(tokens, shapes, width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return BlockWork(
         WorkSeconds(forward, scores[0], passes + cast_forward, kernels),
@@ -147,7 +147,7 @@ def block(
     )
 
 
-def casts(
+def cast_bytes(
     tokens: int, shapes: tuple[tuple[int, int], ...], width: int, split: int, scales: str
 ) -> tuple[float, float]:  # fmt: skip
     """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). shapes: the inner
@@ -174,7 +174,7 @@ BACKWARD_PASSES = 1.6
 # those of the forward pass.
 
 
-def elementwise(
+def elementwise_bytes(
     model: ModelConfig, tokens: int, qkv: int, up: int, mlp: int, split: int, precision: str, framework: Framework
 ) -> float:  # fmt: skip
     """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with

@@ -23,7 +23,7 @@ class Physics:
     of the memory's, in element-wise passes; intra, inter: of a link's, in collectives; start: of the device for a kernel (fill,
     drain); depth: of a matmul's inner dimension in which its pipeline fills; launch: scales the host's seconds for a kernel
     (Framework.launch); call: seconds of a collective before it moves anything; near, far: of one hop in a node and between nodes;
-    step: host seconds of a step beside its blocks; spread: how far devices of one kind differ in speed, as a standard deviation.
+    step: host seconds of a step outside of its blocks; spread: standard deviation of the speed of devices of one kind.
 
     matmuls, attention, bandwidth, start, depth, near, step (and Framework.launch) were fitted to the single-node A100 set
     (vTrain's), which leaves matmuls open between 0.83 and 1.0; the round value within was chosen with the other sets in

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, cast
 
-from bessemer.layout.memory import PartParameters, activation_bytes, state_bytes, waiting, ways
+from bessemer.layout.memory import PartParameters, activation_bytes, micro_batches_in_flight, state_bytes, ways
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.estimate.parts import Split, of_a_block, places, stages_each, state
+from bessemer.plan.estimate.parts import Split, block_activation_bytes, places, stages_each, state
 from bessemer.recipe import Parallel
 from bessemer.terminal import size
 
@@ -28,8 +28,8 @@ class DeviceMemory:
 
     place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); master: wider copies of
     them, which count with the optimizer; moments: of the optimizer; activations: what waits for the backward passes of all
-    micro-batches in flight, and what one block's way back takes (kinds: the same by kind); logits: with the working memory of
-    the loss; buffers: gathered weights, gradients on their way, what is sent and received; slack: held by the allocator in
+    micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits: with the working memory of
+    the loss; buffers: gathered weights, gradients in reduction, pipeline buffers; slack: held by the allocator in
     blocks that nothing fits; base: device context, libraries and communicators.
     """
 
@@ -83,11 +83,11 @@ def stages(job: Job) -> list[DeviceMemory]:
 
 def _contenders(job: Job) -> tuple[PipelinePart, ...]:
     """Places one of which is the fullest."""
-    return _unmatched(places(job.model, job.layout, job.framework.cut))
+    return _undominated(places(job.model, job.layout, job.framework.cut))
 
 
 @lru_cache(maxsize=4096)
-def _unmatched(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
+def _undominated(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
     """Those that no earlier place, which has as many micro-batches in flight or more, holds at least as much as."""
     found: list[PipelinePart] = []
     for part in parts:
@@ -101,17 +101,17 @@ def _unmatched(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
 
 def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     if job.framework.name == "bessemer":
-        return _own(job, part)
+        return _bessemer_memory(job, part)
     model, layout, framework = job.model, job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
-    flight = waiting(
+    flight = micro_batches_in_flight(
         layout.schedule, layout.pipeline, stages_each(layout), part.pipeline_rank, max(job.micro_batches, 1)
     )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
-    block = of_a_block(model, framework, split, width, layout.recompute, copies)
+    block = block_activation_bytes(model, framework, split, width, layout.recompute, copies)
     waits = tokens * flight * part.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
     if part.has_embedding and framework.dropout:
@@ -163,7 +163,7 @@ class MemoryFit:
 
 
 def fits(job: Job, found: DeviceMemory) -> MemoryFit:
-    """Held against the device's memory (see ROOM). Reasons name what is asked for and there, then each part that takes
+    """Compare with the device's memory (see ROOM). Reasons name what is asked for and there, then each part that takes
     more than a tenth."""
     room = job.cluster.device.memory * ROOM
     free = round(room - found.total)
@@ -171,12 +171,14 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
         return MemoryFit(True, free, ())
     parts = {name: value for name, value in found.to_dict().items() if name != "total"}
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)
-    reasons = [f"{size(found.total)} on stage {found.place}, {size(-free)} more than the {size(round(room))} there are"]
+    reasons = [
+        f"{size(found.total)} on stage {found.place + 1}, {size(-free)} more than the {size(round(room))} there are"
+    ]
     reasons += [f"{name} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
     return MemoryFit(False, free, tuple(reasons))
 
 
-def _own(job: Job, part: PipelinePart) -> DeviceMemory:
+def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout = parallel(job.layout)
     model, framework = job.model, job.framework
@@ -189,7 +191,9 @@ def _own(job: Job, part: PipelinePart) -> DeviceMemory:
     if is_alone:
         weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
     tokens = job.layout.micro_batch * model.sequence_length // layout.context
-    flight = waiting(layout.schedule, layout.pipeline, stages_each(job.layout), part.pipeline_rank, job.micro_batches)
+    flight = micro_batches_in_flight(
+        layout.schedule, layout.pipeline, stages_each(job.layout), part.pipeline_rank, job.micro_batches
+    )
     activations, working = activation_bytes(
         model, part, tokens, flight, width, recomputed, job.layout.recompute, layout.tensor, is_alone=is_alone,
     )  # fmt: skip

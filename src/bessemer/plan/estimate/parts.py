@@ -47,7 +47,7 @@ def _places(config: ModelConfig, pipeline: int, each: int, schedule: str, cut: C
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:
-    """So many blocks over so many stages, the later ones one fewer where they do not divide."""
+    """Split `layers` blocks evenly over `stages` stages; the first stages take the remainder."""
     least, extra = divmod(layers, stages)
     return tuple(least + (stage < extra) for stage in range(stages))
 
@@ -122,7 +122,9 @@ class Split:
     context: int = 1
 
 
-def full(config: ModelConfig, framework: Framework, split: Split, width: int) -> dict[str, float]:
+def activation_bytes_without_recompute(
+    config: ModelConfig, framework: Framework, split: Split, width: int
+) -> dict[str, float]:
     """Bytes that a block without recompute keeps for each token, by kind; width: bytes of an element.
 
     stream: the inputs of the norms; attention: what the query, key and value matmuls read, their results, and what the
@@ -168,12 +170,12 @@ class BlockBytes:
 
 
 @lru_cache(maxsize=16384)
-def of_a_block(
+def block_activation_bytes(
     config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: bool
 ) -> BlockBytes:
     """A block in a mode of recompute; copies: see `backward`."""
     keeps = kept(config, framework, split, width, recompute)
-    again = sum(full(config, framework, split, width).values()) - sum(keeps.values())
+    again = sum(activation_bytes_without_recompute(config, framework, split, width).values()) - sum(keeps.values())
     working = again + backward(config, framework, split, width, copies=copies)
     if framework.gathers_context and split.context > 1:
         # Keys and values of all ranks, in the recomputed forward pass and in the backward pass.
@@ -183,7 +185,7 @@ def of_a_block(
 
 def kept(config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute) -> dict[str, float]:
     """Bytes that a block keeps for each token in a mode of recompute, by kind."""
-    everything = full(config, framework, split, width)
+    everything = activation_bytes_without_recompute(config, framework, split, width)
     if recompute == "none":
         return everything
     stream = width * config.width / (split.tensor if split.sequence else 1)
@@ -218,7 +220,7 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of a device. master: fp32 copies of the weights; buffers: gathered weights, and gradients on their way."""
+    """Bytes of a device. master: fp32 copies of the weights; buffers: gathered weights, and gradients in reduction."""
 
     weights: float
     master: float
@@ -245,7 +247,7 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
 
 
 @lru_cache(maxsize=16384)
-def held(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
+def part_parameters(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
     """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
     found = PartParameters.of(config, part, tensor)
     if config.positions == "learned" and part.has_embedding:
@@ -257,7 +259,7 @@ def held(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters
 def state(job: Job, part: PipelinePart) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     framework, layout = job.framework, job.layout
-    own = held(job.model, part, layout.tensor)
+    own = part_parameters(job.model, part, layout.tensor)
     n = ways(job)
     wide = job.precision in ("fp32", "tf32")
     if framework.fully_sharded:

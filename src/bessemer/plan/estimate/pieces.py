@@ -11,13 +11,11 @@ from bessemer.plan.estimate.compute import WorkSeconds
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Physics
 
-CONTEXT_OVERLAP = (
-    0.5  # ring attention sends the next keys while it computes; a gather or an exchange has nothing beside it
-)
+CONTEXT_OVERLAP = 0.5  # ring attention sends the next keys while it computes; a gather or an exchange is not overlapped
 
 
 @dataclass(frozen=True)
-class Pieces:
+class MicroBatchSeconds:
     """Seconds of one block and of the ends for one micro-batch; works: by kind, of both passes together."""
 
     forward: float
@@ -35,7 +33,7 @@ class Pieces:
     head_in_blocks: float
 
     def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
-        """Seconds by kind of a rank that holds so many blocks, and perhaps an end, in m micro-batches."""
+        """Seconds by kind of a rank with `layers` blocks, and perhaps an end, over m micro-batches."""
         work = self.block_work.times(layers)
         if has_embedding:
             work += self.embedding
@@ -52,7 +50,7 @@ class Pieces:
         }
 
 
-def of(job: Job, how: Physics) -> Pieces:
+def of(job: Job, how: Physics) -> MicroBatchSeconds:
     """The pieces of a job."""
     layout = job.layout
     piped = layout.pipeline > 1 and not collectives.is_near(job.cluster, layout.tensor * layout.context * layout.data)
@@ -66,7 +64,7 @@ def of(job: Job, how: Physics) -> Pieces:
 def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
     shard: int, piped: bool, precision: str, cluster: ClusterSpec, framework: Framework, how: Physics,
-) -> Pieces:  # fmt: skip
+) -> MicroBatchSeconds:  # fmt: skip
     """Everything that does not depend on the pipeline and the number of micro-batches."""
     device = cluster.device
     block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, framework, how)
@@ -116,7 +114,7 @@ def _pieces(
     one, two = ways
     _, host, tensors, turns, shards = (sum(both) for both in zip(one, two, strict=True))
     head_whole = head_forward.seconds + head_backward.seconds + 2 * joined
-    return Pieces(
+    return MicroBatchSeconds(
         forward=sum(one),
         backward=sum(two),
         embedding=compute.embedding(model, tokens, precision, device, how),

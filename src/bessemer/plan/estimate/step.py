@@ -21,7 +21,7 @@ from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.estimate.parts import even
-from bessemer.plan.timetable import passage
+from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import interleaved_rounds
 
 
@@ -89,7 +89,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     # The slowest of n devices lies sqrt(2 ln n) standard deviations behind (the expected largest of n normal numbers).
     devices = job.cluster.devices
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
-    alone = passage(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
+    alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
     by_rank = [
         sum(forward[s] + backward[s] for s in stages_of(layout.schedule, rank, ranks, virtual)) for rank in range(ranks)
     ]
@@ -216,7 +216,7 @@ def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual
 def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
     """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
 
-    last: seconds of one micro-batch's backward pass on a rank, beside which they travel. Where sharded gradients go for each
+    last: seconds of one micro-batch's backward pass on a rank, which they overlap with. Where sharded gradients go for each
     micro-batch (`pieces`) only the replicas' all-reduce of a part is left. Else one all-reduce, or a scatter (or, by the
     framework's habit, an all-reduce) and a gather (ZeRO-1, 2), of all gradients.
     """
@@ -240,11 +240,11 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
         total += collectives.reduce(copies, gradients / layout.shard, calls)
     # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
     # stage is done while its other stages still have a group of p micro-batches before them.
-    beside = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
+    overlap_window = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
     overlap = framework.data_overlap
     if sharded and layout.zero == 1 and framework.sharded_overlap is not None:
         overlap = framework.sharded_overlap
-    return total - overlap * min(total, beside)
+    return total - overlap * min(total, overlap_window)
 
 
 def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
