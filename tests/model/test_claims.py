@@ -12,7 +12,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.evaluate.chat import Template
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.check import check_claims, require_classes
+from bessemer.model.huggingface.check import check_metadata, require_classes
 from bessemer.tokens.pretrained import template_error
 
 CAUSAL = ModelConfig(vocabulary=50, layers=1, width=8, heads=1, kv_heads=1, head_dim=8, mlp_width=8, sequence_length=8)
@@ -46,7 +46,7 @@ def folder_of(folder: Path, **files: Any) -> Path:
 def test_what_hinders_nothing_is_warned_of(
     config: ModelConfig, files: dict[str, Any], wanted: str | None, tmp_path: Path
 ) -> None:
-    found = check_claims(folder_of(tmp_path, **files), config)
+    found = check_metadata(folder_of(tmp_path, **files), config)
     assert len(found) == (wanted is not None)
     if wanted is not None:
         assert re.search(wanted, found[0])
@@ -67,7 +67,7 @@ def test_what_hinders_nothing_is_warned_of(
 )  # fmt: skip
 def test_what_cannot_work_is_refused(config: ModelConfig, files: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        check_claims(folder_of(tmp_path, **files), config)
+        check_metadata(folder_of(tmp_path, **files), config)
 
 
 def test_a_regression_is_no_classifier(tmp_path: Path) -> None:

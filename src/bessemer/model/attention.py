@@ -63,7 +63,7 @@ class AttentionSpec:
 class QueryBlock:
     """Queries of one document that are computed together.
 
-    rows: the sequences; queries: which of the tokens at hand; keys: the document, among the tokens of the sequence;
+    rows: the sequences; queries: slice of the local tokens; keys: slice of the sequence that is the document;
     first: position of the first query in the document.
     """
 
@@ -115,7 +115,7 @@ class Documents:
 
     @property
     def query_blocks(self) -> tuple[QueryBlock, ...]:
-        """What is computed at a time, in the order of the tokens: a document; all rows at once where each is one."""
+        """Blocks to attend one after another, in token order: a document each, or all rows at once where each is one document."""
         batch, length = self.document_BT.shape
         if len(self.spans) == batch:
             return (QueryBlock(slice(0, batch), slice(0, length), slice(0, length)),)
@@ -125,7 +125,7 @@ class Documents:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(start, end) in the sequence of the tokens at hand, in order."""
+        """(start, end) in the sequence of each run of local tokens, in order."""
         return ((0, self.length),)
 
     @property
@@ -199,7 +199,7 @@ def attention(
 
 
 def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attention of the last tokens over all keys, for generation: q has as many tokens as are new."""
+    """Attention of new tokens over all cached keys, for generation: the queries are the last tokens of the sequence."""
     new, length = q_BHTK.shape[2], k_BGTK.shape[2]
     if new == length:
         return _one_document(q_BHTK, k_BGTK, v_BGTK, spec)
@@ -273,7 +273,7 @@ def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, 
 
 def _soft_capped(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
     v_BHNK = v_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
-    return _weights(q_BHCK, k_BGNK, allowed_CN, spec) @ v_BHNK
+    return _attention_weights(q_BHCK, k_BGNK, allowed_CN, spec) @ v_BHNK
 
 
 def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope, masks: DropoutMasks) -> Tensor:
@@ -303,19 +303,19 @@ def _dropped_chunk(
     first: int,
 ) -> Tensor:  # fmt: skip
     """Attention of the queries at start, start + 1, ... of the sequence over the keys at first, first + 1, ...; queries: the
-    same among the tokens at hand."""
+    same among the local tokens."""
     end, last = start + q_BHCK.shape[2], first + k_BGNK.shape[2]
     index = torch.arange(max(end, last), device=q_BHCK.device)
     allowed = scope.spec.allows(index[start:end, None], index[first:last])
     if scope.documents is not None:
         document_BT = scope.documents.document_BT
         allowed = allowed & (document_BT[:, None, start:end, None] == document_BT[:, None, None, first:last])
-    p_BHCN = _weights(q_BHCK, k_BGNK, allowed, scope.spec)
+    p_BHCN = _attention_weights(q_BHCK, k_BGNK, allowed, scope.spec)
     repeats = q_BHCK.shape[1] // v_BGNK.shape[1]
     return masks.attention(p_BHCN, queries, first) @ v_BGNK.repeat_interleave(repeats, dim=1)
 
 
-def _weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec) -> Tensor:
+def _attention_weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec) -> Tensor:
     """The attention weights themselves, (B, H, C, N): the softmax of the scores, in fp32 (fp64 for fp64) inside."""
     k_BHNK = k_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
     scale = q_BHCK.shape[-1] ** -0.5 if spec.scale is None else spec.scale
@@ -346,7 +346,7 @@ def _compiled_flex(device: str) -> Any:
     return torch.compile(flex_attention) if device == "cuda" else flex_attention
 
 
-class LayerCache:
+class LayerKVCache:
     """Keys and values of one layer, in memory that is allocated once."""
 
     def __init__(self, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -368,5 +368,5 @@ class Cache:
 
     def __init__(self, config: ModelConfig, batch: int, device: torch.device, dtype: torch.dtype) -> None:
         assert config.causal, "an encoder's hidden states change with every token that follows: nothing can be kept"
-        self.layers = [LayerCache(batch, config, device, dtype) for _ in range(config.layers)]
+        self.layers = [LayerKVCache(batch, config, device, dtype) for _ in range(config.layers)]
         self.length = 0

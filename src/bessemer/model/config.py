@@ -54,7 +54,7 @@ class RotaryScaling:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RotaryScaling:
-        """What `asdict` gave, after JSON or TOML."""
+        """The inverse of `asdict`, for values read from JSON or TOML."""
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         return cls(**(values | lists))
 
@@ -72,7 +72,7 @@ class RotaryScaling:
         return 1.0
 
     def regime(self, length: int) -> int:
-        """Sequences of two lengths are rotated alike when their regimes are equal; keys cached in one do not fit another."""
+        """Key of the rotation at a sequence length: lengths with equal keys rotate alike, so cached keys fit both."""
         if self.kind == "dynamic":
             return max(length, self.original_length)
         return int(self.kind == "longrope" and length > self.original_length)
@@ -215,7 +215,7 @@ class ModelConfig:
 
     @property
     def norm_follows(self) -> bool:
-        """Whether a norm reads what a sublayer's last matmul gives, so that the backward pass needs it."""
+        """True where a norm reads the output of a sublayer's last matmul, so that it is kept for the backward pass."""
         return self.norm_position != "input"
 
     def window_of(self, layer: int) -> int:
@@ -313,12 +313,12 @@ class ModelConfig:
         return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
-DROPPED_SCORES = 1 << 22  # scores in memory at one time where attention weights are dropped, if 16 queries fit
+MAX_DROPOUT_SCORES = 1 << 22  # scores in memory at one time where attention weights are dropped, if 16 queries fit
 
 
 def dropping_chunk(batch: int, heads: int, length: int) -> int:
     """Queries of each sequence whose scores are in memory at one time where attention weights are dropped. length: keys."""
-    return min(max(DROPPED_SCORES // (batch * heads * length), 16), length)
+    return min(max(MAX_DROPOUT_SCORES // (batch * heads * length), 16), length)
 
 
 def default_mlp_width(width: int, gated: bool = True) -> int:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig, Rope
 from bessemer.model.huggingface.config import FREE_OPTIONS, family_of, family_standard
-from bessemer.model.huggingface.weights import HubTensor, Value, hub_tensors
+from bessemer.model.huggingface.weights import HubTensor, ParameterReader, hub_tensors
 from bessemer.model.layers import rotary_frequencies
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pre_tokenization
@@ -40,11 +40,11 @@ Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written
 
 Array = npt.NDArray[Any]
 # Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
-PRE = {
+PRE_TOKENIZERS = {
     GPT4.regex: "llama-bpe", replace(GPT4, digits=1).regex: "qwen2", GPT2.regex: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
 }  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
-UNCHANGING = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none
+IGNORED_NORMALIZERS = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none
 # Chat templates are Jinja in a GGUF and Go templates in a Modelfile. ChatML is the one that is written here; where the model
 # has another, none is: Ollama then takes the one it knows for the template in the GGUF.
 PLAIN = "{{ .Prompt }}"
@@ -62,7 +62,7 @@ class GgufIds:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GgufVocabulary:
     """tokens, kinds: one an id; merges: "left right" by rank; pre: llama.cpp's name of the pre-tokenizer."""
 
     tokens: list[str]
@@ -121,8 +121,8 @@ class GgufTensor:
 
 
 def write_gguf(
-    model: Transformer, value: Value, vocabulary: Vocabulary, ids: GgufIds, name: str, path: Path, dtype: str = "float32",
-    licence: str | None = None, chat_template: str | None = None,
+    model: Transformer, value: ParameterReader, vocabulary: GgufVocabulary, ids: GgufIds, name: str, path: Path,
+    dtype: str = "float32", licence: str | None = None, chat_template: str | None = None,
 ) -> int:  # fmt: skip
     """Write the file, tensor by tensor; returns its number of tensors.
 
@@ -177,7 +177,7 @@ def _config_keys(config: ModelConfig, architecture: str) -> dict[str, Any]:
     return keys
 
 
-def _tokenizer_keys(vocabulary: Vocabulary, ids: GgufIds) -> dict[str, Any]:
+def _tokenizer_keys(vocabulary: GgufVocabulary, ids: GgufIds) -> dict[str, Any]:
     """Settings of a tokenizer, by the names of the writer's methods."""
     before, after = ids.framing.before, ids.framing.after
     if len(before) > 1 or len(after) > 1 or (after and after[0] != ids.ends[0]):
@@ -201,7 +201,7 @@ def _tokenizer_keys(vocabulary: Vocabulary, ids: GgufIds) -> dict[str, Any]:
     }
 
 
-def _tensors(model: Transformer, architecture: str, value: Value, kind: str) -> Iterator[GgufTensor]:
+def _tensors(model: Transformer, architecture: str, value: ParameterReader, kind: str) -> Iterator[GgufTensor]:
     """The tensors in the order of the file. value: of each parameter; kind: of matrices."""
     import gguf
 
@@ -265,7 +265,7 @@ def _require_written(path: Path, tensors: Iterator[GgufTensor]) -> None:
         raise BessemerError(f"export --to gguf: the file has a tensor that was not written: {next(iter(written))}")
 
 
-def vocabulary_of(tokenizer_json: Path, rows: int) -> Vocabulary:
+def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
     """The vocabulary, filled up with unused tokens to the rows of the embedding.
 
     Raises InputError, with the reason, for a tokenizer that llama.cpp would encode another way.
@@ -281,7 +281,7 @@ def vocabulary_of(tokenizer_json: Path, rows: int) -> Vocabulary:
     for number, token in added.items():
         kinds[number] = CONTROL if token["special"] else USER_DEFINED
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return Vocabulary(names, kinds, merges, pre)
+    return GgufVocabulary(names, kinds, merges, pre)
 
 
 def pre_tokenizer(description: dict[str, Any]) -> str:
@@ -292,7 +292,7 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
 
     if description["model"].get("type", "BPE") != "BPE" or description["model"].get("byte_fallback"):
         raise refused("is not a byte-level BPE, the only kind that is written to GGUF")
-    if description.get("normalizer") not in UNCHANGING:
+    if description.get("normalizer") not in IGNORED_NORMALIZERS:
         kind = description["normalizer"].get("type")
         raise refused(f"changes text before it is cut (normalizer {kind}), which llama.cpp does not")
     # What stands between text and pieces decides; added tokens that are not special are found first by llama.cpp too.
@@ -300,12 +300,12 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
     shape = pre_tokenization(bare)
     if shape is None or shape.prefix_space:
         raise refused("cuts text in a way for which llama.cpp has no name")
-    if shape.regex not in PRE:
+    if shape.regex not in PRE_TOKENIZERS:
         raise refused(
             "cuts text by a pattern for which llama.cpp has no name; it knows tokenizer.pattern gpt2, and gpt4 or llama3 with "
             'digits "groups-of-three" or "single" and white_space "runs"'
         )
-    return PRE[shape.regex]
+    return PRE_TOKENIZERS[shape.regex]
 
 
 def modelfile(

@@ -95,7 +95,7 @@ class _Linear(torch.autograd.Function):
 
 
 def is_eager_cpu(*tensors: Tensor) -> bool:
-    """Whether the CPU's own way serves: eager fp32 or fp64 on a CPU, all tensors of one type."""
+    """True where the fused CPU functions here apply: eager mode, fp32 or fp64, all tensors on a CPU and of one dtype."""
     first = tensors[0]
     return (
         first.device.type == "cpu"
@@ -197,8 +197,8 @@ def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, 
     return first, second, tuple(rest)
 
 
-def by_head(x_BTHK: Tensor) -> Tensor:
-    """(B, H, T, K). On a CPU in memory of its own, so that values do not keep the joint tensor of queries, keys and values."""
+def heads_first(x_BTHK: Tensor) -> Tensor:
+    """Transpose to (B, H, T, K). Copied on a CPU: a view of V would keep the joint QKV tensor alive until backward."""
     x_BHTK = x_BTHK.transpose(1, 2)
     return x_BHTK.contiguous() if is_eager_cpu(x_BTHK) else x_BHTK
 

@@ -95,10 +95,10 @@ def rotary_frequencies(rope: Rope, length: int, device: torch.device | None = No
     """Radians a position by which each pair of dimensions turns, (rope.width / 2,) in fp64. length: see `rotary_cos_sin`."""
     exponents = torch.arange(0, rope.width, 2, device=device, dtype=torch.float64) / rope.width
     plain: Tensor = rope.theta**-exponents
-    return plain if rope.scaling is None else _stretched(plain, rope, rope.scaling, length)
+    return plain if rope.scaling is None else _scaled_frequencies(plain, rope, rope.scaling, length)
 
 
-def _stretched(frequencies: Tensor, rope: Rope, scaling: RotaryScaling, length: int) -> Tensor:
+def _scaled_frequencies(frequencies: Tensor, rope: Rope, scaling: RotaryScaling, length: int) -> Tensor:
     """The frequencies under a scaling (see RotaryScaling for its sources)."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
@@ -113,13 +113,13 @@ def _stretched(frequencies: Tensor, rope: Rope, scaling: RotaryScaling, length: 
         factors = scaling.long_factor if length > scaling.original_length else scaling.short_factor
         return frequencies / torch.tensor(factors, device=frequencies.device, dtype=torch.float64)
     if scaling.kind == "yarn":
-        own_share = _yarn_ramp(rope, scaling, frequencies.device)
+        unscaled_share = _yarn_ramp(rope, scaling, frequencies.device)
     else:
         # How many turns a frequency makes over the original length; between the two bounds the two ways are blended.
         turns = scaling.original_length * frequencies / (2 * math.pi)
-        own_share = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
-        own_share = own_share.clamp(0.0, 1.0)
-    return frequencies * (own_share + (1.0 - own_share) / scaling.factor)
+        unscaled_share = (turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)
+        unscaled_share = unscaled_share.clamp(0.0, 1.0)
+    return frequencies * (unscaled_share + (1.0 - unscaled_share) / scaling.factor)
 
 
 def _yarn_ramp(rope: Rope, scaling: RotaryScaling, device: torch.device) -> Tensor:
@@ -153,7 +153,7 @@ class Transform(nn.Module):
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to logits over the vocabulary. Its parts are open to the loss, which never holds all logits.
+    """Hidden states to logits over the vocabulary. The loss reads its weights and computes logits in chunks.
 
     vocabulary: which part of the output matrix is here (a VocabularyShard), when it is not all of it.
     """

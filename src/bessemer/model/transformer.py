@@ -23,13 +23,13 @@ from bessemer.model.attention import (
     AttentionSpec,
     Cache,
     Documents,
-    LayerCache,
+    LayerKVCache,
     attention,
     cached_attention,
 )
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import by_head, linear, rotate, swiglu
+from bessemer.model.kernels import heads_first, linear, rotate, swiglu
 from bessemer.model.layers import ClassificationHead, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerCache | None = None,
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerKVCache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
         q_BHTK, k_BGTK, v_BGTK = self.queries_keys_values(x_BTD, rotation)
@@ -86,7 +86,7 @@ class Attention(nn.Module):
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         if rotation is not None:
             q_BTHK, k_BTGK = rotate(q_BTHK, rotation), rotate(k_BTGK, rotation)
-        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), by_head(v_BTGK)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), heads_first(v_BTGK)
 
 
 class MLP(nn.Module):
@@ -138,7 +138,7 @@ class Block(nn.Module):
             self.attention_output_norm, self.mlp_output_norm = norm(config), norm(config)
 
     def forward(
-        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerCache | None = None,
+        self, x_BTD: Tensor, rotation: tuple[Tensor, Tensor] | None, scope: AttentionScope, cache: LayerKVCache | None = None,
         masks: DropoutMasks | None = None,
     ) -> Tensor:  # fmt: skip
         def add(x_BTD: Tensor, site: Literal["attention", "mlp"], sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -158,7 +158,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token ids to hidden states; the head is applied by who needs logits, since training never holds them all.
+    """Token ids to hidden states. Callers apply the head, since training computes logits in chunks and never all at once.
 
     Has `head` (a LanguageHead), or `classifier` when the configuration has labels.
     """
@@ -257,7 +257,7 @@ class Transformer(nn.Module):
         return embedded if masks is None else masks.stream(embedded, "embedding", masks.rates.hidden)
 
     def _padded_rows(self, tokens_BT: Tensor, positions: Tensor) -> Tensor:
-        """Rows of RoBERTa's learned positions, (B, T): that of the padding token is its own and no other counts it.
+        """RoBERTa's position ids, (B, T): padding gets row `padding`; other tokens count from padding + 1, skipping padding.
 
         positions: (T,) or (B, T), each token's position in its document.
         """

@@ -110,7 +110,7 @@ def wait(x: Tensor) -> Tensor:
 
 
 def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
-    """The ranks' tensors, concatenated along a dimension (the operator knows the first only); not differentiable."""
+    """All-gather and concatenate along `dim` (the operator itself gathers along dimension 0 only); not differentiable."""
     whole = wait(functional.all_gather_into_tensor(x.contiguous(), group.size, group.name))
     return torch.cat(whole.chunk(group.size), dim) if dim else whole
 
@@ -144,11 +144,11 @@ def sum_over(x: Tensor, group: RankGroup) -> Tensor:
 
 def exchange(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
     """A collective along `dim`, and the one that its backward pass runs on the gradient."""
-    result: Tensor = _Exchange.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
+    result: Tensor = _Collective.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Exchange(torch.autograd.Function):
+class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
         ctx.group, ctx.dim, ctx.operation = group, dim, backward

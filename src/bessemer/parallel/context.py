@@ -93,12 +93,12 @@ class LocalDocuments(Documents):
     def query_blocks(self) -> tuple[QueryBlock, ...]:  # type: ignore[override]
         """The local parts of documents, in the order of local tokens; computed once for all layers."""
         if len(self.spans) == self.batch:
-            return tuple(_pieces(slice(0, self.batch), [(0, self.shard.length)], self.shard))
+            return tuple(_query_blocks(slice(0, self.batch), [(0, self.shard.length)], self.shard))
         by_row: list[list[tuple[int, int]]] = [[] for _ in range(self.batch)]
         for row, start, end in self.spans:
             by_row[row].append((start, end))
         return tuple(
-            piece for row, spans in enumerate(by_row) for piece in _pieces(slice(row, row + 1), spans, self.shard)
+            piece for row, spans in enumerate(by_row) for piece in _query_blocks(slice(row, row + 1), spans, self.shard)
         )
 
     @property
@@ -120,8 +120,8 @@ class LocalDocuments(Documents):
         return create_block_mask(within, batch, None, len(index_S), self.shard.length, device=document_BT.device)
 
 
-def _pieces(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
-    """The local parts of the documents (start, end) of a sequence."""
+def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
+    """The local parts of the documents (start, end) of a sequence, as query blocks."""
     offset = 0
     for low, high in shard.ranges:
         for start, end in spans:

@@ -168,7 +168,7 @@ def join(
         raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
     sizes = tuple(int(getattr(layout, axis)) for axis in AXES)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-    for axis in AXES:  # a mesh gives its groups torch's default
+    for axis in AXES:  # init_device_mesh leaves torch's default timeout on its groups
         _set_pg_timeout(timeout, device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)

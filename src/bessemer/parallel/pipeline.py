@@ -72,7 +72,7 @@ def require_micro_batches(layout: Parallel, count: int) -> None:
 
 
 def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
-    """Remove from a model (of `initialisation.shell`), in place, what the local stages do not need.
+    """Remove the modules that the local stages do not need from a model (of `transformer.meta_model`), in place.
 
     Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
     last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
@@ -83,7 +83,9 @@ def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
     for number in range(len(model.blocks)):
         if not any(span.first <= number < span.end for span in local_spans):
             model.blocks[number] = None  # type: ignore[assignment]
-    _drop(model, any(span.has_embedding for span in local_spans), any(span.has_head for span in local_spans))
+    _remove_outer_modules(
+        model, any(span.has_embedding for span in local_spans), any(span.has_head for span in local_spans)
+    )
 
 
 def stage_model(model: Transformer, span: Span) -> Transformer:
@@ -93,11 +95,11 @@ def stage_model(model: Transformer, span: Span) -> Transformer:
     part.blocks = nn.ModuleList()
     for number, block in enumerate(model.blocks):
         part.blocks.register_module(str(number), block if span.first <= number < span.end else None)
-    _drop(part, span.has_embedding, span.has_head)
+    _remove_outer_modules(part, span.has_embedding, span.has_head)
     return part
 
 
-def _drop(model: Transformer, has_embedding: bool, has_head: bool) -> None:
+def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: bool) -> None:
     for names, stays in ((BEFORE_BLOCKS, has_embedding), (AFTER_BLOCKS, has_head)):
         for name in names:
             if not stays and name in model._modules:

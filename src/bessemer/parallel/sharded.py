@@ -21,7 +21,7 @@ from bessemer.parallel.mesh import ProcessMesh
 
 Box = tuple[int, ...]  # an offset or a shape
 HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
-DEVICE_CHUNKS = 64  # so many times more on a device
+DEVICE_CHUNKS = 64  # chunks hashed at a time on a device, where larger kernels are faster
 
 
 @torch.no_grad()
@@ -38,8 +38,8 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
     """Shape of the whole tensor, offset of the local shard in it, and the local shard.
 
     The shard is empty where a dimension has fewer entries than shards, and on a process outside of the tensor's mesh.
-    Raises BessemerError for a Partial tensor, and for a shard that is not one box: FSDP2 over tensor parallelism on one
-    dimension (`_StridedShard` with as many strides as there are tensor ranks).
+    Raises BessemerError for a Partial tensor, and for a shard that is not one box: a `_StridedShard` whose split factor is
+    not the number of shards that the later mesh axes make of the same dimension.
     """
     whole = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):

@@ -22,7 +22,7 @@ from bessemer.recipe import Parallel
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send", "broadcast", "all_to_all")
 
-# Operator: its kind, which of its arguments is the whole tensors, and how often a ring moves (n - 1) / n of them.
+# Operator: its kind, the index of the argument with the full tensors, and how many times a ring sends (n - 1) / n of them.
 _OPERATORS = {
     "_allgather_base_": ("all_gather", 0, 1),
     "allgather_into_tensor_coalesced_": ("all_gather", 0, 1),

@@ -19,7 +19,7 @@ _is_counting = False
 
 
 def waited() -> float:
-    """Seconds since counting began."""
+    """Seconds waited since counting began."""
     return _waited
 
 
@@ -43,7 +43,7 @@ def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Around a wait for other processes."""
+    """Time a wait for other processes and add it to the seconds waited."""
     global _waited
     began = perf_counter()
     yield
@@ -51,13 +51,13 @@ def counting() -> Iterator[None]:
 
 
 def bucket_sent() -> None:
-    """DDP has the gradients of a bucket, and sends them while the backward pass goes on."""
+    """Record that DDP started the all-reduce of a gradient bucket; called from its communication hook."""
     global _last_bucket
     _last_bucket = perf_counter()
 
 
 def backward_ended() -> None:
-    """After the backward pass: since its last bucket was sent, DDP has waited for the sums in C++."""
+    """Add the time since DDP's last bucket was sent: since then the backward pass only waited, in C++, for all-reduces."""
     global _waited, _last_bucket
     if _last_bucket is not None:
         _waited += perf_counter() - _last_bucket

@@ -38,7 +38,7 @@ RECORD_BYTES = 64 << 20  # of text between two records of progress: the most tha
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
 FEW_CLASSES = 10  # so many may have a text each, as in a first try
-CAME_BACK = 0.99  # share of the sampled documents that must survive encoding and decoding
+MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
 Writers = dict[tuple[str, str], ShardWriter]
 
 
@@ -67,7 +67,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
 
 
 def mixed_by(recipe: Recipe) -> Any:
-    """What a tokenizer's sample by the mixture depends on besides the texts."""
+    """What the training sample of the tokenizer depends on, besides the texts, when it is drawn by the mixture."""
     tokens, weights = recipe.tokens, recipe.source_weights
     if tokens.temperature is None and not tokens.schedule:
         return weights
@@ -106,11 +106,11 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
-        manifest["tokenizer"] |= _bytes_of_tokens(tokenizer, done, sample, warns=recipe.train.objective != "classify")
+        manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
         manifest["fertility"] = fertility_table(done.tally, names, sizes)
-        refuse_unusable(recipe, manifest)
+        require_usable(recipe, manifest)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
@@ -241,7 +241,7 @@ def _record(work: Path, writers: Writers, done: EncodedCounts) -> None:
     write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
 
 
-def _bytes_of_tokens(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
+def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
     """Whether the tokens account for the text: then, and only then, bits per byte are given.
 
     A tokenizer that changes the text, or has no token for some of it, predicts less than the text: its bits per byte
@@ -251,7 +251,7 @@ def _bytes_of_tokens(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str
     same = [normalize("NFC", ours) == normalize("NFC", text) for ours, text in zip(decoded, sample, strict=True)]
     came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
     close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
-    counts = close and done.unknown == 0 and came_back >= CAME_BACK
+    counts = close and done.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
     if not counts and warns:  # a classifier has no bits per byte
         warn(
             f"the tokenizer's tokens stand for {done.counted:,} bytes of {done.text:,}, {done.unknown:,} of them unknown, and "
@@ -271,7 +271,7 @@ def _bytes_of_tokens(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str
 
 
 def _short(path: str) -> str:
-    """A tokenizer.json by the folder it lies in, where it has that plain name."""
+    """The tokenizer.json's stem, or its folder's name where the file has the standard name."""
     file = Path(path)
     return file.parent.name if file.name == "tokenizer.json" and file.parent.name else file.stem
 
@@ -303,7 +303,7 @@ def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: li
     }
 
 
-def refuse_unusable(recipe: Recipe, manifest: dict[str, Any]) -> None:
+def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Raise InputError unless every source has something to train on, and something is held out."""
     sources, length = manifest["sources"], recipe.tokens.sequence_length
     train, held = ({name: splits[split] for name, splits in sources.items()} for split in SPLITS)

@@ -52,8 +52,8 @@ def passages(document: Document, seed: int, share: float) -> tuple[Document, Doc
     """
     text, length = document.text, max(round(share * len(document.text)), 1)
     room = max(len(text) - length, 0)
-    start = _border(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
-    end = _border(text, start + length)
+    start = _next_cut(text, room * (key_of("passage", seed, document.identity) >> 11) // (1 << 53))
+    end = _next_cut(text, start + length)
     return (
         replace(document, text=text[:start], is_held_out=False),
         replace(document, text=text[start:end], is_held_out=True),
@@ -61,8 +61,8 @@ def passages(document: Document, seed: int, share: float) -> tuple[Document, Doc
     )
 
 
-def _border(text: str, place: int) -> int:
-    """The end of the line, or else of the word, soon after a place."""
+def _next_cut(text: str, place: int) -> int:
+    """Next cut position at or after `place`: after a line end within LINE_REACH characters, else after a word, else there."""
     for border, reach in (("\n", LINE_REACH), (" ", WORD_REACH)):
         if 0 < place < len(text) and (found := text.find(border, place, place + reach)) >= 0:
             return found + 1

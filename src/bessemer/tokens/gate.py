@@ -46,7 +46,7 @@ _KINDS = (  # of bytes
 
 
 class Gate:
-    """Judges pieces. kinds_VK: bytes of each id by kind: all, white space, both cases, digits, signs of base64, a to f."""
+    """Finds degenerate pieces of a batch. kinds_VK: for each token id, its number of bytes of each of _KINDS."""
 
     def __init__(self, pieces: list[bytes], end_of_text: int) -> None:
         """pieces: the bytes of each id, none for special tokens."""

@@ -132,13 +132,13 @@ def _in_shards(store: TokenStore | None, wanted: bytes) -> tuple[str, str, Shard
     """Where a document's tokens are: source, split, shard, and its number in the shard."""
     for name, split in product(store.sources if store is not None else (), SPLITS):
         assert store is not None
-        for shard in _likely(store.split(name, split).shards, wanted):
-            if (number := _row(shard.identities, wanted)) is not None:
+        for shard in _candidate_shards(store.split(name, split).shards, wanted):
+            if (number := _row_of(shard.identities, wanted)) is not None:
                 return name, split, shard, number
     return None
 
 
-def _likely(shards: list[Shard], wanted: bytes) -> list[Shard]:
+def _candidate_shards(shards: list[Shard], wanted: bytes) -> list[Shard]:
     """The shards that can hold an identity: one where shards are in the order of the identities, as a build writes them; else
     all. Only a few of the indexes are opened."""
     probes = np.unique(np.linspace(0, max(len(shards) - 2, 0), 16).astype(np.int64)).tolist() if shards[1:] else []
@@ -148,7 +148,7 @@ def _likely(shards: list[Shard], wanted: bytes) -> list[Shard]:
     return shards[max(place - 1, 0) : place] if is_ordered else shards
 
 
-def _row(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
+def _row_of(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
     """The row of an identity: by binary search where a sample of the rows is in order, as a build writes them; else by a scan,
     as in shards that another tool wrote."""
     place = bisect_left(range(len(identities)), wanted, key=lambda row: identities[row].tobytes())
@@ -162,7 +162,7 @@ def _row(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
 
 
 def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """What the corpus says of documents; empty where it is gone or cannot be read."""
+    """Fields that the corpus index has on documents, by identity; empty where the corpus is gone or cannot be read."""
     if not (corpus / "index").is_dir():
         return {}
     try:

@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GatedPiece:
-    """What a sequence holds of a document whose targets do not count (`gate`). row: of the batch; piece: its number in the
+    """The part of a document in a sequence whose targets the gate ignored. row: of the batch; piece: its number in the
     sequence; tokens: targets that were ignored."""
 
     row: int
@@ -103,11 +103,11 @@ class SampleSource(Protocol):
         ...
 
     def holding(self, start: int, end: int) -> Ints:
-        """The samples that hold tokens [start, end) of the split's stream, which are one document."""
+        """Samples that contain any of the tokens [start, end) of the split's stream, which are one document."""
         ...
 
 
-class Sequences:
+class ConcatenatedSplit:
     """Sequences of a split's concatenated documents, each with the token that follows its last one."""
 
     def __init__(self, split: SplitTokens, length: int) -> None:
@@ -279,13 +279,15 @@ class Loader:
         ]
 
 
-def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> Sequences | PackedSplit | LabelledTexts:
+def samples_of(
+    recipe: Recipe, store: TokenStore, name: str, split: str
+) -> ConcatenatedSplit | PackedSplit | LabelledTexts:
     """The samples of one source and split that a recipe trains on or scores; split: "train" or "heldout"."""
     stored, length = store.split(name, split), recipe.tokens.sequence_length
     if recipe.train.objective == "classify":
         return LabelledTexts(stored, length, store.end_of_text, store.framing)
     if recipe.tokens.packing == "concatenate":
-        return Sequences(stored, length)
+        return ConcatenatedSplit(stored, length)
     return PackedSplit(stored, open_pack(store, recipe, name, split), store.end_of_text)
 
 
@@ -296,7 +298,7 @@ def loader_of(
     sources: list[SampleSource] = []
     for name in store.sources:
         source = samples_of(recipe, store, name, "train")
-        if not len(source) and isinstance(source, Sequences):
+        if not len(source) and isinstance(source, ConcatenatedSplit):
             raise InputError(f"tokens.sequence_length: {source.length} is longer than all the text of source {name!r}")
         if not len(source) and isinstance(source, PackedSplit):
             raise InputError(f"tokens.packing: source {name!r} has no document to train on; add text")

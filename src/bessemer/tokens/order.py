@@ -58,7 +58,7 @@ def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & mask)
+        left, right = right, left ^ (_splitmix64_finaliser(right ^ key) & mask)
     return (left << bits) | right
 
 
@@ -66,11 +66,11 @@ def _inverse_network(values: Indices, keys: list[np.uint64], half: int) -> Indic
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in reversed(keys):
-        left, right = right ^ (_mixed(left ^ key) & mask), left
+        left, right = right ^ (_splitmix64_finaliser(left ^ key) & mask), left
     return (left << bits) | right
 
 
-def _mixed(values: Indices) -> Indices:
+def _splitmix64_finaliser(values: Indices) -> Indices:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of the input moves every bit of the output."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

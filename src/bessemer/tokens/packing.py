@@ -121,11 +121,11 @@ def _best_fit() -> Callable[[Ints, int], Ints]:
     """Best-fit decreasing, compiled."""
     import numba  # of the data half, and slow to import
 
-    compiled: Callable[[Ints, int], Ints] = numba.njit(_put)
+    compiled: Callable[[Ints, int], Ints] = numba.njit(_best_fit_decreasing)
     return compiled
 
 
-def _put(sizes: Ints, length: int) -> Ints:
+def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
     """The bin of each item. sizes: descending. Bins with equal room are kept in a stack; a tree over the room says where
     there are any, so an item takes log2(length) steps."""
     leaves = 1
@@ -169,15 +169,15 @@ def _put(sizes: Ints, length: int) -> Ints:
     return bins
 
 
-def _skipped(store: TokenStore) -> int:
-    """Tokens of a document that are no target: the model's own first token, which is then what its first target follows."""
+def _num_skipped_tokens(store: TokenStore) -> int:
+    """Tokens of each document that are never a target: 1 where a framing prefix (BOS, [CLS]) stands first, else 0."""
     return int(bool(store.manifest["tokenizer"].get("prefix")))
 
 
 def write_packs(store: TokenStore, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Write the .pack files of a recipe's packing beside the shards; returns the facts of the files by name, none where
     documents are just concatenated."""
-    tokens, skip, files = recipe.tokens, _skipped(store), {}
+    tokens, skip, files = recipe.tokens, _num_skipped_tokens(store), {}
     for source, split in product(store.sources, SPLITS) if tokens.packing != "concatenate" else ():
         starts, sizes = store.split(source, split).document_spans()
         data = pack(starts + skip, sizes - skip, tokens.sequence_length, tokens.packing).to_bytes()
@@ -232,7 +232,7 @@ def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[st
         cut = int((starts // length < (ends - 1) // length)[starts < ends].sum())
         dropped = split.num_tokens - min(targets + 1, split.num_tokens)
     else:
-        packed, cut = open_pack(store, recipe, source, name), int((sizes - _skipped(store) > length).sum())
+        packed, cut = open_pack(store, recipe, source, name), int((sizes - _num_skipped_tokens(store) > length).sum())
         sequences, targets, dropped = len(packed), int(packed.sizes.sum()), 0
     return {
         "documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets,

@@ -87,7 +87,7 @@ def recipe_phases(recipe: Recipe, sizes: SourceSizes) -> list[RecipePhase]:
             )
         if first == spans[-1][0]:  # the run is too short for the phase above, or the first one begins at 0
             spans.pop()
-        spans.append((first, _normal(_phase_weights(recipe, sizes, phase.weights))))
+        spans.append((first, _normalised(_phase_weights(recipe, sizes, phase.weights))))
     ends = [*(first for first, _ in spans[1:]), samples]
     return [
         RecipePhase(first, end - first, shares, token_to_sample_shares(shares, sizes))
@@ -109,7 +109,7 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
         decay = Fraction(str(recipe.train.schedule.decay_share))
         first = 1 - decay if phase.from_ == "decay" else Fraction(str(phase.from_))
         weights = _phase_weights(recipe, sizes, phase.weights)
-        spans.append((max(first, spans[-1][0]), _normal(weights) if any(weights) else weights))
+        spans.append((max(first, spans[-1][0]), _normalised(weights) if any(weights) else weights))
     lengths = [
         end - first for (first, _), end in zip(spans, [*(first for first, _ in spans[1:]), Fraction(1)], strict=True)
     ]
@@ -158,7 +158,7 @@ def _base_shares(recipe: Recipe, sizes: SourceSizes) -> Shares:
             weights[source] = count
         else:  # Cut to seven digits: the last bit of a power differs between machines, and the order must not.
             weights[source] = Fraction(f"{int(count) ** (1.0 / temperature):.6e}")
-    return _normal(_among_parts(recipe, sizes, weights))
+    return _normalised(_among_parts(recipe, sizes, weights))
 
 
 def _phase_weights(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, float]) -> Shares:
@@ -191,16 +191,16 @@ def _source(recipe: Recipe, name: str) -> str:
 def token_to_sample_shares(shares: Shares, sizes: SourceSizes) -> Shares:
     """Shares of the tokens as shares of the samples: a source whose sequences are half padding needs twice as many."""
     rows = zip(shares, sizes.sequences, sizes.tokens, strict=True)
-    return _normal(share * count / max(tokens, 1) for share, count, tokens in rows)
+    return _normalised(share * count / max(tokens, 1) for share, count, tokens in rows)
 
 
 def sample_to_token_shares(slots: Shares, sizes: SourceSizes) -> Shares:
     """Shares of the samples as shares of the tokens."""
     rows = zip(slots, sizes.sequences, sizes.tokens, strict=True)
-    return _normal(slot * tokens / max(count, 1) for slot, count, tokens in rows)
+    return _normalised(slot * tokens / max(count, 1) for slot, count, tokens in rows)
 
 
-def _normal(weights: Iterable[Fraction]) -> Shares:
+def _normalised(weights: Iterable[Fraction]) -> Shares:
     values = tuple(weights)
     total = sum(values, Fraction(0))
     return tuple(value / total for value in values)

@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 # Files copied with a tokenizer from a folder to a run and to the run's export.
-CARRIED = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-OTHER_FORMS = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_SIDE_FILES = (
+    "chat_template.jinja",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
+OTHER_TOKENIZER_FILES = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 USUAL = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
@@ -56,7 +61,7 @@ def file_in(folder: Path) -> Path:
     """The tokenizer.json of a folder; converted by transformers from its other files where it has none, else InputError."""
     if (folder / "tokenizer.json").exists():
         return folder / "tokenizer.json"
-    if not any((folder / name).exists() for name in OTHER_FORMS):
+    if not any((folder / name).exists() for name in OTHER_TOKENIZER_FILES):
         raise InputError(
             f"{folder}: has no tokenizer (tokenizer.json, or files that transformers makes one of); put the model's own there"
         )
@@ -202,8 +207,8 @@ def template_error(source: str) -> str | None:
 
 
 def carry(source: Path, folder: Path) -> None:
-    """Copy the files of CARRIED that a folder has."""
-    for name in CARRIED:
+    """Copy the files of TOKENIZER_SIDE_FILES that a folder has."""
+    for name in TOKENIZER_SIDE_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
 
@@ -256,11 +261,11 @@ def _model_folders(recipe: Recipe) -> list[Path]:
 
 
 def carried_files(recipe: Recipe) -> list[Path]:
-    """The files of CARRIED beside the tokenizer of the model that a run starts from."""
+    """The files of TOKENIZER_SIDE_FILES beside the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
     for folder in (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)):
-        if files := [folder / name for name in CARRIED if (folder / name).exists()]:
+        if files := [folder / name for name in TOKENIZER_SIDE_FILES if (folder / name).exists()]:
             return files
     return []
 

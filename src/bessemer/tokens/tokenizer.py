@@ -141,7 +141,7 @@ class Tokenizer:
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:
-        """Load a tokenizer.json only to encode with it: any special token serves as end-of-text."""
+        """Load a tokenizer.json whose end-of-text is not known or needed; the first special token stands in for it."""
         inner = _read(path)
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
@@ -163,7 +163,7 @@ class Tokenizer:
         return [int(token) for token in self._encode([text])[0]]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens stand for themselves, as a chat template writes them."""
+        """Ids of a text in which special tokens are recognised, as in the output of a chat template."""
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:

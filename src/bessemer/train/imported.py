@@ -16,7 +16,7 @@ from bessemer.environment import describe
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.check import ReadCheck, check_read, require_classes
+from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import keep_files
 from bessemer.model.huggingface.gate import GATE_TEXTS, compare_ids, errors_about, framing_of, load_tokenizer, verify
@@ -89,7 +89,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
     return imported
 
 
-def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ReadCheck) -> Imported:
+def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: ImportCheck) -> Imported:
     """The tokenizer compared with transformers', and greedy text, where the model fits into memory twice."""
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters

@@ -19,7 +19,7 @@ from bessemer.errors import InputError
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import Memory
 from bessemer.layout.pipeline_stages import parts_of
-from bessemer.model.attention import LayerCache
+from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
@@ -110,7 +110,7 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
     options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
 
     def recomputed(
-        x_BTD: Tensor, rotation: Any, scope: Any, cache: LayerCache | None = None, masks: DropoutMasks | None = None
+        x_BTD: Tensor, rotation: Any, scope: Any, cache: LayerKVCache | None = None, masks: DropoutMasks | None = None
     ) -> Tensor:
         if cache is not None or not torch.is_grad_enabled():
             return forward(x_BTD, rotation, scope, cache, masks)

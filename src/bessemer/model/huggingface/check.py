@@ -23,7 +23,7 @@ from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.run import write_json
 from bessemer.terminal import warn
-from bessemer.tokens.pretrained import CARRIED, chat_template, read_table, template_error, token_ids
+from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, chat_template, read_table, template_error, token_ids
 
 SAMPLE_TOKENS, LONGEST_SAMPLE = 64, 320  # the sample grows to twice a window, where that is not longer
 SHORT_WINDOW = 16  # of both sides, where the model's own is longer than the sample
@@ -34,7 +34,7 @@ MODELS_IN_MEMORY = 1.5  # in fp32: transformers', and what comparing takes
 
 
 @dataclass(frozen=True)
-class ReadCheck:
+class ImportCheck:
     """What was compared. max_difference: of a logit (of a hidden value, under a new head); None: nothing was.
 
     layers: how many of the model's `of_layers`, from the first; note: why not all of it, or what was changed for it.
@@ -54,7 +54,7 @@ class ReadCheck:
         return f"{line} ({self.note})" if self.note else line
 
 
-def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> tuple[Transformer, ReadCheck]:
+def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0) -> tuple[Transformer, ImportCheck]:
     """The model of a folder (`read_model`), compared with what `transformers` computes from the same folder.
 
     Raises InputError when the folder cannot be read, by us or by `transformers`, and BessemerError when the two differ.
@@ -64,15 +64,15 @@ def read_checked(folder: Path, config: ModelConfig | None = None, seed: int = 0)
 
 
 @torch.no_grad()
-def check_read(folder: Path, model: Transformer) -> ReadCheck:
+def check_read(folder: Path, model: Transformer) -> ImportCheck:
     """Compare a model as read with `transformers`' reading of the same folder, on a few random tokens in fp32.
 
-    What is odd in what the folder says beside the computation is warned of.
+    Warns of inconsistent metadata (`check_metadata`).
     Where both do not fit into memory, their first layers are compared; where a window is longer than the sample, both are
     compared with a short window as well.
     """
     own = read_config(folder)[1]
-    for line in check_claims(folder, own):
+    for line in check_metadata(folder, own):
         warn(line)
     # What a recipe changes on purpose (a soft cap, say) is not part of what was read.
     config = own.with_changes(
@@ -90,7 +90,7 @@ def check_read(folder: Path, model: Transformer) -> ReadCheck:
     kept = next((n for n in (config.layers, *LAYERS) if n <= config.layers and _bytes(config, n) <= room), None)
     if kept is None:
         note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
-        return ReadCheck(None, 0, config.layers, "; ".join([note, *notes]))
+        return ImportCheck(None, 0, config.layers, "; ".join([note, *notes]))
     worst = 0.0
     if kept == config.layers:
         worst = _compare(folder, folder, _sharing(model, config))
@@ -104,7 +104,7 @@ def check_read(folder: Path, model: Transformer) -> ReadCheck:
                 model, config.with_changes(layers=kept, window=min(short or config.window, config.window))
             )
             worst = max(worst, _compare(folder, Path(temporary), reduced))
-    return ReadCheck(worst, kept, config.layers, "; ".join(notes))
+    return ImportCheck(worst, kept, config.layers, "; ".join(notes))
 
 
 def _bytes(config: ModelConfig, layers: int) -> float:
@@ -184,13 +184,13 @@ def _window_key(folder: Path) -> str:
     return FAMILIES[read_config(folder)[0]].keys.get("window", "sliding_window")
 
 
-def check_claims(folder: Path, config: ModelConfig) -> list[str]:
-    """What is wrong in a folder but hinders nothing, a sentence each. config: as read from its config.json.
+def check_metadata(folder: Path, config: ModelConfig) -> list[str]:
+    """Problems of a folder that do not prevent reading it, one sentence each. config: as read from its config.json.
 
     Raises InputError on what cannot work.
     """
     settings = read_settings(folder)
-    for name in CARRIED:
+    for name in TOKENIZER_SIDE_FILES:
         if name.endswith(".json"):
             read_table(folder / name)  # transformers' own error about one would not name it
     for key in ("dtype", "torch_dtype"):

@@ -23,7 +23,7 @@ from bessemer.errors import BessemerError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
-from bessemer.model.huggingface.weights import Value, hub_tensors
+from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
 from bessemer.model.transformer import Transformer
 from bessemer.run import read_json, staging, write_atomic, write_json
 from bessemer.tokens.pieces import Framing, with_framing
@@ -140,7 +140,8 @@ def stream(
 
 
 def write_weights(
-    model: Transformer, folder: Path, value: Value = lambda parameter: parameter.detach(), shard_bytes: int | None = None,
+    model: Transformer, folder: Path, value: ParameterReader = lambda parameter: parameter.detach(),
+    shard_bytes: int | None = None,
     dtype_of: Callable[[str], torch.dtype] = lambda tensor: torch.float32,
 ) -> None:  # fmt: skip
     """safetensors, in files of at most SHARD_BYTES with an index, as the hub lays them out.
@@ -171,8 +172,8 @@ def write_weights(
         write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
-def _compare_written(model: Transformer, value: Value, files: ExportFiles, folder: Path) -> int:
-    """Number of tensors, each of which was equal to what it was made from when it was read back."""
+def _compare_written(model: Transformer, value: ParameterReader, files: ExportFiles, folder: Path) -> int:
+    """Number of tensors; raises BessemerError unless each, read back, equals the tensor it was written from."""
     from safetensors import safe_open
 
     index = folder / WEIGHTS_INDEX
@@ -263,7 +264,7 @@ def _dtype_keys(dtype: torch.dtype) -> dict[str, str]:
 
 
 def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> None:
-    """The tokenizer, which puts end-of-text before a text: so the model was trained, and so our own commands use it."""
+    """Write the tokenizer's files: tokenizer.json with the ids that the model saw around each text, settings, chat template."""
     framing = files.own_framing
     description = json.loads(files.tokenizer_json.read_text(encoding="utf-8"))
     write_json(folder / "tokenizer.json", with_framing(description, framing))

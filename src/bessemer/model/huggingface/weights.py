@@ -22,7 +22,7 @@ from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
 
-Value = Callable[[Tensor], Tensor]  # a parameter to its values
+ParameterReader = Callable[[Tensor], Tensor]  # a parameter to its values
 
 # Views of joint parameters: of `qkv` (G, R + 2, K, D) and its bias (G, R + 2, K), of `gate_up` (2, F, D) and its bias.
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -78,7 +78,7 @@ class HubTensor:
 
 
 def hub_tensors(
-    model: Transformer, value: Value = lambda parameter: parameter.detach(), family: str | None = None
+    model: Transformer, value: ParameterReader = lambda parameter: parameter.detach(), family: str | None = None
 ) -> Iterator[HubTensor]:
     """Every tensor of `transformers`' model of this family as views of ours; a tied matrix stands once.
 
@@ -203,7 +203,7 @@ def _require_names(
 
 
 def _is_unread(name: str, family: Family, config: ModelConfig, new_head: bool) -> bool:
-    """Whether a tensor that no part of the model takes is none of its own: a buffer, a tied copy, another head."""
+    """True for a tensor that is safe to ignore: a buffer, a copy of a tied matrix, or another head."""
     if name.endswith(_BUFFERS) or name.startswith(family.unread):
         return True
     if (config.tie_embeddings or config.labels) and name in _output_names(family):
