@@ -24,7 +24,7 @@ import torch
 from machine import describe
 from torch.utils.data import DataLoader, Dataset
 
-from bessemer.tokens.loader import Loader, Sequences
+from bessemer.tokens.loader import Loader, ConcatenatedSplit
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import Shard, SplitTokens
 
@@ -49,7 +49,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def ours(path: Path, length: int, batch: int) -> Callable[[], object]:
     split = SplitTokens([Shard(path, np.dtype("<u2"))])
     mixture = Mixture.of(("a", "b"), (split.num_sequences(length),) * 2, (0.7, 0.3), 0)
-    loader = Loader([Sequences(split, length)] * 2, mixture)
+    loader = Loader([ConcatenatedSplit(split, length)] * 2, mixture)
     state = {"first": 0}
 
     def read() -> object:

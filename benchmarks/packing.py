@@ -18,7 +18,7 @@ from time import process_time
 import numpy as np
 from machine import describe
 
-from bessemer.tokens.loader import Loader, PackedSplit, SampleSource, Sequences
+from bessemer.tokens.loader import Loader, PackedSplit, SampleSource, ConcatenatedSplit
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import Shard, SplitTokens
@@ -65,7 +65,7 @@ def reading_rows(folder: Path, rounds: int, seconds: float) -> list[dict[str, ob
     split, rows = SplitTokens([Shard(path, np.dtype("<u2"))]), []
     for length, batch in ((256, 16), (1024, 16), (2048, 64), (4096, 128)):
         packed = PackedSplit(split, pack(np.cumsum(sizes) - sizes, sizes, length, "best-fit"), 0)
-        sources: dict[str, SampleSource] = {"best-fit": packed, "concatenate": Sequences(split, length)}
+        sources: dict[str, SampleSource] = {"best-fit": packed, "concatenate": ConcatenatedSplit(split, length)}
         loaders = {
             name: Loader([source], Mixture.of(("a",), (len(source),), (1.0,), 0)) for name, source in sources.items()
         }
