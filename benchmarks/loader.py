@@ -24,7 +24,7 @@ import torch
 from machine import describe
 from torch.utils.data import DataLoader, Dataset
 
-from bessemer.tokens.loader import Loader, ConcatenatedSplit
+from bessemer.tokens.loader import ConcatenatedSplit, Loader
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import Shard, SplitTokens
 

@@ -18,7 +18,7 @@ from time import process_time
 import numpy as np
 from machine import describe
 
-from bessemer.tokens.loader import Loader, PackedSplit, SampleSource, ConcatenatedSplit
+from bessemer.tokens.loader import ConcatenatedSplit, Loader, PackedSplit, SampleSource
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import Shard, SplitTokens
