@@ -22,7 +22,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder, mark_stage, read_json
 from bessemer.tokens import build, encode
-from bessemer.tokens.build import refuse_unusable
+from bessemer.tokens.build import require_usable
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.test_foreign import megatron
 from tests.tokens.tokenizer_samples import ENDS, every_kind
@@ -362,5 +362,5 @@ def test_a_label_that_is_an_id_is_refused() -> None:
     facts = {"documents": 30, "tokens": 900, "longest": 40}
     manifest = {"labels": [f"id{number}" for number in range(50)], "sources": {"a": {"train": facts, "heldout": facts}}}
     with pytest.raises(InputError, match="50 classes of 60 texts: .* label_key seems to name an id"):
-        refuse_unusable(recipe, manifest)
-    refuse_unusable(recipe, {**manifest, "labels": manifest["labels"][:30]})
+        require_usable(recipe, manifest)
+    require_usable(recipe, {**manifest, "labels": manifest["labels"][:30]})
