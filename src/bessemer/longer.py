@@ -281,6 +281,7 @@ def refuse_other_recipe(
             record(
                 run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines),
                 action="went on, by --accept-changes" if changed else "went on under the new number of steps",
+                is_accepted=bool(changed),
             )  # fmt: skip
 
     return note

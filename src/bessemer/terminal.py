@@ -229,9 +229,14 @@ def amount(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 
+def printable(text: str) -> str:
+    """Text without control characters, which a document could send to the terminal, but for line ends and tabs."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)
+
+
 def one_line(text: str) -> str:
-    """Text on one line, with single spaces; a document's control characters do not reach the terminal."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    """Printable text on one line, with single spaces."""
+    return " ".join(printable(text).split())
 
 
 def counted(number: int, noun: str) -> str:

@@ -96,9 +96,9 @@ def test_rows_in_any_order_are_found() -> None:
     ordered = names[np.lexsort(names.T[::-1])]
     for table in (names, ordered):
         for row in (0, 1, 500, 999):
-            assert ledger._row(table, table[row].tobytes()) == row
-        assert ledger._row(table, bytes(16)) is None
-    assert ledger._row(names[:0], bytes(16)) is None
+            assert ledger._row_of(table, table[row].tobytes()) == row
+        assert ledger._row_of(table, bytes(16)) is None
+    assert ledger._row_of(names[:0], bytes(16)) is None
 
 
 def test_of_shards_in_order_one_is_looked_into() -> None:
@@ -108,11 +108,11 @@ def test_of_shards_in_order_one_is_looked_into() -> None:
     shards: list[Any] = [SimpleNamespace(identities=part) for part in np.array_split(names, 37)]
     for number, shard in enumerate(shards):
         for row in (0, len(shard.identities) // 2, -1):
-            assert ledger._likely(shards, shard.identities[row].tobytes()) == [shards[number]]
-    assert ledger._likely(shards, bytes(16)) == []
-    assert ledger._likely(shards, bytes([255] * 16)) == shards[-1:]  # where a look at it finds that it is not there
+            assert ledger._candidate_shards(shards, shard.identities[row].tobytes()) == [shards[number]]
+    assert ledger._candidate_shards(shards, bytes(16)) == []
+    assert ledger._candidate_shards(shards, bytes([255] * 16)) == shards[-1:]  # where a look at it finds that it is not there
     mixed = [shards[number] for number in draw.permutation(37)]
     for others in (mixed, shards[:1]):
         for shard in others:
-            assert any(found is shard for found in ledger._likely(others, shard.identities[0].tobytes()))
-    assert ledger._likely([], bytes(16)) == []
+            assert any(found is shard for found in ledger._candidate_shards(others, shard.identities[0].tobytes()))
+    assert ledger._candidate_shards([], bytes(16)) == []

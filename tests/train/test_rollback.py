@@ -237,3 +237,35 @@ def test_without_rollbacks_the_run_stops(runs: Path, recipe_file: Path, monkeypa
     poison(monkeypatch, lambda first: first in POISONED)
     folder = train(recipe_file, runs, "guard.roll_back=false", "guard.skip_spikes=false", expected=1)
     assert incidents(folder)[-1]["action"] == "run stopped" and not (folder / "journal.jsonl").exists()
+
+
+def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped rate: the checkpoints from before it stay, and with the old recipe the run goes on as if nothing had been."""
+    place = copied(runs, "straight")
+    train(recipe_file, place, "train.schedule.kind=constant", "train.steps=60")
+    straight = train(recipe_file, place, "train.schedule.kind=constant")
+    first = copied(runs, "first")
+    rate, right = "train.optimizer.learning_rate", load(straight).train.optimizer.learning_rate
+    assert right is not None
+    keys = "train.schedule.kind=constant", f"train.steps={STEPS}"
+    sets = [part for value in (f"run.dir={first}", f"checkpoint.every={EVERY}", "report.tensorboard=false", *keys)
+            for part in ("--set", value)]  # fmt: skip
+
+    def go_on(*given: str, flags: tuple[str, ...] = ("--accept-changes",), expected: int = 0) -> str:
+        more = [part for value in given for part in ("--set", value)]
+        assert run_command(["train", str(recipe_file), *sets, *more, *flags]) == expected
+        return capsys.readouterr().err
+
+    go_on("train.steps=60", flags=())
+    at = 60
+    said = go_on(f"{rate}=0.9", expected=1)
+    assert f"it began after the recipe was changed at step {at}; the run went back to that step" in said
+    folder = first / "small"
+    saved = latest(folder / "checkpoints")
+    assert saved is not None and saved.step == at
+    said = go_on(f"{rate}={right}")
+    assert f"going on from step {at} of {STEPS}" in said and "the learning rate is x" not in said
+    assert weights(folder) == weights(straight)
+    assert run_command(["diagnose", str(folder), "--step", str(at + 5), "--json"]) == 0

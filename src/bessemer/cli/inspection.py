@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
 from bessemer.errors import InputError
-from bessemer.terminal import one_line, text_table
+from bessemer.terminal import one_line, printable, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -66,7 +66,7 @@ def _print_document(document: dict[str, Any]) -> None:
             for row in value:
                 print(f"{'step':<12} {row['step']}  sample {row['sample']}")
         elif value != "":
-            print(f"{key:<12} {one_line(str(value))}")
+            print(f"{key:<12} {printable(str(value))}")
 
 
 def diagnose(args: argparse.Namespace) -> dict[str, Any]:

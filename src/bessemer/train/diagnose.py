@@ -33,7 +33,7 @@ MEANINGS = {
     "numerics": "in higher precision the same step is healthy: a number left the range, or the rounding, of its precision",
     "data": "the batch is an outlier among its neighbours",
     "state": "the neighbouring batches are as bad with these weights: the steps before it made them so",
-    "unlike": "replayed it is healthy, but not what the run recorded: after longer training earlier steps have other rates",
+    "unlike": "the replay is not what the run did: the recipe was changed, or earlier steps have other rates by now",
     "none": "nothing is wrong with this step",
 }
 
@@ -68,7 +68,7 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     journal, incident = _complete_journal(run), _incident(run, step)
     num_rollbacks = int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
     recorded = _recorded(run, journal, num_rollbacks)
-    last = max(recorded, default=0)
+    last = max([*recorded, *(row["step"] for row in _bad_steps(run))], default=0)
     if step < 1 or (incident is None and step > last):
         raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")
     replayed = replay(recipe, run, journal.after(num_rollbacks), step, incident is not None)
@@ -79,8 +79,10 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     first_difference = next((number for number in differing if number < step), None)
     tests = _Tests(replayed, recorded.get(step), incident, tolerance, first_difference is None)
     kind, findings = tests.verdict()
-    if kind == "unlike":
-        findings += _recipe_changes(run, replayed.start, step)
+    if kind != "none" and (changes := _recipe_changes(run, replayed.start, incident)):
+        kind, findings = "unlike", [findings[0], *changes]
+    if kind == "state" and incident is not None:
+        findings.append(incident["advice"])
     loss = replayed.current.step.loss
     if loss is not None and loss > NOTHING_LEARNED * replayed.uniform_loss:
         guess = f"a uniform guess has {replayed.uniform_loss:.4f}"
@@ -170,22 +172,27 @@ class _Tests:
         return "data", [*findings, f"with earlier weights it {how}: {earlier.step}"]
 
 
+def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:
+    """The incidents about losses or gradients of a step."""
+    kinds = {kind.name for kind in KINDS.values() if kind.has_bad_step}
+    return [row for row in read_json_lines(run.incidents) if row["what"] in kinds]
+
+
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
     """The last incident at a step, or else one between whose onset and alarm the step is, about losses or gradients."""
-    about_steps = {kind.name for kind in KINDS.values() if kind.has_bad_step}
-    rows = [row for row in read_json_lines(run.incidents) if row["what"] in about_steps]
+    rows = _bad_steps(run)
     at = [row for row in rows if step in (row["step"], row["onset"])]
     at = at or [row for row in rows if row["onset"] < step < row["step"]]
     return at[-1] if at else None
 
 
-def _recipe_changes(run: RunFolder, start: int, step: int) -> list[str]:
-    """A sentence for each change of the recipe between a checkpoint and a step."""
+def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None) -> list[str]:
+    """A sentence for each change of the recipe since a checkpoint or since the incident: the replay cannot repeat the steps."""
     rows = (row for row in read_json_lines(run.incidents) if row["what"] == RECIPE_CHANGED.name)
     return [
-        f"the recipe was changed after step {row['step']} ({row['cause']}); the steps before were replayed with the new one"
+        f"the recipe was changed after step {row['step']} ({row['cause']}); the replay uses it as it is now"
         for row in rows
-        if start < row["step"] < step
+        if row["step"] > start or (incident is not None and row["time"] > incident["time"])
     ]
 
 

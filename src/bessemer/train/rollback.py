@@ -130,6 +130,7 @@ def _roll_back_or_stop(
     """Roll back where a checkpoint allows it; else stop, or only record an alarm that is not fatal."""
     guard = training.recipe.guard
     if guard.roll_back:
+        _undo_recipe_change(training, state, step, alarm)
         if num_rollbacks_within(training.journal.rollbacks, state.step, ROLLBACK_STEPS) >= guard.max_rollbacks:
             _stop(training, step, alarm, f"{guard.max_rollbacks} rollbacks have not ended it")
         training.saver.finish(state)
@@ -141,6 +142,50 @@ def _roll_back_or_stop(
         _stop(training, step, alarm, why)
     _report(training, step, alarm, RECORDED)
     return None
+
+
+def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm: Alarm) -> None:
+    """Where the alarm began after the user changed the recipe, and a rollback would go to before that: go back to the checkpoint
+    at the change and stop, since the change is the likely cause, and older steps would be repeated with the new recipe."""
+    mesh, at = training.trainer.mesh, training.trainer.mesh.broadcast(training.saver.changed_at)
+    distance = training.recipe.guard.distance(training.pace.steps)
+    if alarm.kind.is_hardware_fault or not alarm.onset - 1 - distance < at < alarm.onset:
+        return
+    training.saver.finish(state)
+    checkpoint = next(verified(training.run.checkpoints, [at], warn, "the run rolls back as usual", mesh), None)
+    if checkpoint is None:
+        return
+    last, samples = training.journal.governing(at), training.pace.sizes.first(at)
+    factor = 1.0 if last is None else last.rate_factor
+    number = training.journal.num_rollbacks + 1
+    rollback = Rollback(number, step, at, alarm.kind.name, alarm.onset, (samples, samples), factor, 1.0, 0)
+    _begin(training, rollback)
+    _log(training, rollback, 0)
+    changed = f"it began after the recipe was changed at step {at}; the run went back to that step"
+    hint = "Change the recipe back, or to other values, with --accept-changes, and the same command goes on from there."
+    _stop(training, step, alarm, changed, hint, rollback=number)
+
+
+def _begin(training: Training, rollback: Rollback) -> None:
+    """Write a rollback to the journal on every rank, and remove the checkpoints that it undoes."""
+
+    def begin() -> None:
+        training.journal.add_rollback(rollback)
+        drop_newer(training.run.checkpoints, rollback.to)
+
+    on_rank_zero(training.trainer.mesh, begin)
+    if not training.trainer.mesh.is_main:
+        training.journal.add_rollback(rollback)
+
+
+def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
+    """Cut the metrics back to the checkpoint, and write that there. num_skipped: batches."""
+    training.clock.rolled_back(rollback.at - 1, rollback.to)
+    training.log.roll_back(rollback.number, rollback.to)
+    training.log.write(
+        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
+        batches=num_skipped, rate_factor=rollback.rate_factor,
+    )  # fmt: skip
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
@@ -158,14 +203,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     journal, pace = training.journal, training.pace
     skipped = _skipped_steps(training, step, alarm, checkpoint)
     rollback = _rollback(training, step, alarm, checkpoint, skipped)
-
-    def begin() -> None:
-        journal.add_rollback(rollback)
-        drop_newer(training.run.checkpoints, rollback.to)
-
-    on_rank_zero(training.trainer.mesh, begin)
-    if not training.trainer.mesh.is_main:
-        journal.add_rollback(rollback)
+    _begin(training, rollback)
     action = f"rolled back to step {rollback.to}; "
     if alarm.kind.is_hardware_fault:
         action += "the same steps again"
@@ -173,15 +211,10 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
         rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
         action += f"{len(skipped)} batches skipped; {rate}"
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
-    training.clock.rolled_back(step - 1, rollback.to)
     with training.pulse.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
     pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
-    training.log.roll_back(rollback.number, rollback.to)
-    training.log.write(
-        "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
-        batches=len(skipped), rate_factor=rollback.rate_factor,
-    )  # fmt: skip
+    _log(training, rollback, len(skipped))
     guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=guard)
 
@@ -257,12 +290,12 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
 
 
-def _stop(training: Training, step: int, alarm: Alarm, why: str) -> NoReturn:
-    samples = _report(training, step, alarm, "run stopped")
+def _stop(training: Training, step: int, alarm: Alarm, why: str, hint: str = "", **more: Any) -> NoReturn:
+    samples = _report(training, step, alarm, "run stopped", **more)
     training.clock.write(step - 1)
     names = _document_names(samples)
     see = f"See {training.run.incidents}."
     if names:
         documents = f"{len(names)} documents ({', '.join(names[:3])}, ...), all listed in {training.run.incidents}"
         see = f"The batches from step {alarm.onset} on held {documents}."
-    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {alarm.kind.advice}")
+    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {hint or alarm.kind.advice}")

@@ -128,7 +128,8 @@ class Saver:
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
         incidents = read_json_lines(run.incidents)
-        self._changed_at = max((row["step"] for row in incidents if row["what"] == RECIPE_CHANGED.name), default=0)
+        changes = [row for row in incidents if row["what"] == RECIPE_CHANGED.name and row.get("is_accepted")]
+        self.changed_at = int(changes[-1]["step"]) if changes else 0
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
         if config.memory_every:
@@ -205,7 +206,7 @@ class Saver:
         # A run that has ended will not roll back.
         distance = guard.distance(steps) if guard.roll_back and state.step < steps else 0
         return Retention(
-            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self._changed_at
+            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self.changed_at
         )
 
     @contextmanager

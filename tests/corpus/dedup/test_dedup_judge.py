@@ -134,7 +134,7 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path)
 @pytest.mark.parametrize("verify", [False, True])
 def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path) -> None:
     """Without verification no text is read: there is none to read."""
-    from bessemer.corpus.dedup.judging import digest
+    from bessemer.corpus.dedup.judging import text_digest
     from bessemer.corpus.dedup.signatures import signatures
     from bessemer.corpus.extract import fold
 
@@ -145,7 +145,7 @@ def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path)
     stored = pa.table(
         {
             "identity": [row["identity"] for row in documents],
-            "exact": pa.array([digest(fold(row["text"])) for row in documents], pa.large_binary()),
+            "exact": pa.array([text_digest(fold(row["text"])) for row in documents], pa.large_binary()),
             "characters": [row["characters"] for row in documents],
             "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1]),
             **({"text": [row["text"] for row in documents]} if verify else {}),

@@ -190,7 +190,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
             partition_of.update(dict.fromkeys(rows, file.parent.name))
         return run_dedup_step(passed, *given)
 
-    monkeypatch.setattr(whole, "judge_all", watched)
+    monkeypatch.setattr(whole, "run_dedup_step", watched)
     settings = f"bands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"
     documents, rejected, statistics = build(recipe(*sources[1:], dedup=settings))
 
