@@ -110,7 +110,9 @@ def test_of_shards_in_order_one_is_looked_into() -> None:
         for row in (0, len(shard.identities) // 2, -1):
             assert ledger._candidate_shards(shards, shard.identities[row].tobytes()) == [shards[number]]
     assert ledger._candidate_shards(shards, bytes(16)) == []
-    assert ledger._candidate_shards(shards, bytes([255] * 16)) == shards[-1:]  # where a look at it finds that it is not there
+    assert (
+        ledger._candidate_shards(shards, bytes([255] * 16)) == shards[-1:]
+    )  # where a look at it finds that it is not there
     mixed = [shards[number] for number in draw.permutation(37)]
     for others in (mixed, shards[:1]):
         for shard in others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -268,4 +269,7 @@ def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
     said = go_on(f"{rate}={right}")
     assert f"going on from step {at} of {STEPS}" in said and "the learning rate is x" not in said
     assert weights(folder) == weights(straight)
-    assert run_command(["diagnose", str(folder), "--step", str(at + 5), "--json"]) == 0
+    alarm = next(row for row in incidents(folder) if row["action"] == "run stopped")
+    assert run_command(["diagnose", str(folder), "--step", str(alarm["step"]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "unlike" and "the recipe was changed after step 60" in " ".join(found["findings"])

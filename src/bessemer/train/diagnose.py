@@ -192,7 +192,7 @@ def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None)
     return [
         f"the recipe was changed after step {row['step']} ({row['cause']}); the replay uses it as it is now"
         for row in rows
-        if row["step"] > start or (incident is not None and row["time"] > incident["time"])
+        if row["step"] > start or (incident is not None and row["time"] >= incident["time"])
     ]
 
 
