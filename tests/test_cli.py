@@ -323,12 +323,12 @@ def test_another_recipe_in_the_same_folder_is_refused(
     whole: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = f"run.dir={whole}"
-    assert command("train", recipe_file, "--set", here, "--set", "train.z_loss=0.1") == 1
+    assert command("train", recipe_file, "--set", here, "--set", "train.z_loss=0.1") == 2
     said = capsys.readouterr().err
     assert "holds a run of another recipe (" in said
     assert "train.z_loss: 0.0 -> 0.1" in said
     assert "--accept-changes" in said
-    assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 1
+    assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 2
     assert "its checkpoints were trained on the old one" in capsys.readouterr().err
     assert command("train", recipe_file, "--set", here, "--set", "evaluate.top_k=3", "--set", "checkpoint.keep=2") == 0
 
@@ -459,7 +459,7 @@ def test_rebuilt_tokens_are_refused_by_a_resume(
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     manifest["tokenizer"]["sha256"] = "0" * 64
     (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest))
-    assert command("train", recipe_file, "--set", f"run.dir={tmp_path / 'runs'}") == 1
+    assert command("train", recipe_file, "--set", f"run.dir={tmp_path / 'runs'}") == 2
     assert "the token shards have changed since step-00000016 was saved" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.run import RunFolder, read_json
+from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.newest import weights_hash
 
@@ -102,8 +102,8 @@ def test_a_journal_cut_short_is_refused_before_anything_is_moved(
     manifest["facts"]["guard"]["num_rollbacks"] = 1
     path.write_text(json.dumps(_signed({key: manifest[key] for key in manifest if key != "sha256"})))
     before = files(trained)
-    assert train(trained, *LONGER) == 1
-    assert "the checkpoint of step 24 knows 1 rollbacks, the journal 0" in capsys.readouterr().err
+    assert train(trained, *LONGER) == 2
+    assert "the checkpoint of step 24 knows 1 rollback, the journal 0" in capsys.readouterr().err
     assert files(trained) == before
 
 
@@ -139,9 +139,25 @@ def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pyte
     assert weights_hash(trained) == weights
     for path in checkpoints.glob("step-*/model.safetensors"):
         truncate(path)
-    assert train(trained) == 1
+    assert train(trained) == 2
     said = capsys.readouterr().err
     assert "checkpoints is whole; restore one from a backup" in said and "train longer" not in said
+
+
+def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: Path) -> None:
+    truncate(trained / "checkpoints" / "step-00000024" / "model.safetensors")
+    assert train(trained, *LONGER) == 0
+    (row,) = (row for row in read_json_lines(trained / "incidents.jsonl") if row["what"] == "checkpoint_damaged")
+    assert row["step"] == 24 and "model.safetensors" in row["cause"] and row["action"] == "trying the next older checkpoint"
+
+
+def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("plan.json", "stages.json"):
+        (trained / name).write_text("")
+    assert train(trained) == 0
+    said = capsys.readouterr().err
+    assert all(f"{name}: damaged, not JSON" in said and "it is made again" in said for name in ("plan.json", "stages.json"))
+    assert "memory_bytes" in read_json(trained / "plan.json") and read_json(trained / "stages.json")["stages"]
 
 
 def test_an_earlier_result_that_cannot_be_set_aside(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> 
     asked = derived_keys.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
     words = r"is a run of 2 minutes \(24 of 24 steps are done\), but the recipe asks for 1\. Give more steps"
     with pytest.raises(InputError, match=words):
-        longer.extension(stored, asked, RunFolder(runs / "small"), [24], accept=False)
+        longer.refuse_fewer_steps(stored.train, asked.train, RunFolder(runs / "small"), 24, accept=False)
 
 
 def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,13 +165,13 @@ def test_without_the_checkpoint_before_the_decay_the_way_on_is_said(
 ) -> None:
     folder = trained("on", *WSD)
     shutil.rmtree(folder / "checkpoints" / "step-00000018")
-    assert train(folder, "train.steps=48") == 1
+    assert train(folder, "train.steps=48") == 2
     said = capsys.readouterr().err
     assert "no undamaged checkpoint left from before its decay, which began after step 18" in said
     whole = folder / "checkpoints" / "step-00000024" / "manifest.json"
     kept = whole.read_text()
     whole.write_text("{}")
-    assert train(folder, "train.steps=48") == 1
+    assert train(folder, "train.steps=48") == 2
     assert "all of the checkpoints (of steps 24) are damaged" in capsys.readouterr().err
     whole.write_text(kept)
     assert train(folder, "train.steps=48", flags=("--accept-changes",)) == 0
@@ -183,7 +183,7 @@ def test_shares_planned_over_the_whole_run_are_not_moved_silently(
     trained: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = trained("on", "train.schedule.kind=constant", "corpus.sources.code.max_epochs=0.5")
-    assert train(folder, "train.steps=30") == 1
+    assert train(folder, "train.steps=30") == 2
     assert "are planned over the whole run" in capsys.readouterr().err
     assert steps(folder)[-1] == 24
     assert train(folder, "train.steps=30", flags=("--accept-changes",)) == 0
@@ -196,12 +196,12 @@ def test_a_trained_run_without_its_checkpoints_does_not_start_over(
     before = (folder / "metrics.jsonl").read_text()
     for step in steps(folder):
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
-    assert train(folder) == 1
+    assert train(folder) == 2
     assert "this run was trained, but no checkpoint is there" in capsys.readouterr().err
     shutil.rmtree(folder / "checkpoints")
     assert train(folder, command="evaluate") == 2
     assert "this run was trained, but no checkpoint is there" in capsys.readouterr().err
-    assert train(folder, "train.steps=30") == 1
+    assert train(folder, "train.steps=30") == 2
     assert (folder / "metrics.jsonl").read_text() == before
 
 

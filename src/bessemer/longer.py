@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import NoReturn
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
@@ -34,7 +33,7 @@ from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
-from bessemer.train.session import require_journal
+from bessemer.train.session import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
@@ -54,13 +53,14 @@ PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is th
 class Extension:
     """How a run goes on under another number of steps. start: step of the checkpoint from which; newest: step of the newest one;
     planned, steps: number of steps before and now; rewarm: the schedule re-warms at step start + 1, from this share of its
-    rate; None: the steps up to `start` equal those of the longer run."""
+    rate; None: the steps up to `start` equal those of the longer run; damages: checkpoints that do not verify, in words."""
 
     start: int
     newest: int
     planned: int
     steps: int
     rewarm: float | None
+    damages: tuple[str, ...] = ()
 
     def applied(self, recipe: Recipe) -> Recipe:
         """The resolved recipe with the re-warm-up, and without revisions in the steps that are repeated."""
@@ -74,6 +74,8 @@ class Extension:
     def begin(self, run: RunFolder, kind: str) -> None:
         """Report the extension, keep the earlier results in previous-N/, and remove the checkpoints after `start`."""
         repeated = self.newest - self.start
+        for damage in self.damages:
+            record_damage(run, damage)
         say(
             f"  {self.planned:,} planned steps become {self.steps:,}, from the checkpoint of step {self.start:,}"
             + (f" on; the {repeated:,} steps after it are repeated without the decay" if repeated else " on")
@@ -144,23 +146,25 @@ def memorises(run: RunFolder) -> str:
 def extension(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:
     """How a run of `stored`, which has the checkpoints `done`, goes on under the steps of `requested`; None: as planned.
 
-    accept: changes that lose something are accepted. Raises InputError for fewer steps than are done or, unless accepted,
-    than are planned; BessemerError where the checkpoint before the decay is gone.
+    accept: changes that lose something are accepted. Raises InputError where the checkpoint before the decay is gone.
     """
     planned, steps = stored.train.steps, requested.train.steps
     assert planned is not None and steps is not None, "the recipes are resolved"
     if planned == steps:
         return None
-    if steps < done[-1] or (steps < planned and not accept):
-        _refuse_fewer_steps(stored.train, requested.train, run, done[-1])
-    done = _up_to_newest_verified(stored, run, done)
-    start = _exact_start(stored, run, done, planned, steps)
-    if start is not None:
-        return Extension(start, done[-1], planned, steps, None)
-    return Extension(done[-1], done[-1], planned, steps, _rewarm_share(stored, requested, run, done, accept))
+    damages = list[str]()
+    done = _up_to_newest_verified(stored, run, done, damages)
+    start, rewarm = _exact_start(stored, run, done, planned, steps, damages), None
+    if start is None:
+        start, rewarm = done[-1], _rewarm_share(stored, requested, run, done, accept)
+    return Extension(start, done[-1], planned, steps, rewarm, tuple(damages))
 
 
-def _refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest: int) -> NoReturn:
+def refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest: int, accept: bool) -> None:
+    """Raise InputError for fewer steps than are done or, unless accepted, than are planned. stored, requested: resolved."""
+    planned, steps = stored.steps or 0, requested.steps or 0
+    if steps >= planned or (steps >= newest and accept):
+        return
     what = f"train.steps: {run.path} is planned for {stored.steps:,} steps and {newest:,} of them are done"
     wants = f"{requested.steps:,}"
     if stored.minutes is not None and requested.minutes not in (None, stored.minutes):
@@ -168,7 +172,7 @@ def _refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest:
         wants = f"{requested.minutes:g}"
     raise InputError(
         f"{what}, but the recipe asks for {wants}. Give more steps (train.steps, tokens or minutes) to train longer"
-        + ("" if (requested.steps or 0) < newest else ", or add --accept-changes to end sooner")
+        + ("" if steps < newest else ", or add --accept-changes to end sooner")
         + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
     )
 
@@ -176,12 +180,12 @@ def _refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest:
 def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> float:
     """The learning rate after the newest checkpoint as a share of that of the longer schedule, from which it is warmed up.
 
-    Raises BessemerError for wsd, unless accepted, and InputError before a scheduled re-warm-up.
+    Raises InputError for wsd, unless accepted, and before a scheduled re-warm-up.
     """
     planned, steps, newest, schedule = stored.train.steps, requested.train.steps, done[-1], stored.train.schedule
     assert planned is not None and steps is not None, "the recipes are resolved"
     if schedule.kind == "wsd" and not accept:
-        raise BessemerError(
+        raise InputError(
             f"train.steps: {run.path} has no undamaged checkpoint left from before its decay, which began after step "
             f"{schedule.decay_start(planned):,} (there are those of steps {', '.join(map(str, done))}), so it cannot become "
             f"a run of {steps:,} steps. With --accept-changes it goes on from step {newest:,}, and the learning rate is warmed "
@@ -202,31 +206,38 @@ def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -
     """Raise BessemerError, before anything is changed, where the training would refuse its tokens or its journal. newest: step
     of the newest checkpoint that verifies, None: not known yet."""
     store.verify()
+    journal = Journal.of_run(run)
     if newest is not None:
         manifest = load_manifest(run.checkpoints / checkpoint_name(newest))
         checkpoint = SavedCheckpoint(run.checkpoints, newest, manifest.facts, manifest.contents)
         require_same_tokens(checkpoint, store)
-        require_journal(run, Journal.read(run.journal), checkpoint)
+        require_journal(journal, checkpoint)
 
 
-def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int]) -> list[int]:
-    """The checkpoints of `done` up to the newest that verifies, here or in the mirror. Raises BessemerError where none does."""
-    newest = _first_verified(stored, run, reversed(done))
+def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int], damages: list[str]) -> list[int]:
+    """The checkpoints of `done` up to the newest that verifies, here or in the mirror. Raises InputError where none does."""
+    newest = _first_verified(stored, run, reversed(done), damages)
     if newest is None:
-        raise BessemerError(
+        raise InputError(
             f"{run.checkpoints}: all of the checkpoints (of steps {', '.join(map(str, done))}) are damaged, so there is nothing "
             "to go on from; put undamaged ones back, or start over with --restart"
         )
     return [step for step in done if step <= newest]
 
 
-def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int]) -> int | None:
+def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int], damages: list[str]) -> int | None:
+    def on_damage(message: str) -> None:
+        warn(message)
+        damages.append(message)
+
     fetch = partial(refetch, stored, run)
-    in_order = verified(run.checkpoints, steps, warn, "trying the next older checkpoint", refetch=fetch)
+    in_order = verified(run.checkpoints, steps, on_damage, "trying the next older checkpoint", refetch=fetch)
     return next((checkpoint.step for checkpoint in in_order), None)
 
 
-def _exact_start(stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int) -> int | None:
+def _exact_start(
+    stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int, damages: list[str]
+) -> int | None:
     """The newest checkpoint that verifies and belongs to a run of `steps` steps too. The last of `done` is known to verify."""
     schedule = stored.train.schedule
     if schedule.kind in ("constant", "inverse_sqrt"):
@@ -236,7 +247,7 @@ def _exact_start(stored: Recipe, run: RunFolder, done: list[int], planned: int, 
     else:  # the rates agree up to the peak; a run that is past it would lose more than it would gain
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
-    return _first_verified(stored, run, (step for step in reversed(done) if step <= last))
+    return _first_verified(stored, run, (step for step in reversed(done) if step <= last), damages)
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:
@@ -252,7 +263,7 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
         return
     if samples <= COMPARED_SAMPLES and all(map(np.array_equal, old.draw(0, samples), new.draw(0, samples))):
         return
-    raise BessemerError(
+    raise InputError(
         f"{run.path}: the shares of its sources (max_epochs, tokens.schedule) are planned over the whole run, so with another "
         "number of steps other samples would have been read until now: some may repeat early. --accept-changes goes on "
         "nevertheless; --restart starts over"
@@ -262,7 +273,8 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
 def refuse_other_recipe(
     stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
 ) -> Callable[[], None]:
-    """Refuse to go on under a recipe that changes data or weights, unless accepted. Returns a function that records the changes.
+    """Raise InputError where a run that has begun cannot go on under a recipe: it changes data or weights, unless accepted, or is
+    shorter. Returns a function that records the changes.
 
     has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
     """
@@ -270,11 +282,12 @@ def refuse_other_recipe(
     lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
     changed = [line for line in lines if not line.startswith(HORIZON)]
     if changed and not accept:
-        raise BessemerError(
+        raise InputError(
             f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
             "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
             "--accept-changes, or start over with --restart"
         )
+    refuse_fewer_steps(stored.train, requested.train, run, published(run.checkpoints)[-1], accept)
 
     def note() -> None:
         if lines:
@@ -336,10 +349,10 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
 
 
 def checkpoints_of(run: RunFolder) -> list[int]:
-    """Steps of the run's checkpoints. Raises BessemerError when a trained run has none: it would start at step 0."""
+    """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = published(run.checkpoints)
     if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists()):
-        raise BessemerError(
+        raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
             "(what is left of the training is set aside, not removed)"
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.terminal import warn
 
 STAGE_FILE = "stage.json"
 OUT = "out"  # within the work of a resumable stage, what will be published
@@ -128,8 +129,19 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; has the stage that writes it run?") from None
-    except (OSError, ValueError) as error:
-        raise BessemerError(f"{path}: damaged: {error}") from None
+    except OSError as error:
+        raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise InputError(f"{path}: damaged, not JSON ({error}); put it back, or remove it to have it made again") from None
+
+
+def read_json_again(path: Path) -> Any:
+    """As `read_json`, of a file that is made again where it is damaged: None then, with a warning; and where it is not there."""
+    try:
+        return read_json(path) if path.exists() else None
+    except InputError as error:
+        warn(f"{str(error).partition(';')[0]}: it is made again")
+        return None
 
 
 def read_json_lines(path: Path) -> list[Any]:

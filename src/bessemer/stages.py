@@ -23,6 +23,7 @@ from bessemer.run import (
     RunFolder,
     published,
     read_json,
+    read_json_again,
     read_json_lines,
     stage_is_current,
     write_atomic,
@@ -77,7 +78,7 @@ class Session:
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
         path = self.run.path / "stages.json"
-        before = {row["name"]: row for row in read_json(path)["stages"]} if path.exists() else {}
+        before = {row["name"]: row for row in (read_json_again(path) or {"stages": []})["stages"]}
         for row in self.results:
             before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
         return list(before.values())
@@ -203,7 +204,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
     stored = load(run.recipe) if run.recipe.exists() else None
-    planned = read_json(run.plan) if stored is not None and run.plan.exists() else None
+    planned = read_json_again(run.plan) if stored is not None else None
     known = num_tokens(run.tokens)
 
     def resolve(one: Recipe, steps: int | None) -> Recipe:
@@ -332,7 +333,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     stage = run.tokens / STAGE_FILE
     written = read_json(stage)["inputs"] if stage.exists() else None
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], written)
-    current = run.evaluation.exists() and read_json(run.evaluation).get("inputs") == inputs
+    current = (read_json_again(run.evaluation) or {}).get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
@@ -381,7 +382,7 @@ def export(
         recipe = recipe.changed(export={"dtype": dtype})
     manifests = [run.checkpoints / f"step-{step:08d}" / MANIFEST for step in published(run.checkpoints)[-average:]]
     weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
-    scored = read_json(run.evaluation).get("inputs") if run.evaluation.exists() else None
+    scored = (read_json_again(run.evaluation) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, weights, scored, options)
     record = folder / "bessemer.json"
@@ -423,7 +424,7 @@ def _refuse_to_rebuild(session: Session, folder: Path, inputs: str, why: str) ->
     record = folder / STAGE_FILE
     is_of_the_same = record.exists() and read_json(record).get("inputs") == inputs
     if folder.exists() and not is_of_the_same and (session.run.checkpoints / "latest").exists():
-        raise BessemerError(
+        raise InputError(
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
             "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"
         )

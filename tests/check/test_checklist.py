@@ -29,6 +29,7 @@ from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
+from bessemer.train.measure import RunTiming
 from bessemer.train.trainer import Trainer
 
 PACKED = "tokens.document_mask=true"
@@ -62,6 +63,21 @@ def test_a_sound_recipe_is_go_and_its_run_folder_is_untouched(
     assert rows["clocks agree"]["status"] == "not here"
     assert sorted((path, path.stat().st_mtime_ns) for path in runs.rglob("*")) == before
     assert not list(runs.glob(".bessemer-check-*"))
+
+
+def test_what_run_refuses_of_a_run_that_has_begun_is_refused(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
+    for override, says in (("train.z_loss=0.1", "holds a run of another recipe ("), ("train.steps=20", "24 of them are done")):
+        sentences = []
+        for command in ("check", "train"):
+            capsys.readouterr()
+            sets = ["--set", f"run.dir={runs}", "--set", override]
+            assert run_command([command, str(recipe_file), *sets]) == 2
+            sentences.append(next(line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")))
+        assert says in sentences[0] and sentences[0] == sentences[1]
 
 
 def test_a_damaged_shard_is_no_go(runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_damaged_tokens_and_a_cut_journal_are_refused(
     journal = folder / "journal.jsonl"
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-40])
-    assert run_command(["diagnose", str(folder), "--step", "60"]) == 1
+    assert run_command(["diagnose", str(folder), "--step", "60"]) == 2
     assert "lines are missing" in capsys.readouterr().err
     journal.write_bytes(whole)
     shard = folder / "tokens" / "prose-train-00000.bin"

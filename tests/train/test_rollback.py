@@ -200,9 +200,13 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
     (folder / "journal.jsonl").unlink()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    train(recipe_file, runs, f"train.steps={STEPS + 10}", expected=1)
-    assert "lines are missing" in capsys.readouterr().err
+    train(recipe_file, runs, f"train.steps={STEPS + 10}", expected=2)
+    assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
+    shutil.rmtree(folder / "checkpoints")  # of a run that has no checkpoint which knows
+    (folder / "mixture.json").unlink()
+    train(recipe_file, runs, expected=2)
+    assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
 
 
 def test_a_poison_that_does_not_end_stops_the_run_with_a_report(

@@ -35,8 +35,8 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
         yield CheckRow(SAVED, WHOLE, "ok", said)
     if found is not None:
         try:
-            journal = Journal.read(run.journal)
-            known = require_journal(run, journal, found)
+            journal = Journal.of_run(run)
+            known = require_journal(journal, found)
             said = f"{counted(journal.num_rollbacks, 'rollback')}, {known} of them before step {found.step}"
             torn = "; its last line is cut short: it was not acted on" if is_torn(run.journal) else ""
             yield CheckRow(LOGS, FITS, "ok", said + torn)

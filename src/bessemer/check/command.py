@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bessemer import forecast, preflight
+from bessemer import forecast, longer, preflight
 from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.begun import begun_rows
 from bessemer.check.machine import machine_rows
@@ -17,8 +17,8 @@ from bessemer.check.planned import existing
 from bessemer.check.rows import CheckRow, collected
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Recipe
-from bessemer.run import RunFolder
+from bessemer.recipe import Parallel, Recipe, load
+from bessemer.run import RunFolder, published
 from bessemer.terminal import progress, silent
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -41,6 +41,9 @@ class Subject:
         with silent():
             elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
             self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)
+        if run.recipe.exists() and published(run.checkpoints):
+            has_micro_batch = asked.train.micro_batch is not None
+            longer.refuse_other_recipe(load(run.recipe), self.resolved, run, has_micro_batch, accept=False)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.device = devices.choose(self.resolved.train)

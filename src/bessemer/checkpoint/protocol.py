@@ -197,7 +197,7 @@ def latest(
     """The newest checkpoint that verifies; None when there is none at all. Collective.
 
     on_damage: called with a message for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
-    BessemerError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
+    InputError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
     """
 
     def list_published() -> tuple[list[int], str | None]:
@@ -207,7 +207,7 @@ def latest(
     steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
         if not steps:
-            raise BessemerError(
+            raise InputError(
                 f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
                 "--restart (what is left of the old training is set aside, not removed)"
             )
@@ -217,7 +217,7 @@ def latest(
     consequence = "falling back to the next older checkpoint"
     newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
-        raise BessemerError(
+        raise InputError(
             f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over under "
             "another name with --set run.name=NAME"
         )
@@ -269,7 +269,7 @@ def verified(
                 checkpoint = verify(folder / checkpoint_name(step), mesh)
             except BessemerError as error:
                 if fetch is not None and mesh.any(mesh.is_main and fetch(step)):
-                    on_damage(str(error))
+                    on_damage(f"{error}; fetched again from the mirror")
                     continue
                 on_damage(f"{error}; {consequence}")
             else:

@@ -14,12 +14,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from bessemer.errors import BessemerError
+from bessemer.errors import InputError
 from bessemer.guard.incidents import KINDS
 from bessemer.recipe.batches import Range
-from bessemer.run import sync_folder, write_atomic
+from bessemer.run import RunFolder, read_json_lines, sync_folder, write_atomic
+from bessemer.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Journal:
     @classmethod
     def read(cls, path: Path) -> Journal:
         """The journal of a run; empty where there is none. A torn last line is ignored: its decision was not carried out.
-        Raises BessemerError for any other damage."""
+        Raises InputError for any other damage."""
         rollbacks: list[Rollback] = []
         skips: set[tuple[int, int]] = set()
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -69,12 +70,29 @@ class Journal:
                 if row["kind"] != "rollback" or rollback.number != len(rollbacks) + 1:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
-                raise BessemerError(
+                raise InputError(
                     f"{path}: line {number} is damaged, or one before it is missing: this run cannot be continued as it was. "
                     "Put the file back from a backup, or start over with --restart"
                 ) from None
             rollbacks.append(rollback)
         return cls(path, rollbacks, skips)
+
+    @classmethod
+    def of_run(cls, run: RunFolder) -> Journal:
+        """The journal of a run. Raises InputError where the run's logs record more rollbacks, and as `read`."""
+        journal = cls.read(run.journal)
+        for path, key in ((run.incidents, "rollback"), (run.forks, "fork")):
+            rows = (row for row in read_json_lines(path) if isinstance(row, dict))
+            if (recorded := max((row.get(key, 0) for row in rows), default=0)) > journal.num_rollbacks:
+                journal.refuse(f"{path.name} records", recorded)
+        return journal
+
+    def refuse(self, who: str, recorded: int) -> NoReturn:
+        """Raise InputError, since `who` has `recorded` rollbacks and the journal fewer."""
+        raise InputError(
+            f"{self.path}: {who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}: lines are missing, and "
+            "without them the run cannot go on or be replayed as it was. Put the file back from a backup, or start over with --restart"
+        )
 
     def drop_torn_line(self) -> None:
         """Remove a last line that a kill cut short."""

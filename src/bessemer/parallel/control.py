@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import ProcessMesh
 
 Gathered = TypeVar("Gathered")
@@ -26,8 +26,8 @@ def gather_scatter(
     """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle. Collective.
 
     local: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
-    raises anywhere, every process raises one error that names the rank: BessemerError where a user can act on it
-    (BessemerError, OSError), else RuntimeError. A single process raises its own error.
+    raises anywhere, every process raises one error that names the rank: InputError for one, BessemerError where a user can act
+    on it (BessemerError, OSError), else RuntimeError. A single process raises its own error.
     """
     if mesh.is_single:
         return decide([local()])[0]
@@ -48,19 +48,20 @@ def gather_scatter(
     dist.scatter_object_list(scattered, answers, src=0, group=mesh.control)
     answer, failure = scattered[0]
     if failure is not None:
-        rank, message, is_expected = failure
+        rank, message, kind = failure
         try:
-            raise (BessemerError if is_expected else RuntimeError)(f"rank {rank}: {message}") from cause
+            raise kind(f"rank {rank}: {message}") from cause
         finally:
             del cause  # with this frame it would be a reference cycle that keeps the group alive
     result: Result = answer
     return result
 
 
-def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, bool] | None, Exception | None]:
-    """(result, None, None), or on failure (None, (message, whether a user can act on it), exception)."""
+def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, type[Exception]] | None, Exception | None]:
+    """(result, None, None), or on failure (None, (message, what the others raise), exception)."""
     try:
         return act(), None, None
     except Exception as error:
-        is_expected = isinstance(error, BessemerError | OSError)
-        return None, (str(error) if is_expected else f"{type(error).__name__}: {error}", is_expected), error
+        if not isinstance(error, BessemerError | OSError):
+            return None, (f"{type(error).__name__}: {error}", RuntimeError), error
+        return None, (str(error), InputError if isinstance(error, InputError) else BessemerError), error

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN
 from bessemer.guard.incidents import KINDS, NONFINITE, RECIPE_CHANGED
 from bessemer.guard.journal import Journal
@@ -65,7 +65,8 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     run's folder is only read. Raises InputError for a step that the run has not taken, and BessemerError where tokens or journal
     are damaged.
     """
-    journal, incident = _complete_journal(run), _incident(run, step)
+    TokenStore.open(run.tokens).verify()
+    journal, incident = Journal.of_run(run), _incident(run, step)
     num_rollbacks = int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
     recorded = _recorded(run, journal, num_rollbacks)
     last = max([*recorded, *(row["step"] for row in _bad_steps(run))], default=0)
@@ -92,19 +93,6 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     return Diagnosis(
         step, kind, findings, tests.figures(), replayed.start, first_difference, replayed.sequences, incident
     )
-
-
-def _complete_journal(run: RunFolder) -> Journal:
-    """The journal. Raises BessemerError where lines of it are missing, or the token shards are not those of the run."""
-    TokenStore.open(run.tokens).verify()
-    journal = Journal.read(run.journal)
-    rows = (row for row in read_json_lines(run.metrics) if row.get("kind") == "rolled_back")
-    if (taken := max((row["number"] for row in rows), default=0)) > journal.num_rollbacks:
-        raise BessemerError(
-            f"{run.journal}: the run rolled back {taken} times, the journal knows {journal.num_rollbacks}: lines are missing, "
-            "and without them the steps cannot be replayed. Put the file back from a backup"
-        )
-    return journal
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from bessemer.checkpoint.memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import drop_newer
-from bessemer.errors import BessemerError
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
@@ -188,7 +187,7 @@ def _rates(recipe: Recipe, config: ModelConfig, trainer: Trainer, run: RunFolder
 
 def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
     """The journal of a run, which rank 0 reads and writes; collective."""
-    journal = on_rank_zero(mesh, lambda: Journal.read(run.journal))
+    journal = on_rank_zero(mesh, lambda: Journal.of_run(run))
     if not mesh.is_main:
         return replace(journal, path=None)
     journal.drop_torn_line()
@@ -202,8 +201,7 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     def on_damage(message: str) -> None:
         warn(message)
         if mesh.is_main:
-            step = max(published(run.checkpoints), default=0)
-            record(run.incidents, CHECKPOINT_DAMAGED, step=step, cause=message, action="not loaded")
+            record_damage(run, message)
 
     on_disk = _checkpoint_on_disk(run, journal, mesh, recipe, on_damage)
     memory = NodeMemory.here(mesh) if recipe.checkpoint.memory_every else None
@@ -219,13 +217,19 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     return newest_in_memory(memory, accepts, mesh, on_damage) or on_disk
 
 
+def record_damage(run: RunFolder, message: str) -> None:
+    """Record a checkpoint that does not verify. message: what is damaged, "; ", and what is done about it."""
+    cause, _, action = message.rpartition("; ")
+    record(run.incidents, CHECKPOINT_DAMAGED, step=max(published(run.checkpoints), default=0), cause=cause, action=action)
+
+
 def _checkpoint_on_disk(
     run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe, on_damage: Callable[[str], None]
 ) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those after an interrupted rollback's are removed. Collective."""
     fetch = partial(refetch, recipe, run)
     while (checkpoint := latest(run.checkpoints, on_damage, mesh, fetch)) is not None:
-        num_rollbacks = require_journal(run, journal, checkpoint)
+        num_rollbacks = require_journal(journal, checkpoint)
         if journal.keeps(checkpoint.step, num_rollbacks):
             return checkpoint
         to = min(rollback.to for rollback in journal.rollbacks[num_rollbacks:])
@@ -235,14 +239,11 @@ def _checkpoint_on_disk(
     return None
 
 
-def require_journal(run: RunFolder, journal: Journal, checkpoint: SavedCheckpoint) -> int:
-    """The number of rollbacks before a checkpoint. Raises BessemerError where the journal has fewer."""
+def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:
+    """The number of rollbacks before a checkpoint. Raises InputError where the journal has fewer."""
     num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
     if num_rollbacks > journal.num_rollbacks:
-        raise BessemerError(
-            f"{run.journal}: the checkpoint of step {checkpoint.step} knows {num_rollbacks} rollbacks, the journal "
-            f"{journal.num_rollbacks}: lines are missing. Put the file back from a backup, or start over with --restart"
-        )
+        journal.refuse(f"the checkpoint of step {checkpoint.step} knows", num_rollbacks)
     return num_rollbacks
 
 

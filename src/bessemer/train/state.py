@@ -50,9 +50,9 @@ class TrainState:
 
 
 def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
-    """Raise BessemerError when the token shards are not those that a checkpoint was trained on."""
+    """Raise InputError when the token shards are not those that a checkpoint was trained on."""
     if checkpoint.facts["data"] != store.digest:
-        raise BessemerError(
+        raise InputError(
             f"{store.folder}: the token shards have changed since step-{checkpoint.step:08d} was saved; the run cannot go on "
             "over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
@@ -93,7 +93,7 @@ def capture(
 
 @torch.no_grad()
 def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) -> TrainState:
-    """Load a verified checkpoint's state, whatever layout wrote it. Raises BessemerError when the token shards are not those
+    """Load a verified checkpoint's state, whatever layout wrote it. Raises InputError when the token shards are not those
     that it was trained on."""
     facts = checkpoint.facts
     require_same_tokens(checkpoint, store)
