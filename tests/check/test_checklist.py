@@ -373,7 +373,7 @@ def test_journal_and_logs_of_a_run_must_fit_its_checkpoints(
     monkeypatch.setattr(begun, "latest", lambda *_, **__: replace(found, facts={**found.facts, "guard": asdict(state)}))
     status, said = rows()["the journal fits the checkpoints"]
     assert status == "FAIL"
-    assert "the checkpoint of step 6 knows 1 rollbacks, the journal 0: lines are missing" in said
+    assert "the checkpoint of step 6 knows 1 rollback, the journal 0: lines are missing" in said
     run.journal.write_text('{"kind": "rollback", "number": 2}\n')
     assert "line 1 is damaged" in rows()["the journal fits the checkpoints"][1]
 
