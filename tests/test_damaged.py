@@ -148,7 +148,11 @@ def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: P
     truncate(trained / "checkpoints" / "step-00000024" / "model.safetensors")
     assert train(trained, *LONGER) == 0
     (row,) = (row for row in read_json_lines(trained / "incidents.jsonl") if row["what"] == "checkpoint_damaged")
-    assert row["step"] == 24 and "model.safetensors" in row["cause"] and row["action"] == "trying the next older checkpoint"
+    assert (
+        row["step"] == 24
+        and "model.safetensors" in row["cause"]
+        and row["action"] == "trying the next older checkpoint"
+    )
 
 
 def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +160,9 @@ def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys
         (trained / name).write_text("")
     assert train(trained) == 0
     said = capsys.readouterr().err
-    assert all(f"{name}: damaged, not JSON" in said and "it is made again" in said for name in ("plan.json", "stages.json"))
+    assert all(
+        f"{name}: damaged, not JSON" in said and "it is made again" in said for name in ("plan.json", "stages.json")
+    )
     assert "memory_bytes" in read_json(trained / "plan.json") and read_json(trained / "stages.json")["stages"]
 
 

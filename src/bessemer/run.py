@@ -132,7 +132,9 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise InputError(f"{path}: damaged, not JSON ({error}); put it back, or remove it to have it made again") from None
+        raise InputError(
+            f"{path}: damaged, not JSON ({error}); put it back, or remove it to have it made again"
+        ) from None
 
 
 def read_json_again(path: Path) -> Any:

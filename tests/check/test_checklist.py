@@ -70,13 +70,18 @@ def test_what_run_refuses_of_a_run_that_has_begun_is_refused(
 ) -> None:
     monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
-    for override, says in (("train.z_loss=0.1", "holds a run of another recipe ("), ("train.steps=20", "24 of them are done")):
+    for override, says in (
+        ("train.z_loss=0.1", "holds a run of another recipe ("),
+        ("train.steps=20", "24 of them are done"),
+    ):
         sentences = []
         for command in ("check", "train"):
             capsys.readouterr()
             sets = ["--set", f"run.dir={runs}", "--set", override]
             assert run_command([command, str(recipe_file), *sets]) == 2
-            sentences.append(next(line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: ")))
+            sentences.append(
+                next(line for line in capsys.readouterr().err.splitlines() if line.startswith("bessemer: "))
+            )
         assert says in sentences[0] and sentences[0] == sentences[1]
 
 

@@ -90,8 +90,9 @@ class Journal:
     def refuse(self, who: str, recorded: int) -> NoReturn:
         """Raise InputError, since `who` has `recorded` rollbacks and the journal fewer."""
         raise InputError(
-            f"{self.path}: {who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}: lines are "
-            "missing, and without them the run cannot go on or be replayed. Put the file back from a backup, or start over with --restart"
+            f"{self.path}: {who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}: lines are missing, and "
+            "without them the run cannot go on or be replayed. Put the file back from a backup, or start over with "
+            "--restart"
         )
 
     def drop_torn_line(self) -> None:

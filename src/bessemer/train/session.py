@@ -220,7 +220,9 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
 def record_damage(run: RunFolder, message: str) -> None:
     """Record a checkpoint that does not verify. message: what is damaged, "; ", and what is done about it."""
     cause, _, action = message.rpartition("; ")
-    record(run.incidents, CHECKPOINT_DAMAGED, step=max(published(run.checkpoints), default=0), cause=cause, action=action)
+    record(
+        run.incidents, CHECKPOINT_DAMAGED, step=max(published(run.checkpoints), default=0), cause=cause, action=action
+    )
 
 
 def _checkpoint_on_disk(
