@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bessemer import logfile
 from bessemer.cli import run_command
+from bessemer.guard.goodput import accounts
 from bessemer.run import read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text, write_text
@@ -286,6 +287,10 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
         process.communicate(timeout=60)
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
     assert trained(runs / "small") == trained(whole / "small")
+    taken = accounts(runs / "small" / "time.jsonl")  # also of sessions that were killed in their first seconds
+    assert taken is not None and taken["sessions"] == 6 and taken["stopped_by"] is None
+    assert [restart["stopped_by"] for restart in taken["restarts"]] == ["SIGTERM", None, None, None, None]
+    assert all(restart["stopped"] < restart["time"] for restart in taken["restarts"])
 
 
 def test_a_stop_in_any_stage_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -401,9 +406,10 @@ def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents
     monkeypatch.setattr(Trainer, "forward_backward", poisoned)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
     said = capsys.readouterr().err
-    assert "step 12: nonfinite: the loss is nan; rolled back to step 8; 16 batches skipped" in said
-    assert "step 11: the loss is nan; 3 rollbacks have not ended it, so the run stops" in said
-    assert "The batches from step 9 on held 28 documents (" in said
+    action = "rolled back to step 8, which undoes steps 9 to 12; 16 batches skipped, of steps 9 to 24;"
+    assert f"step 12: nonfinite: the loss is nan; {action}" in said
+    assert "step 11: the loss is nan; it has not ended after 3 rollbacks, so the run stops" in said
+    assert "from step 9 on held 28 documents (" in said
     from bessemer.checkpoint import latest
 
     found = latest(runs / "small" / "checkpoints")

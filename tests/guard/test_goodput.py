@@ -13,12 +13,13 @@ from bessemer.run import read_json_lines
 
 
 def test_sessions_by_hand(tmp_path: Path) -> None:
-    """100 steps of 1 s, killed; 10 s later from step 80 on to 120, with 5 steps rolled back."""
+    """103 steps of 1 s, killed; 7 s later from step 80 on to 120, with 5 steps rolled back."""
     rows = [
         {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "start": 5.0, "steps": 40.0, "validation": 5.0},
         {"began": 0.0, "at": 120.0, "from": 0, "step": 100, "redone_steps": 0, "start": 5.0, "steps": 100.0,
          "validation": 10.0, "saving": 5.0, "memory": 1.0, "data_wait": 4.0},
-        {"began": 130.0, "at": 190.0, "from": 80, "step": 120, "redone_steps": 5, "start": 5.0, "steps": 45.0,
+        {"began": 130.0, "at": 190.0, "from": 80, "reached": 103, "reached_at": "1970-01-01T00:02:03+00:00", "step": 120,
+         "redone_steps": 5, "stopped_by": "SIGINT", "start": 5.0, "steps": 45.0,
          "recovery": 3.0, "saving": 5.0, "data_wait": 0.0},
     ]  # fmt: skip
     place = tmp_path / "time.jsonl"
@@ -32,12 +33,22 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "start": 10.0,
         "recovery": 3.0,
         "redone": pytest.approx(20 + 5),
-        "stopped": 10.0,
-        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 1 - 10 - 3 - 10),
+        "stopped": 7.0,
+        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
         "total": 190.0,
         "effective": pytest.approx(116 / 190),
         "sessions": 2,
-        "restarts": [{"time": "1970-01-01T00:02:10+00:00", "after": 100, "from": 80, "seconds": 10.0}],
+        "restarts": [
+            {
+                "time": "1970-01-01T00:02:10.000+00:00",
+                "after": 103,
+                "from": 80,
+                "seconds": 7.0,
+                "stopped": "1970-01-01T00:02:03.000+00:00",
+                "stopped_by": None,
+            }
+        ],
+        "stopped_by": "SIGINT",
     }
     assert accounts(tmp_path / "none") is None
 

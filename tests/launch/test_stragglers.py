@@ -92,6 +92,7 @@ def require_named(made: Path, name: str, said: str) -> None:
     ]
     assert len(incidents) == 1, "once"
     assert incidents[0]["cause"].startswith(f"rank 1 on {incidents[0]['host']} is ")
+    assert "% slower than the other rank with the same work: computing takes" in incidents[0]["cause"]
     assert "all others wait for it" in said
     assert said.count("rank 1 on") == 2, "when it is found, and at the end"
     shown = page.render(data.read(RunFolder(run)))

@@ -41,25 +41,39 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
         incident(20, "slow", "recorded"),
         incident(30, "spike", "update skipped"),
         incident(31, "spike", "update skipped", documents=documents),
+        incident(51, "spike", "update skipped", documents=documents[:1]),
         incident(90, "diverged", "rolled back to step 60; 30 batches skipped", rollback=1) | {"onset": 80},
+        incident(120, "lost", "the group starts again"),
     ]
     times = [
-        {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0},
-        {"began": 50.0, "at": 190.0, "from": 35, "step": 1200, "redone_steps": 0},
-    ]
+        {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0, "stopped_by": "SIGINT"},
+        {"began": 50.5, "at": 50.8, "from": 40, "step": 40, "redone_steps": 0},
+        {"began": 130.0, "at": 150.0, "from": 100, "reached": 114, "step": 140, "redone_steps": 0},
+        {"began": 200.0, "reached": 141, "reached_at": "1970-01-01T00:02:31+00:00", "at": 300.0, "from": 140, "step": 1200,
+         "redone_steps": 0, "stopped_by": "the guard"},
+    ]  # fmt: skip
     found = told(make_run(), incidents, times)
-    assert found[:3] == [
+    assert found[:-1] == [
         (
             "steps 30 to 31",
-            "2 times spike: the loss is high. Update skipped. Its 3 documents are listed under Incidents.",
+            "2 times spike: the loss is high. Update skipped. 3 documents of its first batches are listed under Incidents.",
         ),
-        ("step 40", "the training stopped, and 10.0 s later went on from step 35; 5 steps were repeated."),
+        ("step 40", "SIGINT stopped the run."),
+        ("step 40", "the training went on from step 40, 10.5 s after the stop."),
+        (
+            "step 51",
+            "spike: the loss is high. Update skipped. 2 documents of its first batches are listed under Incidents.",
+        ),
         (
             "step 90",
             "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches skipped.",
         ),
+        ("step 120", "lost: the loss is high. The group starts again."),
+        ("step 100", "the training went on from step 100, 1 min 19 s after the stop; 14 steps were repeated."),
+        ("step 141", "the training was killed, or its machine lost."),
+        ("step 140", "the training went on from step 140, 49.0 s after the stop; 1 step was repeated."),
     ]
-    assert found[-1][1] == "the last step that was trained." and len(found) == 4
+    assert found[-1][1] == "the last step that was trained, where the guard stopped the run."
 
 
 def test_a_run_to_which_nothing_happened_has_no_story(make_run: Callable[..., RunFolder]) -> None:

@@ -116,7 +116,8 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
     first = journal.rollbacks[0]
     assert (first.what, first.onset, first.to) == ("diverged", 71, 60), "at least 8 steps before the first bad one"
     acted = next(row for row in found if row.get("rollback") == 1)
-    assert acted["step"] <= 71 + 16 and "rolled back to step 60; 30 batches skipped" in acted["action"]
+    assert acted["step"] <= 71 + 16 and "rolled back to step 60, which undoes steps 61 to " in acted["action"]
+    assert "; 30 batches skipped, of steps 61 to 90;" in acted["action"]
     assert acted["documents"][0]["sample"] == 560 and acted["documents"][0]["documents"]
     assert "rolled back to step 60" in capsys.readouterr().err
 
@@ -226,7 +227,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     actions = [row["action"] for row in incidents(folder) if row["action"] != "update skipped"]
     assert "; 16 batches skipped" in actions[0] and "; 40 batches skipped" in actions[1] and actions[2] == "run stopped"
     said = capsys.readouterr().err
-    assert "2 rollbacks have not ended it" in said and "documents (" in said
+    assert "it has not ended after 2 rollbacks" in said and "documents (" in said
 
 
 def test_too_many_skipped_updates_stop_the_run(

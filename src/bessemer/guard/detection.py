@@ -218,11 +218,8 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
     onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
-    guess = f"a uniform guess ({reference.uniform_loss:.2f})"
-    why = f"{guess} and than at the start"
-    if fallen_back and recent[-1] <= reference.uniform_loss:
-        why = f"the {reached:.2f} that it had reached; {guess} is what the model began with"
-    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: worse than {why}"
+    why = f"it had reached {reached:.2f}" if fallen_back else "worse than a uniform guess, and than at the start"
+    figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
     return Alarm(DIVERGED, onset, f"the last {DIVERGED_STEPS} losses are {figures}")
 
 

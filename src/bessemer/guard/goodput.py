@@ -1,7 +1,8 @@
 """Goodput: how much of a run's wall time are productive steps, and where the rest goes.
 
-Every few seconds rank 0 appends its totals to time.jsonl, so that a kill loses only the last seconds. A session is the time from
-one start to the next. `accounts` derives repeated steps and the time between sessions from the lines.
+Every few seconds rank 0 appends its totals to time.jsonl, so that a kill loses only the last seconds; the last line of a session
+says what stopped it, unless it was killed. A session is the time from one start to the next. `accounts` derives repeated steps
+and the time between sessions from the lines.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
+from bessemer.errors import Stopped
 from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import read_json_lines
 
@@ -36,17 +38,31 @@ KINDS = {
 class WallClock:
     """Counts the seconds of this session by kind, and how often each was counted."""
 
-    def __init__(self, path: Path | None, step: int, seconds: float, reached: int = 0) -> None:
-        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached: the
-        last step of the session before."""
+    def __init__(
+        self, path: Path | None, step: int, seconds: float, reached: int = 0, reached_at: str | None = None
+    ) -> None:
+        """path: of time.jsonl, None on ranks other than 0; step: at which the session starts; seconds: since then; reached,
+        reached_at: the last step that the session before logged, and the time (ISO) of its last line."""
         self._log = None if path is None else LogFile(path)
         if path is not None:
             end_torn_line(path)
         self._began, self._from, self._redone = time() - seconds, step, 0
-        self._reached = reached
+        self._reached, self._reached_at = reached, reached_at
+        self._step, self._has_ended = step, False
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
         self._written = self._mark = perf_counter()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Write when the session begins, and where an error ends it: one with no line about its end was killed or lost."""
+        self.write(self._step)
+        try:
+            yield
+        except BaseException as error:
+            if not (self._has_ended or isinstance(error, Stopped)):
+                self.write(self._step, f"an error ({type(error).__name__})")
+            raise
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
@@ -68,7 +84,7 @@ class WallClock:
 
     def stepped(self, step: int, data_wait: float) -> None:
         """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
-        now = perf_counter()
+        now, self._step = perf_counter(), step
         self._seconds["steps"] += now - self._mark
         self._seconds["data_wait"] += data_wait
         self._mark = now
@@ -79,11 +95,12 @@ class WallClock:
         """Count the steps after `to` as repeated."""
         self._redone += at - to
 
-    def write(self, step: int, is_finished: bool = False) -> None:
-        """Append the totals. is_finished: the run is at its last step; the time until it is trained longer does not count."""
-        self._written = perf_counter()
+    def write(self, step: int, stopped_by: str | None = None, *, is_finished: bool = False) -> None:
+        """Append the totals. stopped_by: what ends the session here; is_finished: the run is at its last step; the time until it
+        is trained longer does not count."""
+        self._written, self._has_ended = perf_counter(), is_finished or stopped_by is not None
         if self._log is not None:
-            row = {
+            row: dict[str, Any] = {
                 "began": self._began,
                 "at": time(),
                 "from": self._from,
@@ -91,36 +108,63 @@ class WallClock:
                 "step": step,
                 "redone_steps": self._redone,
             }
+            row |= {"reached_at": self._reached_at} if self._reached_at else {}
             row |= {"finished": True} if is_finished else {}
+            row |= {"stopped_by": stopped_by} if stopped_by else {}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
 def accounts(path: Path) -> dict[str, Any] | None:
-    """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, and the
-    `restarts` between them: when (UTC), after which step, from which, seconds. None without lines."""
+    """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
+    `restarts` between them, and the end of the last one as `stopped_by`. None without lines.
+
+    A restart: `time` (UTC), `from` its step, `after` the last step before, `stopped` when, by what (None: killed or lost), and
+    the `seconds` between."""
     rows = read_json_lines(path)
     last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None
-    seconds, restarts = dict.fromkeys(KINDS, 0.0), []
+    seconds, restarts, total = dict.fromkeys(KINDS, 0.0), [], 0.0
     for row, following in zip(sessions, [*sessions[1:], None], strict=True):
         redone = row["redone_steps"]
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
+        ended, stopped_by = row["at"], row.get("stopped_by")
         if following is not None:
             redone += max(row["step"] - following["from"], 0)
             if not row.get("finished"):
-                start, pause = following["from"], max(following["began"] - row["at"], 0.0)
-                when = datetime.fromtimestamp(following["began"], UTC).isoformat(timespec="seconds")
-                after = max(row["step"], following.get("reached", 0), start)  # the last line is some seconds old
-                restarts.append({"time": when, "after": after, "from": start, "seconds": pause})
+                start, after = following["from"], row["step"]
+                if stopped_by is None:  # the last line is some seconds old
+                    after = max(after, following.get("reached", 0), start)
+                    ended = max(ended, min(_seconds_of(following.get("reached_at")), following["began"]))
+                pause = max(following["began"] - ended, 0.0)
+                restarts.append({
+                    "time": _iso(following["began"]), "after": after, "from": start, "seconds": pause,
+                    "stopped": _iso(ended), "stopped_by": stopped_by,
+                })  # fmt: skip
                 seconds["stopped"] += pause
+        total += ended - row["began"]
         for kind in ("data_wait", "validation", "saving", "memory", "start", "recovery"):
             seconds[kind] += row.get(kind, 0.0)
         redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
         seconds["redone"] += redone_seconds
         seconds["productive"] += max(in_steps - row.get("data_wait", 0.0) - redone_seconds, 0.0)
-    total = sum(row["at"] - row["began"] for row in sessions) + seconds["stopped"]
+    total += seconds["stopped"]
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
     effective = seconds["productive"] / total if total else 0.0
-    return {**seconds, "total": total, "effective": effective, "sessions": len(sessions), "restarts": restarts}
+    return {
+        **seconds, "total": total, "effective": effective, "sessions": len(sessions), "restarts": restarts,
+        "stopped_by": sessions[-1].get("stopped_by"),
+    }  # fmt: skip
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _seconds_of(moment: Any) -> float:
+    """Seconds since the epoch of an ISO time; 0 where it is none."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except (TypeError, ValueError):
+        return 0.0

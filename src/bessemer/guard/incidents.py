@@ -74,7 +74,7 @@ def record(
     One that cannot be written (a full disk) is written with the next one of this process.
     """
     row = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "rank": rank, "what": kind.name,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "step": step, "rank": rank, "what": kind.name,
         "cause": cause, "action": action, **({"advice": kind.advice} if kind.advice else {}), **more,
     }  # fmt: skip
     _log(path).append(json_line(row))

@@ -2,65 +2,99 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 
 from bessemer.guard.incidents import KINDS, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
-from bessemer.report.parts import count, words
+from bessemer.report.parts import capitalised, count, words
 from bessemer.report.results import document_names
-from bessemer.terminal import duration
+from bessemer.terminal import counted, duration
 
-MAX_EVENTS = 12
+MAX_EVENTS = 16
 MINOR = {kind.name for kind in KINDS.values() if kind.is_minor}
+LOSSES = {kind.name for kind in KINDS.values() if kind.response == "restart"}
+
+Event = tuple[float, str, str]
+"""Seconds since the epoch, steps, sentence."""
 
 
 def story(data: RunData) -> list[tuple[str, str]]:
     """(steps, sentence) of every event that changed the run; empty where none did. The middle of a long story is left to the
     table of incidents."""
-    events = [*_incidents(data), *_restarts(data)]
-    if not events and not data.gated:
+    events = [*_incidents(data), *_stops(data)]
+    stopped_by = as_text(data.times, "stopped_by")
+    if not events and not data.gated and not stopped_by:
         return []
-    rows = [(steps, sentence) for _, steps, sentence in sorted(events, key=lambda event: event[0])]
+    rows = [(steps, sentence) for _, steps, sentence in sorted(events, key=itemgetter(0))]
     if len(rows) > MAX_EVENTS:
         num_more = len(rows) - MAX_EVENTS
         rows[MAX_EVENTS // 2 : -MAX_EVENTS // 2] = [("…", f"{num_more} more: see Incidents")]
     if data.gated:
         rows.append(("throughout", f"the gate: {data.gated}."))
     if data.train.step.size:
-        rows.append((_steps(data.train.step[-1]), "the last step that was trained."))
+        by = f", where {stopped_by} stopped the run" if stopped_by else ""
+        rows.append((_steps(data.train.step[-1]), f"the last step that was trained{by}."))
     return rows
 
 
-def _incidents(data: RunData) -> list[tuple[str, str, str]]:
-    """(time, steps, sentence) of each incident but minor ones that were only recorded; several of a kind in a row are one."""
+def _incidents(data: RunData) -> list[Event]:
+    """Each incident but minor ones that were only recorded; several of a kind in a row of one session are one."""
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
+    starts = [_moment(restart, "time") for restart in as_objects(data.times, "restarts")]
+
+    def sort(row: Json) -> tuple[str, float | None, int]:
+        return as_text(row, "what"), as_number(row, "rollback"), bisect_right(starts, _moment(row, "time"))
+
     events = []
-    for (kind, is_rollback), group in groupby(major, lambda row: (as_text(row, "what"), as_number(row, "rollback"))):
+    for (kind, rollback, _), group in groupby(major, sort):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
         first, last = number_or_0(same[0], "step"), number_or_0(same[-1], "step")
         many = f"{count(len(same))} times " if len(same) > 1 else ""
-        began = as_number(same[-1], "onset") if is_rollback else None
+        began = as_number(same[-1], "onset") if rollback else None
         since = f" It began at step {count(began)}." if began is not None and began < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}"
-        events.append((as_text(same[0], "time"), _steps(first, last), sentence))
+        events.append((_moment(same[0], "time"), _steps(first, last), sentence))
     return events
 
 
 def _documents(incidents: list[Json]) -> str:
     names = {name for row in incidents for name in document_names(row.get("documents"))}
-    return f" Its {count(len(names))} documents are listed under Incidents." if names else ""
+    if not names:
+        return ""
+    verb = "is" if len(names) == 1 else "are"
+    return f" {capitalised(counted(len(names), 'document'))} of its first batches {verb} listed under Incidents."
 
 
-def _restarts(data: RunData) -> list[tuple[str, str, str]]:
-    """(time, steps, sentence) of each restart."""
+def _stops(data: RunData) -> list[Event]:
+    """Each stop with who stopped the run, and each restart. A loss that the launcher recorded is an incident already."""
+    losses = [_moment(row, "time") for row in data.incidents if as_text(row, "what") in LOSSES]
     events = []
     for restart in as_objects(data.times, "restarts"):
-        stopped_at, start, pause = (number_or_0(restart, key) for key in ("after", "from", "seconds"))
-        repeated = f"; {count(stopped_at - start)} steps were repeated" if stopped_at > start else ""
-        sentence = f"the training stopped, and {duration(pause)} later went on from step {count(start)}{repeated}."
-        events.append((as_text(restart, "time"), _steps(stopped_at), sentence))
+        after, start, pause = (number_or_0(restart, key) for key in ("after", "from", "seconds"))
+        stopped, began, stopped_by = (
+            _moment(restart, "stopped"), _moment(restart, "time"), as_text(restart, "stopped_by")
+        )  # fmt: skip
+        is_loss = not stopped_by or stopped_by.startswith("an error")
+        if not (is_loss and any(stopped - 1.0 <= loss <= began for loss in losses)):
+            ended = f"{stopped_by} stopped the run." if stopped_by else "the training was killed, or its machine lost."
+            events.append((stopped, _steps(after), ended))
+        repeated = int(after - start)
+        again = f"; {counted(repeated, 'step')} {'was' if repeated == 1 else 'were'} repeated" if repeated > 0 else ""
+        went_on = f"went on from step {count(start)}" if start else "began anew"
+        events.append((began, _steps(start), f"the training {went_on}, {duration(pause)} after the stop{again}."))
     return events
+
+
+def _moment(row: Json, key: str) -> float:
+    """Seconds since the epoch of an ISO time; 0 where there is none."""
+    try:
+        return datetime.fromisoformat(as_text(row, key)).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _steps(first: float, last: float | None = None) -> str:
@@ -68,4 +102,4 @@ def _steps(first: float, last: float | None = None) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capitalised(text)}." if text else ""

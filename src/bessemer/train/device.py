@@ -21,6 +21,7 @@ from bessemer.errors import InputError
 from bessemer.layout.devices import peak_flops
 from bessemer.model.kernels import linear_kernel
 from bessemer.recipe import Train
+from bessemer.terminal import counted
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
@@ -87,7 +88,7 @@ def cpu_name() -> str:
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         name = found[1] if found else name
-    return f"{name}, {torch.get_num_threads()} threads"
+    return f"{name}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def make_deterministic() -> None:

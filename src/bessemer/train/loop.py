@@ -131,7 +131,10 @@ def train(training: Training) -> TrainSummary:
     trainer, pace, saver, log = training.trainer, training.pace, training.saver, training.log
     state, scores = training.start_state, None
     done, total = pace.sizes.tokens_before(state.step), pace.sizes.tokens_before(pace.steps)
-    with saver, StopSignal(trainer.mesh) as stop, log, progress("training", total, "tok", done) as advance:
+    with (
+        training.clock.session(), saver, StopSignal(trainer.mesh) as stop, log,
+        progress("training", total, "tok", done) as advance,
+    ):  # fmt: skip
         if state.step:
             log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
         elif is_continued(training.recipe.model, training.recipe.train):
@@ -151,6 +154,7 @@ def train(training: Training) -> TrainSummary:
             advance(pace.sizes.tokens(state.step - 1), note, pace.sizes.tokens_before(pace.steps))
             if stopped_by and not is_last:
                 _save_now(training, state)
+                training.clock.write(state.step, stopped_by)
                 raise Stopped(
                     f"stopped by {stopped_by} after step {state.step} of {pace.steps}; everything is saved in "
                     f"{training.run.path}: the same command goes on from there"
@@ -245,7 +249,6 @@ def _save_where_due(training: Training, state: TrainState) -> None:
 def _save_now(training: Training, state: TrainState) -> None:
     with training.timing("saving"):
         training.saver.save_now(state)
-    training.clock.write(state.step, is_finished=state.step == training.pace.steps)
 
 
 def _finish(training: Training, state: TrainState, scores: Validation | None) -> TrainSummary:
@@ -254,6 +257,7 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
     if state.step > resumed_at or not training.is_on_disk:
         _save_now(training, state)
         training.log.write("time", state.step, resumed_at=resumed_at, **training.pace.seconds())
+    training.clock.write(state.step, is_finished=state.step == training.pace.steps)
     memory = mesh.gather(memory_in_use(trainer.device))
     if state.step > resumed_at:
         training.log.write(

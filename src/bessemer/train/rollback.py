@@ -17,7 +17,7 @@ from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
 from bessemer.run import published
-from bessemer.terminal import warn
+from bessemer.terminal import counted, warn
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.train.learning_rate import rewarm_share
@@ -84,7 +84,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
     if judgement.verdict is not Verdict.ROLL_BACK:
         _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else RECORDED)
         return None
-    why = f"{judgement.state.skips_in_a_row} such steps in a row" if alarm.kind is NONFINITE else "it lasts"
+    why = f"{counted(judgement.state.skips_in_a_row, 'such step')} in a row" if alarm.kind is NONFINITE else "it lasts"
     return _roll_back_or_stop(training, state, step, alarm, why)
 
 
@@ -105,7 +105,7 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
     if len(ranks) > 1:
         replicas.suspected[step] = differing[0]
     which = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
-    cause = f"{which} has other weights than its replicas: {len(differing)} tensors, the first {differing[0].name}"
+    cause = f"{which} has other weights than its replicas: {counted(len(differing), 'tensor')}, the first {differing[0].name}"
     alarm, why = Alarm(CORRUPTION, replicas.equal_at + 1, cause), f"they were equal at step {replicas.equal_at}"
     return _roll_back_or_stop(training, state, step, alarm, why, ranks)
 
@@ -132,7 +132,7 @@ def _roll_back_or_stop(
     if guard.roll_back:
         _undo_recipe_change(training, state, step, alarm)
         if num_rollbacks_within(training.journal.rollbacks, state.step, ROLLBACK_STEPS) >= guard.max_rollbacks:
-            _stop(training, step, alarm, f"{guard.max_rollbacks} rollbacks have not ended it")
+            _stop(training, step, alarm, f"it has not ended after {counted(guard.max_rollbacks, 'rollback')}")
         training.saver.finish(state)
         checkpoint = _checkpoint_before(training, alarm)
         if checkpoint is not None:
@@ -204,12 +204,13 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     skipped = _skipped_steps(training, step, alarm, checkpoint)
     rollback = _rollback(training, step, alarm, checkpoint, skipped)
     _begin(training, rollback)
-    action = f"rolled back to step {rollback.to}; "
+    action = f"rolled back to step {rollback.to}, which undoes {_steps(rollback.to + 1, step)}; "
     if alarm.kind.is_hardware_fault:
         action += "the same steps again"
     else:
-        rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {rollback.rewarm_steps} steps"
-        action += f"{len(skipped)} batches skipped; {rate}"
+        rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {counted(rollback.rewarm_steps, 'step')}"
+        which = f", of {_steps(skipped[0] + 1, skipped[-1] + 1)}" if skipped else ""
+        action += f"{len(skipped):,} {'batch' if len(skipped) == 1 else 'batches'} skipped{which}; {rate}"
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.pulse.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
@@ -217,6 +218,10 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _log(training, rollback, len(skipped))
     guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=guard)
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> range:
@@ -292,10 +297,11 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
 
 def _stop(training: Training, step: int, alarm: Alarm, why: str, hint: str = "", **more: Any) -> NoReturn:
     samples = _report(training, step, alarm, "run stopped", **more)
-    training.clock.write(step - 1)
+    training.clock.write(step - 1, "the guard")
     names = _document_names(samples)
     see = f"See {training.run.incidents}."
     if names:
-        documents = f"{len(names)} documents ({', '.join(names[:3])}, ...), all listed in {training.run.incidents}"
-        see = f"The batches from step {alarm.onset} on held {documents}."
+        listed = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+        see = f"The first {counted(len(samples), 'sample')} from step {alarm.onset} on held {counted(len(names), 'document')} "
+        see += f"({listed}), listed in {training.run.incidents}."
     raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {hint or alarm.kind.advice}")

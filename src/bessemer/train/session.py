@@ -125,7 +125,13 @@ def set_up(
     rows = read_json_lines(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
     log = MetricsLog(run, rows, state.step, recipe.report.tensorboard, journal.num_rollbacks, writes=mesh.is_main)
-    clock = WallClock(run.times if mesh.is_main else None, state.step, perf_counter() - started, reached)
+    clock = WallClock(
+        run.times if mesh.is_main else None,
+        state.step,
+        perf_counter() - started,
+        reached,
+        rows[-1].get("time") if rows else None,
+    )
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
     num_scored = sum(part.inputs.size for part in held_out)

@@ -91,8 +91,10 @@ class Stragglers:
                 continue
             peers = [peer.seconds for peer in times if peer.work == one.work]
             what = "a matmul takes" if self._device.is_cuda else "computing takes"
-            cause = f"rank {one.rank} on {one.host} is {shares[one.rank]:.0%} slower than its peers: {what} "
-            cause += f"{step_time(one.seconds)}, their median {step_time(median_low(peers))}"
+            is_pair = len(peers) == 2
+            than, theirs = ("the other rank with the same work", "there") if is_pair else ("its peers", "their median")
+            cause = f"rank {one.rank} on {one.host} is {shares[one.rank]:.0%} slower than {than}: {what} "
+            cause += f"{step_time(one.seconds)}, {theirs} {step_time(median_low(peers))}"
             if one.rank not in self.slow_ranks and self._mesh.is_main:
                 warn(f"step {step}: {cause}; all others wait for it")
                 record(
