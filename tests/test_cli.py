@@ -444,7 +444,9 @@ def test_a_full_disk_costs_no_training(
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
-    assert "0 MB free" in said
+    assert "0 MB free" in said and said.count("training goes on, the next one tries again") == 1
+    assert "the checkpoint of step 8 failed: " in said and "go on from the beginning, as there is no checkpoint yet" in said
+    assert "2 checkpoints of this training could not be saved; that of step 24 is" in said
     logs = {name.split(".")[0] for name in refused}
     assert logs == {"incidents", "metrics", "time", "events"}
     assert said.count("No space left on device") == len(logs)  # once for each
@@ -453,6 +455,27 @@ def test_a_full_disk_costs_no_training(
     assert rows == list(range(1, 25))
     events = EventAccumulator(str(runs / "small" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == rows
+
+
+def test_a_disk_that_stays_full_is_said_with_the_way_on(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage, calls = shutil.disk_usage(runs), list[object]()
+
+    def scarce(path: object) -> Any:
+        calls.append(path)
+        return usage._replace(free=usage.free if len(calls) == 1 else 10)
+
+    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", scarce)
+        assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 16 failed: " in said and "go on from step 8, the last good checkpoint" in said
+    assert "the training is done, but the checkpoint of step 24 could not be saved (" in said
+    assert "Once that is mended, the same command goes on from step 8, the last good checkpoint" in said
+    assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
+    assert "going on from step 8 of 24" in capsys.readouterr().err
 
 
 @pytest.mark.fault(25)

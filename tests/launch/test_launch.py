@@ -89,7 +89,7 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
     (incident,) = [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
     assert (incident["rank"], incident["code"]) == (1, -signal.SIGKILL)
     assert incident["cause"].startswith(f"rank 1 on {socket.gethostname()} {told} ") and incident["step"] >= 5
-    assert incident["action"] == "the group starts again from the last checkpoint (restart 1 of 3)"
+    assert incident["action"] == "the group starts again from the newest copy or checkpoint (restart 1 of 3)"
     assert losses(made, "killed") == losses(made, straight)
     assert weights(made, "killed") == weights(made, straight)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -130,6 +132,7 @@ class Saver:
         incidents = read_json_lines(run.incidents)
         changes = [row for row in incidents if row["what"] == RECIPE_CHANGED.name and row.get("is_accepted")]
         self.changed_at = int(changes[-1]["step"]) if changes else 0
+        self._failures = Counter[str]()  # by kind
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
         if config.memory_every:
@@ -160,7 +163,7 @@ class Saver:
     def copy(self, state: TrainState) -> None:
         """Copy the state into the memory of the nodes. A failure is recorded."""
         assert self._memory is not None, "is_copied"
-        with self._recording_failures(state):
+        with self._recording_failures(state, "the copy in memory"):
             self._memory.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
 
     def save(self, state: TrainState) -> None:
@@ -173,9 +176,18 @@ class Saver:
                 self._write(state)
 
     def save_now(self, state: TrainState) -> None:
-        """Save before the run ends. Raises BessemerError or OSError when it fails."""
+        """Save before the run ends. Raises BessemerError when it fails."""
         self.finish(state)
-        self._write(state)
+        try:
+            self._write(state)
+        except (BessemerError, OSError) as error:
+            is_done = state.step == self._recipe.train.steps
+            raise BessemerError(
+                f"{'the training is done, but ' if is_done else ''}the checkpoint of step {state.step} could not be saved ({error}). "
+                f"Once that is mended, the same command goes on from {self._last_good()}"
+            ) from error
+        if (count := sum(self._failures.values())) > 1:
+            warn(f"{count} checkpoints of this training could not be saved; that of step {state.step} is")
 
     def finish(self, state: TrainState) -> None:
         """Wait for a save in the background; a failure is recorded."""
@@ -210,14 +222,26 @@ class Saver:
         )
 
     @contextmanager
-    def _recording_failures(self, state: TrainState) -> Iterator[None]:
+    def _recording_failures(self, state: TrainState, what: str = "the checkpoint") -> Iterator[None]:
+        """Record each failure, and warn of the first of those that differ only in numbers."""
         try:
             yield
         except (BessemerError, OSError) as error:
-            warn(f"{error}; training goes on, the next checkpoint tries again")
+            cause = str(error)
+            if " failed: " not in cause:  # else of an earlier step, in the background
+                cause = f"{what} of step {state.step} failed: {cause}"
+            kind = re.sub(r"\d+", "", cause)
+            self._failures[kind] += 1
+            if self._failures[kind] == 1:
+                then = "training goes on, the next one tries again; more failures like it are counted"
+                warn(f"{cause}; the same command would go on from {self._last_good()}; {then}")
             if self._trainer.mesh.is_main:
                 incidents = self._run.incidents
-                record(incidents, CHECKPOINT_FAILED, step=state.step, cause=str(error), action="training went on")
+                record(incidents, CHECKPOINT_FAILED, step=state.step, cause=cause, action="training went on")
+
+    def _last_good(self) -> str:
+        steps = published(self._run.checkpoints)
+        return f"step {steps[-1]}, the last good checkpoint" if steps else "the beginning, as there is no checkpoint yet"
 
     def __enter__(self) -> Self:
         return self
