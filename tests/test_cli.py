@@ -445,7 +445,10 @@ def test_a_full_disk_costs_no_training(
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
     assert "0 MB free" in said and said.count("training goes on, the next one tries again") == 1
-    assert "the checkpoint of step 8 failed: " in said and "go on from the beginning, as there is no checkpoint yet" in said
+    assert (
+        "the checkpoint of step 8 failed: " in said
+        and "go on from the beginning, as there is no checkpoint yet" in said
+    )
     assert "2 checkpoints of this training could not be saved; that of step 24 is" in said
     logs = {name.split(".")[0] for name in refused}
     assert logs == {"incidents", "metrics", "time", "events"}

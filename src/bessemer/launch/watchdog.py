@@ -76,7 +76,9 @@ class Watchdog:
         names = ", ".join(f"rank {one.rank}" for one in guilty)
         cause = "; ".join(_said(one) for one in guilty)
         kept = self._stacks(readings)
-        warn(f"{cause}; {names} ended, and the group starts again from the newest copy or checkpoint; stacks of all: {kept}")
+        warn(
+            f"{cause}; {names} ended, and the group starts again from the newest copy or checkpoint; stacks of all: {kept}"
+        )
         if self._run is not None:
             record(
                 self._run.incidents, HANG, step=min(one.step for one in guilty) + 1, cause=cause, rank=guilty[0].rank,

@@ -181,9 +181,9 @@ class Saver:
         try:
             self._write(state)
         except (BessemerError, OSError) as error:
-            is_done = state.step == self._recipe.train.steps
+            done = "the training is done, but " if state.step == self._recipe.train.steps else ""
             raise BessemerError(
-                f"{'the training is done, but ' if is_done else ''}the checkpoint of step {state.step} could not be saved ({error}). "
+                f"{done}the checkpoint of step {state.step} could not be saved ({error}). "
                 f"Once that is mended, the same command goes on from {self._last_good()}"
             ) from error
         if (count := sum(self._failures.values())) > 1:
@@ -241,7 +241,9 @@ class Saver:
 
     def _last_good(self) -> str:
         steps = published(self._run.checkpoints)
-        return f"step {steps[-1]}, the last good checkpoint" if steps else "the beginning, as there is no checkpoint yet"
+        return (
+            f"step {steps[-1]}, the last good checkpoint" if steps else "the beginning, as there is no checkpoint yet"
+        )
 
     def __enter__(self) -> Self:
         return self
