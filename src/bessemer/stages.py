@@ -30,7 +30,7 @@ from bessemer.run import (
     write_json,
 )
 from bessemer.sharing import built_once
-from bessemer.terminal import amount, duration, say, size, warn, working
+from bessemer.terminal import amount, counted, duration, say, size, warn, working
 
 FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
 EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
@@ -302,13 +302,13 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
         text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
         parts = [
-            f"{made.step:,} steps",
+            f"{counted(made.step, 'step')}{f', from step {made.resumed_at:,} on' if made.resumed_at else ''}",
             f"{made.bits_per_byte:.3f} bits per byte on {text}" if made.bits_per_byte else "",
             f"{made.accuracy:.1%} right on {text}" if made.accuracy is not None else "",
-            f"{made.skipped} updates skipped" if made.skipped else "",
-            f"{made.rescaled} steps given up to lower the loss scale" if made.rescaled else "",
+            f"{counted(made.skipped, 'update')} skipped" if made.skipped else "",
+            f"{counted(made.rescaled, 'step')} given up to lower the loss scale" if made.rescaled else "",
             f"{size(made.peak_memory)} at the peak ({size(predicted)} predicted)",
-            f"{made.recomputed} blocks recomputed" if made.recomputed else "",
+            f"{counted(made.recomputed, 'block')} recomputed" if made.recomputed else "",
         ]
         return ", ".join(filter(None, parts))
 
@@ -316,7 +316,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     current = (
         bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1], warn)
     )
-    finished = f"{steps:,} steps are done"
+    finished = f"{counted(steps or 0, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     finished += f"; {next_step(run, recipe.train)}" if current else ""
     session.stage("train", work, current, finished)

@@ -47,7 +47,8 @@ def test_after_a_resume_only_what_came_since_counts() -> None:
     found = measured([*old, {"kind": "resumed", "step": 9}, *new])
     assert found is not None and (found.seconds, found.memory) == (1.0, 400)
     too_few = measured([*old, {"kind": "resumed", "step": 9}, *new[:2]])
-    assert too_few is not None and too_few.memory == 600
+    assert too_few is not None and too_few.memory == 300, "of the last process, as in the report"
+    assert (found.since, too_few.since) == (9, 0)
 
 
 def test_too_few_steps_are_said(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_plan_and_measurement_side_by_side(tmp_path: Path) -> None:
     run.metrics.write_text(run.metrics.read_text() + json.dumps(time) + "\n")
     run.plan.write_text(json.dumps({"seconds": 12.0}))
     told = planned.of_run(run)
-    shown = "time    3.0 s planned, 4.0 s taken (1.5 s validation and 0.5 s saving in it): "
+    shown = "time    3.0 s planned for the steps after 6, 4.0 s taken (1.5 s validation and 0.5 s saving in it): "
     assert told is not None and planned.lines(told) == [
         f"{shown}so short a run is mostly start-up, validation and saving"
     ]

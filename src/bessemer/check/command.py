@@ -14,7 +14,7 @@ from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.begun import begun_rows
 from bessemer.check.machine import machine_rows
 from bessemer.check.planned import existing
-from bessemer.check.rows import CheckRow, collected
+from bessemer.check.rows import CheckRow, collected, is_go
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Recipe, load
@@ -102,7 +102,10 @@ def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
         advance(1)
         for name, part in parts.items():
             advance(0, note=name)
-            rows += collected(name, name, part)
+            if name == "small training" and not is_go(rows):
+                rows += learning.not_tried("not tried: a row above fails already")
+            else:
+                rows += collected(name, name, part)
             advance(1)
     return rows
 
@@ -127,8 +130,7 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
         straight = subject.trained("straight", recipe)
     except BessemerError as error:
         yield CheckRow(learning.LEARNING, "a small training ends well", "FAIL", f"{subject.described()}: {error}")
-        for topic, name in learning.OF_A_TRIAL:
-            yield CheckRow(topic, name, "not here", "it is seen in a small training, which failed (see above)")
+        yield from learning.not_tried("it is seen in a small training, which failed (see above)")
         return
     row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
     yield CheckRow(row.topic, row.name, row.status, f"{row.evidence} ({subject.described()})")

@@ -33,6 +33,12 @@ PARTS = ("model", "optimizer", "rng")  # of a checkpoint
 FACTS = ("samples", "guard", "given", "data", "recipe")  # of a checkpoint: position, schedule and guard
 
 
+def not_tried(why: str) -> Iterator[CheckRow]:
+    """The rows of a small training that there was none of."""
+    for topic, name in OF_A_TRIAL:
+        yield CheckRow(topic, name, "not here", why)
+
+
 def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     """The loss falls below that of a uniform guess. num_classes: ids of the vocabulary, or labels."""
     losses, guess = [trial.losses[step] for step in sorted(trial.losses)], math.log(num_classes)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
+from bessemer.plan.estimate.points import peak_memory
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.tokens import gate
 
@@ -122,6 +123,7 @@ class RunData:
     ranks: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
     gated: str = ""
+    peak_memory: float | None = None
     forks: list[Curves] = field(default_factory=list)
     times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
@@ -180,6 +182,7 @@ def read(run: RunFolder) -> RunData:
         **found,
         incidents=as_objects(read_json_lines(run.incidents)),
         gated=gate.summary(run.path),
+        peak_memory=peak_memory(_lines(run.metrics)),
         forks=_forks(run.forks),
         times=accounts(run.times) or {},
         stages=as_objects(json_file(run.path / "stages.json"), "stages"),

@@ -25,18 +25,19 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, 
     def pair(planned: float, got: float, **more: Any) -> dict[str, Any]:
         return {"planned": planned, "measured": got, "error": planned / got - 1.0, **more}
 
-    comparison: dict[str, Any] = {"steps": found.steps}
+    comparison: dict[str, Any] = {"steps": found.steps, "since": found.since}
     whole, step = as_number(plan.get("seconds")), as_number(plan.get("step_seconds"))
     memory = as_number(as_object(plan.get("memory_bytes")).get("total"))
     if taken and whole:
         # Of the steps that were planned, which may be more than those that were done.
         rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
-        comparison["seconds"] = pair(rest, taken["seconds"], validation=taken["validation"], saving=taken["saving"])
+        between = {"validation": taken["validation"], "saving": taken["saving"]}
+        comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
     if step:
         more = {"interval": plan.get("step_interval"), "from": plan.get("step_seconds_from")}
         comparison["step_seconds"] = pair(step, found.seconds, spread=found.spread, **more)
     if memory and found.memory:
-        comparison["memory_bytes"] = pair(memory, found.memory)
+        comparison["memory_bytes"] = pair(memory, found.memory, since=taken["resumed_at"] if taken else found.since)
     return comparison
 
 
@@ -78,26 +79,31 @@ def write(run: RunFolder) -> dict[str, Any] | None:
 
 def lines(comparison: dict[str, Any]) -> list[str]:
     """For the terminal: one line each for the whole time, a step and memory, those that are known."""
-    shown = []
+    shown, of = [], f", of the steps after {comparison['since']:,}" if comparison.get("since") else ""
     if found := comparison.get("seconds"):
+        since = f" for the steps after {found['since']:,}" if found.get("since") else ""
         more = f"{duration(found['validation'])} validation and {duration(found['saving'])} saving in it"
         start = f" after {duration(found['starting'])} of start-up" if found.get("starting", 0.0) >= 1.0 else ""
-        times = f"{duration(found['planned'])} planned, {duration(found['measured'])} taken{start} ({more})"
+        times = f"{duration(found['planned'])} planned{since}, {duration(found['measured'])} taken{start} ({more})"
         is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1
         short = "so short a run is mostly start-up, validation and saving"
         shown.append(f"time    {times}: {short if is_short else error(found['error'])}")
     if found := comparison.get("step_seconds"):
         times = f"{step_time(found['planned'])} planned, {step_time(found['measured'])} measured"
-        shown.append(f"step    {times} (median of {comparison['steps']:,}): {error(found['error'])}")
+        shown.append(f"step    {times} (median of {comparison['steps']:,}{of}): {error(found['error'])}")
     if found := comparison.get("memory_bytes"):
         times = f"{size(found['planned'])} planned, {size(found['measured'])} measured"
+        times += f" after step {found['since']:,}" if found.get("since") else ""
         shown.append(f"memory  {times}: {error(found['error'])}")
     if found := comparison.get("wall"):
         rest = sorted(((found[kind], name) for kind, name in KINDS.items() if kind != "productive"), reverse=True)
         more = ", ".join(
             f"{value / found['total']:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * found["total"]
         )
-        shown.append(f"wall    {duration(found['total'])}, {found['effective']:.0%} of it productive steps; {more}")
+        several = f" in {found['sessions']} sessions" if found["sessions"] > 1 else ""
+        shown.append(
+            f"wall    {duration(found['total'])}{several}, {found['effective']:.0%} of it productive steps; {more}"
+        )
     return shown
 
 

@@ -143,7 +143,8 @@ def comparison(data: RunData) -> list[Json]:
     if not plan or not len(train):
         return []
     steps, seconds = float(train.step[-1]), as_number(plan, "step_seconds")
-    peak, total = train.column("memory_bytes"), as_number(plan, "memory_bytes", "total")
+    total = as_number(plan, "memory_bytes", "total")
+    memory = f"Memory at the peak{', since the last start' if number_or_0(data.times, 'sessions') > 1 else ''}"
     time = f"Time in training steps{'' if finished(data) else ' so far'}"
     rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
         ("Steps", as_number(plan, "steps"), steps, parts.count, False),
@@ -153,7 +154,7 @@ def comparison(data: RunData) -> list[Json]:
         ("Tokens per second (median)", as_number(plan, "tokens_per_second"), train.median("tokens_per_second"),
          parts.count, True),
         ("Model FLOPs utilisation (median)", as_number(plan, "mfu"), train.median("mfu"), "{:.1%}".format, True),
-        ("Memory at the peak", total, None if peak is None else float(np.nanmax(peak)), size, True),
+        (memory, total, data.peak_memory, size, True),
     ]  # fmt: skip
     compared = []
     for label, planned, measured, shown, rated in rows:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -20,13 +21,15 @@ TIMED_ERROR, FLOPS_ERROR = 0.1, 0.3
 @dataclass(frozen=True)
 class MeasuredRun:
     """seconds: median of a steady step of the full batch; spread: interquartile range as a share of it; steps: that it is of;
-    batch_tokens: of such a step; memory: peak bytes of the fullest process, None where it was not recorded."""
+    batch_tokens: of such a step; memory: peak bytes of the fullest process, None where it was not recorded; since: step of the
+    resume after which the steps are."""
 
     seconds: float
     spread: float
     steps: int
     batch_tokens: int
     memory: float | None
+    since: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,7 +56,7 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     """
     resumed = [number for number, row in enumerate(rows) if row.get("kind") == "resumed"]
     if resumed and (since := measured(rows[resumed[-1] + 1 :])) is not None:
-        return since
+        return replace(since, since=rows[resumed[-1]].get("step", 0))
     steps = [
         row
         for row in rows
@@ -69,9 +72,19 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     if len(seconds) < FEWEST:
         return None
     low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    memory = [row["memory_bytes"] for row in rows if row.get("kind") == "train" and _positive(row, "memory_bytes")]
-    memory += [row["measured"] for row in rows if row.get("kind") == "memory" and _positive(row, "measured")]
-    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, max(memory, default=None))
+    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
+
+
+def peak_memory(rows: Iterable[dict[str, Any]]) -> float | None:
+    """Peak bytes of the fullest process since the last resume after which any were logged: earlier ones had another base."""
+    peak, has_resumed = None, False
+    for row in rows:
+        has_resumed = has_resumed or row.get("kind") == "resumed"
+        name = {"train": "memory_bytes", "memory": "measured"}.get(row.get("kind", ""), "")
+        if _positive(row, name):
+            peak = row[name] if peak is None or has_resumed else max(peak, row[name])
+            has_resumed = False
+    return peak
 
 
 def _positive(row: dict[str, Any], name: str) -> bool:
