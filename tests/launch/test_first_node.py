@@ -90,6 +90,7 @@ def lost(run: Path) -> list[dict[str, Any]]:
     return [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
 
 
+@pytest.mark.long
 @pytest.mark.fault(32)
 def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, undisturbed: str) -> None:
     run = made.parent / "runs" / "lost-first"

@@ -100,6 +100,7 @@ def require_named(made: Path, name: str, said: str) -> None:
     assert "Computing, a step" in shown
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
     with trained(made, "stopped", "parallel.replicate=2") as training:
         run = made.parent / "runs" / "stopped"
