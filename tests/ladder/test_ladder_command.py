@@ -109,14 +109,14 @@ def test_stopped_between_and_inside_rungs_it_ends_the_same(
 
     folder = wide / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "asked", asked_at(25, lambda: "SIGTERM"))
+        patch.setattr(StopSignal, "received", asked_at(25, lambda: "SIGTERM"))
         assert ladder(wide, *SMALL, "--folder", str(folder)) == 75
     assert not (folder / "ladder.json").exists()
     first = next((folder / "runs").iterdir())
     assert (first / "checkpoints" / "latest").exists()
     steps[0] = 0
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignal, "asked", asked_at(150, dies))
+        patch.setattr(StopSignal, "received", asked_at(150, dies))
         with pytest.raises(RuntimeError, match="killed"):
             ladder(wide, *SMALL, "--folder", str(folder))
     from bessemer.ladder import runs

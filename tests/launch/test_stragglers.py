@@ -102,13 +102,13 @@ def require_named(made: Path, name: str, said: str) -> None:
 
 @pytest.mark.long
 def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
-    with trained(made, "stopped", "parallel.replicate=2") as training:
-        run = made.parent / "runs" / "stopped"
+    with trained(made, "halted", "parallel.replicate=2") as training:
+        run = made.parent / "runs" / "halted"
         wait_for_step(run, 10)
         with pulses(int((run / ".training" / "rank-1.pid").read_text())):
             _, said = training.communicate(timeout=300)
     assert training.returncode == 0, said
-    require_named(made, "stopped", said)
+    require_named(made, "halted", said)
 
 
 @pytest.mark.parametrize("layout", long_but(("shard", "tensor", "context"), "shard"))
