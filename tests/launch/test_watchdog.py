@@ -141,8 +141,8 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
     assert "rank 1 ended" in said
     stacks = Path(found["stacks"]).read_text()
     assert "local rank 0" in stacks and "loop.py" in stacks, "where the other one waits"
-    if "undisturbed" not in [place.name for place in run.parent.iterdir()]:
-        whole = trained(made, "undisturbed", {})
+    if "without-hang" not in [place.name for place in run.parent.iterdir()]:
+        whole = trained(made, "without-hang", {})
         assert whole.wait(timeout=120) == 0
-    assert losses(made, name) == losses(made, "undisturbed")
-    assert weights(made, name) == weights(made, "undisturbed")
+    assert losses(made, name) == losses(made, "without-hang")
+    assert weights(made, name) == weights(made, "without-hang")
