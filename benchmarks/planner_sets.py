@@ -258,7 +258,7 @@ def torchtitan(cases: list[dict[str, Any]]) -> Iterator[Case]:
             yield Case(name, "torchtitan", job, job.tokens / (seen[key] * inputs["gpus"]), memory, case)
 
 
-# Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that runs beside matmuls. Assumed; torchtitan's
+# Asynchronous tensor parallelism (Wang et al. 2023): share of its communication that overlaps with matmuls. Assumed; torchtitan's
 # own tables suggest less, and were not used for it.
 ASYNC_TENSOR = 0.6
 

@@ -136,7 +136,7 @@ def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undi
     assert codes == [0, 0], said
     assert losses(made, "lost-thrice") == losses(made, undisturbed)
     assert weights(made, "lost-thrice") == weights(made, undisturbed)
-    assert " of 3" in lost(run)[-1]["action"]
+    assert "restart 2 of 3" in lost(run)[-1]["action"]
 
 
 @pytest.mark.long

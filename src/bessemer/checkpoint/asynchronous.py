@@ -1,7 +1,7 @@
 """Asynchronous checkpoints: the state is copied into shared memory while the next step computes its gradients, and written
 while the training goes on.
 
-A process writes, hashes and reads back the copy (files.py). A thread only tells it what to do and communicates with the threads
+A process writes, hashes and reads back the copy (files.py). A thread only sends it requests and communicates with the threads
 of the other ranks, over a process group of its own: on the training's group the two would receive each other's messages.
 """
 
@@ -97,6 +97,7 @@ class BackgroundWork:
             self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
             traffic.count(self.mesh.control)  # not part of the concurrent step
         self.process = WriterProcess()
+        self.stagings: list[Staging] = []  # of the copies
         self._thread: Thread | None = None
         self._failure: BaseException | None = None
 
@@ -126,7 +127,8 @@ class BackgroundWork:
 
     def wait_copied(self) -> None:
         """Wait until the tensors that are being saved may change."""
-        raise NotImplementedError
+        for staging in self.stagings:
+            staging.wait()
 
     def join(self) -> BaseException | None:
         """Wait for the work. Returns its error, once."""
@@ -176,6 +178,7 @@ class AsyncSaver(BackgroundWork):
         self._folder, self.keep = folder, keep
         self.on_published: Callable[[], None] = lambda: None
         self._staging = Staging()
+        self.stagings = [self._staging]
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change after `wait_copied`.
@@ -206,9 +209,6 @@ class AsyncSaver(BackgroundWork):
                 raise before or after  # type: ignore[misc]
         finally:
             del before, after  # with this frame they would be reference cycles that keep the group alive
-
-    def wait_copied(self) -> None:
-        self._staging.wait()
 
     def __exit__(self, *error: Any) -> None:
         try:

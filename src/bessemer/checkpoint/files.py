@@ -186,7 +186,7 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
 def _is_finite(dtype: str, block: memoryview) -> bool:
     if dtype in _FLOATS:
         values = np.frombuffer(block, _FLOATS[dtype])
-        # One fast pass: a sum of finite values is finite but where it overflows, which the second pass tells.
+        # One fast pass: a sum of finite values is finite unless it overflows, in which case the second pass decides.
         with np.errstate(all="ignore"):
             return (dtype != "F16" and bool(np.isfinite(values.sum()))) or bool(np.isfinite(values).all())
     if dtype not in _EXPONENTS:

@@ -38,6 +38,7 @@ class MemorySaver(BackgroundWork):
         super().__init__(mesh, optimizer)
         self._memory, self._training_mesh = memory, mesh
         self._staging = {tuple(files): Staging(files) for files in memory.sets[0]}
+        self.stagings = list(self._staging.values())
         processes, replicas = Counter(mesh.gather(memory.node)), len(memory.sets) - 1
         if replicas and (len(processes) == 1 or len(set(processes.values())) > 1):
             why = "one node is left" if len(processes) == 1 else "the nodes have unequal numbers of processes"
@@ -85,10 +86,6 @@ class MemorySaver(BackgroundWork):
                 raise failure
         finally:
             del failure
-
-    def wait_copied(self) -> None:
-        for staging in self._staging.values():
-            staging.wait()
 
     def _publish(self, prepared: PreparedSave, facts: dict[str, Any], seal: Callable[[], dict[str, Any]]) -> None:
         memory, step = self._memory, prepared.step

@@ -191,7 +191,7 @@ class NodeAgent:
 
 
 def _use_own_agent(node: NodeAgent) -> None:
-    """Have `elastic_launch` make an agent that tells `node` of each start and each loss of the group."""
+    """Have `elastic_launch` make an agent that reports each start and each loss of the group to `node`."""
 
     class Agent(api.LocalElasticAgent):  # type: ignore[misc, name-defined]
         def _rendezvous(self, group: WorkerGroup) -> None:

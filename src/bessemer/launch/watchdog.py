@@ -36,7 +36,7 @@ class Watchdog:
         self._place, self._run = place, run
         self._looked, self._suspects = 0.0, set[int]()
         self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
-        self._num_notes = 0  # of the agent, that were told
+        self._num_notes = 0  # of the agent, that were reported
         self._hung: set[int] = set()  # ranks that were ended for it, until the agent has noted their loss
 
     def look(self) -> None:
@@ -59,7 +59,7 @@ class Watchdog:
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
 
     def note_losses(self) -> None:
-        """Tell and record what the agent has noted since the last call, but for processes that hung, of which that was told."""
+        """Report and record what the agent has noted since the last call, except for hung processes, which were reported before."""
         for rows in status.notes(self._place, self._num_notes):
             self._num_notes += 1
             for row in rows:

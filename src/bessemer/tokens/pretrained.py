@@ -261,7 +261,7 @@ def _model_folders(recipe: Recipe) -> list[Path]:
 
 
 def carried_files(recipe: Recipe) -> list[Path]:
-    """The files of TOKENIZER_SIDE_FILES beside the tokenizer of the model that a run starts from."""
+    """The files of TOKENIZER_SIDE_FILES in the folder of the tokenizer of the model that a run starts from."""
     if not keeps_tokenizer(recipe):
         return []
     for folder in (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)):

@@ -16,7 +16,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; of 16 bits beside fp8 matmuls too
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; 16 bits around fp8 matmuls too
 # Tiles that cuBLAS and CUTLASS make of a matmul, rows x columns, and what the inner loop reaches of the best: a tile of half
 # the size reads its operands twice as often from shared memory (CUTLASS's "Efficient GEMM" notes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
