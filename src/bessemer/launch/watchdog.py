@@ -59,7 +59,7 @@ class Watchdog:
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
 
     def note_losses(self) -> None:
-        """Report and record what the agent has noted since the last call, except for hung processes, which were reported before."""
+        """Report and record what the agent noted since the last call, except for hung processes, reported before."""
         for rows in status.notes(self._place, self._num_notes):
             self._num_notes += 1
             for row in rows:
