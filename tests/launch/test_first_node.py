@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -136,7 +137,9 @@ def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undi
     assert codes == [0, 0], said
     assert losses(made, "lost-thrice") == losses(made, undisturbed)
     assert weights(made, "lost-thrice") == weights(made, undisturbed)
-    assert "restart 2 of 3" in lost(run)[-1]["action"]
+    # The first loss counts where the group had met by then; the one before the nodes had met again does not.
+    before = [int(re.search(r"restart (\d) of 3", row["action"])[1]) for row in lost(run)]  # type: ignore[index]
+    assert before in ([1, 2], [2, 3])
 
 
 @pytest.mark.long
