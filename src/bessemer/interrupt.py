@@ -1,9 +1,11 @@
-"""Remember SIGINT and SIGTERM in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
+"""Signals: SIGINT and SIGTERM are remembered in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,7 +47,22 @@ def signal_name(number: int) -> str:
     """Name of a stop signal: SIGUSR1 from our own command stands for the one that the command received."""
     place = os.environ.get(NODE)
     path = Path(place) / SIGNAL_FILE if place and number == signal.SIGUSR1 else None
-    return path.read_text() if path is not None and path.exists() else signal.Signals(number).name
+    return path.read_text() if path is not None and path.exists() else plain_name(number)
+
+
+def plain_name(number: int) -> str:
+    """Name of any signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def end_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when the one that started it ends."""
+    if sys.platform.startswith("linux"):
+        parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
+        ctypes.CDLL(None).prctl(parent_death_signal, number)
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

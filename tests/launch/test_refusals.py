@@ -6,6 +6,7 @@ or as nodes with our own agents.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,13 +16,15 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import another, command, errors, together
+from trainings import another, command, errors, together, tree, wait_for_step
 
 from tests.ports import free_port
 
 pytestmark = pytest.mark.long
 
 SECONDS = 10.0
+# Processes with their own command lines and parents: not forks of the tests' server (tests/warm.py).
+REAL = os.environ | {"NO_COLOR": "1"}
 Found = list[tuple[int, str, float]]
 
 
@@ -141,15 +144,31 @@ def test_a_killed_command_leaves_no_process_behind(made: Path) -> None:
     given, run = another(made, "orphans"), made.parent / "runs" / "orphans"
     keys = "parallel.replicate=2", "train.steps=100000", "checkpoint.every=100000"
     one = command("train", *given, *(part for key in keys for part in ("--set", key)))
-    with subprocess.Popen(one, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 90
-        while len(members_of(run)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
+    with subprocess.Popen(one, stderr=subprocess.DEVNULL, env=REAL) as process:
+        wait_for_step(run, 1)
+        assert len(members_of(run)) == 2
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 3 * SECONDS
     while members_of(run) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not members_of(run)
+
+
+def test_a_killed_agent_takes_its_processes_with_it(made: Path) -> None:
+    given, run = another(made, "agent"), made.parent / "runs" / "agent"
+    keys = "parallel.replicate=2", "checkpoint.memory_every=1", "train.steps=100000", "checkpoint.every=100000"
+    one = command("train", *given, *(part for key in keys for part in ("--set", key)))
+    with subprocess.Popen(one, stderr=subprocess.PIPE, text=True, env=REAL) as process:
+        wait_for_step(run, 2)
+        assert len(members_of(run)) == 2
+        (agent,) = (pid for pid in tree(process.pid) if b"launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(agent, signal.SIGKILL)
+        said = process.communicate(timeout=3 * SECONDS)[1]
+    assert process.returncode == 1 and not members_of(run)
+    (told,) = errors(said)
+    assert "was ended by SIGKILL, and the processes with it" in told and "Traceback" not in said
+    (lost,) = map(json.loads, (run / "incidents.jsonl").read_text().splitlines())
+    assert lost["what"] == "lost" and "agent" in lost["cause"] and lost["step"] >= 1
 
 
 def members_of(run: Path) -> list[int]:

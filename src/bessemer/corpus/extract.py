@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import unicodedata
 from functools import cache
@@ -46,6 +47,11 @@ def normalise(text: str) -> str:
 def fold(text: str) -> str:
     """Case and white space folded: what exact duplicates share; words are parted by single spaces."""
     return " ".join(text.casefold().split())
+
+
+def text_digest(folded: str) -> bytes:
+    """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
+    return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 
 
 def description(text: str) -> str:

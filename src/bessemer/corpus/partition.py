@@ -5,7 +5,6 @@ The file is sorted by identity with a row group per identity bucket, so that lat
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.corpus import engine
 from bessemer.corpus.clean import CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
-from bessemer.corpus.extract import fold
+from bessemer.corpus.extract import fold, text_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask
@@ -189,7 +188,7 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
         "detail": printable(record.detail),
         "num_bytes": record.num_bytes,
         "characters": len(record.text),
-        "exact": hashlib.blake2b(folded.encode(), digest_size=16).digest() if kept else None,
+        "exact": text_digest(folded) if kept else None,
         "words": folded.count(" ") + 1 if folded else 0,
         "folded": folded,
     }

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bessemer.errors import InputError
 from bessemer.ladder.sizes import Size, batch_tokens, learning_rate
+from bessemer.layout.scaling_rules import TOKENS_PER_PARAMETER
 from bessemer.recipe import Recipe
 from bessemer.terminal import amount, duration
 
@@ -25,7 +26,6 @@ RUNGS = {"ratio": 6, "isoflop": 12}
 SIZE_STEP = 2.0  # at most, between the sizes of a ratio ladder
 BUDGET_STEP = 3.0  # between amounts of compute
 BUDGET_SPAN = 4.0  # between the smallest and the largest size of an amount
-TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, table 3: about it an isoflop ladder's sizes lie
 LARGEST_SHARE = 0.25  # of the planned compute, for the largest rung: beyond, the run itself is nearly as cheap
 FEWEST_STEPS = 40
 LEAST_SHARE = 1e-9

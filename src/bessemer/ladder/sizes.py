@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import ceil, log, sqrt
 
 from bessemer.layout.flops import step_flops_per_token
+from bessemer.layout.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Model, Recipe
 
@@ -23,7 +24,6 @@ FEWEST_LAYERS = 2
 # step in it bends where the batch does.
 FEWEST_SEQUENCES = 2
 WIDTH_STEP = 8
-RATE_EXPONENT, BATCH_EXPONENT = -0.1250, 0.3271  # in the FLOPs of a run (Bi et al. 2024, DeepSeek LLM, section 3.1)
 RATE_RULES = {
     "mup": "the recipe's at every width, hidden matrices and head by base_width / width (muP, Yang et al. 2022); "
     "its batch by C^0.327",

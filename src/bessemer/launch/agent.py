@@ -11,11 +11,12 @@ signal handling turned off, and processes report why they end in files (launch/s
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 from pathlib import Path
+
+from bessemer import interrupt
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
     # the processes, a handler is not.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    _end_with_parent()
+    interrupt.end_with_parent(signal.SIGHUP)  # on which the agent ends its processes
 
     from bessemer.checkpoint.node_memory import hold  # torch takes seconds to load, in which a signal may come
     from bessemer.launch.node_agent import NodeAgent
@@ -33,13 +34,6 @@ def main() -> int:
     spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
     with hold(place, spec.processes, spec.replicas):
         return NodeAgent(spec, place).run()
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel for a SIGHUP when the command dies, on which the agent ends its processes."""
-    if sys.platform.startswith("linux"):
-        parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGHUP)
 
 
 if __name__ == "__main__":

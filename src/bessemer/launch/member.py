@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.run import RunFolder
@@ -88,6 +89,7 @@ class LaunchedProcess:
         signal.signal(signal.SIGUSR1, _stop)
         self._stop_when_blocked()
         if self.node is not None:
+            interrupt.end_with_parent(signal.SIGKILL)  # the agent, without which nobody would restart or stop it
             status.note_pid(self.node, str(self.local_rank))
         try:
             with working("train"):

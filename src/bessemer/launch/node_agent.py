@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher import api
 
+from bessemer import interrupt
 from bessemer.errors import InputError
 from bessemer.guard import pulse
 from bessemer.launch import status, store
@@ -180,7 +181,7 @@ class NodeAgent:
             if one.local_rank in locals_lost:
                 how = f"failed: {crash['error']}" if crash is not None else f"ended with {one.exitcode}"
                 if one.exitcode < 0:
-                    how = f"was ended by {_signal_name(-one.exitcode)}"
+                    how = f"was ended by {interrupt.plain_name(-one.exitcode)}"
                 reading = pulse.read(self._place / f"{one.local_rank}.pulse")
                 step = 0 if reading is None else reading.step
                 losses.append({"cause": f"rank {rank} on {host} {how} after step {step}", "action": action, "step": step,
@@ -219,10 +220,3 @@ def _killed(failures: Mapping[int, ProcessFailure]) -> list[int]:
     """Local ranks that a signal ended, but for SIGTERM, with which torch ends the others."""
     codes = {one.local_rank: one.exitcode for one in failures.values()}
     return sorted(local for local, code in codes.items() if code < 0 and code != -signal.SIGTERM)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -152,7 +152,7 @@ class EndOfNode:
             return f"rank {self.crash['rank']}: {self.crash['error']}"
         if self.lost:
             return f"process {', '.join(map(str, self.lost))} of this node was killed"
-        return f"the agent ended with {self.code}"
+        return f"the agent of this node ended with {self.code}"
 
     def error(self, run: RunFolder | None, restarts: int) -> BessemerError:
         """The error of a group that could not be restarted; its traceback is kept in the run folder."""
@@ -161,11 +161,11 @@ class EndOfNode:
             kept = run.path / "training-error.txt"
             kept.write_text(self.crash["traceback"])
             see = f"; see {kept}"
-        times = "once" if restarts == 0 else f"{restarts + 1} times"
-        return BessemerError(
-            f"train: the processes ended {times} ({self.cause}){see}; checkpoints are kept, the same command goes on from the "
-            "last one"
-        )
+        ended = "the processes ended " + ("once" if restarts == 0 else f"{restarts + 1} times") + f" ({self.cause})"
+        if self.code < 0:
+            by = interrupt.plain_name(-self.code)
+            ended = f"the agent of this node (bessemer.launch.agent) was ended by {by}, and the processes with it"
+        return BessemerError(f"train: {ended}{see}; checkpoints are kept, the same command goes on from the last one")
 
 
 def described(layout: Parallel) -> str:
@@ -191,6 +191,9 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) ->
             finally:
                 if agent.poll() is None:
                     agent.kill()
+                _signal(place, signal.SIGKILL)  # what outlives the agent
+        if agent.returncode < 0 and status.reported(place) is None:
+            watchdog.record_end_of_agent(interrupt.plain_name(-agent.returncode))
         report, shown = status.reported(place), status.read(place, status.SHOWN)
         return EndOfNode(report, shown, status.root_crash(place), status.lost_ranks(place), agent.returncode)
     finally:

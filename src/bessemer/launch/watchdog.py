@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -71,6 +72,17 @@ class Watchdog:
                 if "rank" in row or status.claim(self._run, "node-lost"):  # which all other nodes see
                     record(self._run.incidents, LOST, **row)
             self._hung = set()
+
+    def record_end_of_agent(self, signal_name: str) -> None:
+        """Record that the node's agent was killed, which the command then shows as its error."""
+        if self._run is None:
+            return
+        readings = [pulse.read(path) for path in self._place.glob("*.pulse")]
+        record(
+            self._run.incidents, LOST, step=max((one.step for one in readings if one is not None), default=0),
+            cause=f"the agent of {socket.gethostname()} was ended by {signal_name}, and the processes with it",
+            action="stop; the same command goes on from the last checkpoint", host=socket.gethostname(),
+        )  # fmt: skip
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
         names = ", ".join(f"rank {one.rank}" for one in guilty)

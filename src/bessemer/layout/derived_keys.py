@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bessemer import hub
 from bessemer.errors import InputError
+from bessemer.layout import scaling_rules
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
@@ -30,7 +31,6 @@ from bessemer.recipe import Batches, Model, Parallel, Recipe
 from bessemer.recipe.load import CONTINUED_RATE
 from bessemer.recipe.train import UPDATE_RULES
 
-TOKENS_PER_PARAMETER = 20
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 # By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
 MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
@@ -61,7 +61,7 @@ def resolve(
     limit = None  # of tokens read
     if train.max_epochs is not None and unique_tokens is not None and train.tokens is None:
         limit = max(math.ceil(train.max_epochs * unique_tokens), 1)
-    horizon = train.tokens or min(TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
+    horizon = train.tokens or min(scaling_rules.TOKENS_PER_PARAMETER * config.parameters, limit or sys.maxsize)
     if train.steps is not None and train.global_batch_tokens is not None:
         horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
@@ -166,14 +166,14 @@ def _learning_rate(flops: float, config: ModelConfig, is_continued: bool) -> flo
     """Of a model that is trained already: CONTINUED_RATE of the rate of its own training, which is taken to have been of 20
     tokens a parameter."""
     if not is_continued:
-        return float(f"{0.3118 * flops**-0.1250:.4g}")
-    whole = max(flops, flops_per_token(config) * TOKENS_PER_PARAMETER * config.parameters)
-    return float(f"{CONTINUED_RATE * 0.3118 * whole**-0.1250:.4g}")
+        return float(f"{scaling_rules.learning_rate(flops):.4g}")
+    whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
+    return float(f"{CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")
 
 
 def _batch(flops: float, length: int, layout: Parallel) -> int:
     """A power of two of sequences; more where the layout's parts do not divide it or its pipeline would lack micro-batches."""
-    sequences = 1 << max(round(math.log2(0.2920 * flops**0.3271 / length)), 0)
+    sequences = 1 << max(round(math.log2(scaling_rules.batch_tokens(flops) / length)), 0)
     sequences = max(sequences, layout.data * layout.min_micro_batches)
     return length * -(-sequences // layout.data) * layout.data
 

@@ -160,7 +160,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
     sharded = set()
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
-        sharded = {name for name, p in zip(names, parameter.placements, strict=True) if isinstance(p, Shard)}
+        sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
         if "shard_context" in sharded:
             sharded |= {"shard", "context"}
     return all(

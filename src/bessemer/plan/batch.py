@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bessemer.layout import scaling_rules
+
 CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # section 5.1, equation 5.3
 
 
@@ -58,7 +60,7 @@ def optimal_batches(parameters: float, tokens: float) -> dict[str, Advice]:
     """Tokens of the batch with the lowest loss."""
     flops = 6.0 * parameters * tokens
     return {
-        "deepseek": Advice("0.2920 C^0.3271", 0.2920 * flops**0.3271, *_DEEPSEEK),
+        "deepseek": Advice("0.2920 C^0.3271", scaling_rules.batch_tokens(flops), *_DEEPSEEK),
         "steplaw": Advice("0.58 D^0.571", 0.58 * tokens**0.571, *_STEP_LAW),
         "moonlight": Advice("0.0065 C^0.4138", 0.0065 * flops**0.4138, *_MOONLIGHT),
         "power_lines": Advice("0.0306 D^0.383 sequences of 2,048", 0.0306 * tokens**0.383 * 2048, *_POWER_LINES),
@@ -87,7 +89,7 @@ def learning_rates(parameters: float, tokens: float) -> dict[str, Advice]:
     fitted += "; Muon takes the same when its updates are scaled"
     step_law = 1.79 * parameters**-0.713 * tokens**0.307
     return {
-        "deepseek": Advice("0.3118 C^-0.1250", 0.3118 * flops**-0.1250, *_DEEPSEEK),
+        "deepseek": Advice("0.3118 C^-0.1250", scaling_rules.learning_rate(flops), *_DEEPSEEK),
         "steplaw": Advice("1.79 N^-0.713 D^0.307", step_law, *_STEP_LAW),
         "moonlight": Advice("0.0127 C^-0.057", 0.0127 * flops**-0.057, source, fitted),
     }

@@ -16,9 +16,9 @@ import math
 from dataclasses import dataclass
 
 from bessemer.errors import InputError
+from bessemer.layout.scaling_rules import TOKENS_PER_PARAMETER
 
 FLOPS_PER_PARAMETER_TOKEN = 6.0
-TOKENS_PER_PARAMETER = 20.0
 
 
 def training_flops(parameters: float, tokens: float) -> float:

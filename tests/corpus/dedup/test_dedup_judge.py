@@ -134,9 +134,8 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path)
 @pytest.mark.parametrize("verify", [False, True])
 def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path) -> None:
     """Without verification no text is read: there is none to read."""
-    from bessemer.corpus.dedup.judging import text_digest
     from bessemer.corpus.dedup.signatures import signatures
-    from bessemer.corpus.extract import fold
+    from bessemer.corpus.extract import fold, text_digest
 
     documents, settings = families(3), Dedup(verify=verify)
     expected = outcome(judge(tables(documents), settings, tmp_path / "work"))

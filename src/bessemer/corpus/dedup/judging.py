@@ -9,7 +9,6 @@ docs/dedup.md.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -44,7 +43,7 @@ from bessemer.corpus.dedup.verdicts import (
     parquet_tables,
 )  # fmt: skip
 from bessemer.corpus.engine import check_stop
-from bessemer.corpus.extract import fold
+from bessemer.corpus.extract import fold, text_digest
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
 
@@ -303,11 +302,6 @@ def _columns(
 def _signatures(table: pa.Table, settings: Dedup) -> np.ndarray:
     flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(settings))
-
-
-def text_digest(folded: str) -> bytes:
-    """What exact duplicates share: 128 bits of the folded text (BLAKE2b, RFC 7693)."""
-    return hashlib.blake2b(folded.encode(), digest_size=16).digest()
 
 
 def first_of_equal(values: np.ndarray) -> np.ndarray:
