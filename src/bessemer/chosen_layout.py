@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bessemer.errors import InputError
+from bessemer.recipe.parallel import AXES
 
 if TYPE_CHECKING:
     from bessemer.layout.devices import DeviceSpec
@@ -65,8 +66,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None) -> Goal:
 def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
     layout = candidate.job.layout
     parallel = {
-        "auto": False, "replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor,
-        "pipeline": layout.pipeline, "context": layout.context, "zero": max(layout.zero, 1), "schedule": layout.schedule,
+        "auto": False, **{axis: getattr(layout, axis) for axis in AXES}, "zero": max(layout.zero, 1), "schedule": layout.schedule,
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
     recompute = {"recompute": layout.recompute} if "recompute" in goal.free else {}

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from bessemer.checkpoint import latest, save, verify
 from bessemer.errors import BessemerError
-from bessemer.parallel.mesh import AXES, SINGLE_PROCESS, ProcessMesh, join
+from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join
 from bessemer.parallel.sharded import as_shard_of, local
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
@@ -63,8 +63,8 @@ def teams() -> dict[str, ProcessMesh | None]:
         if layout.world == 1:
             found[name] = SINGLE_PROCESS if rank == 0 else None
             continue
-        sizes = [getattr(layout, axis) for axis in AXES]
-        device_mesh = DeviceMesh("cpu", torch.arange(layout.world).view(sizes), mesh_dim_names=AXES)
+        sizes = [getattr(layout, axis) for axis in MESH_AXES]
+        device_mesh = DeviceMesh("cpu", torch.arange(layout.world).view(sizes), mesh_dim_names=MESH_AXES)
         control = dist.new_group(list(range(layout.world)), backend="gloo")
         found[name] = ProcessMesh(layout, rank, device_mesh, control) if rank < layout.world else None
     return found

@@ -9,7 +9,7 @@ import torch
 from processes import run_on
 
 from bessemer.errors import InputError
-from bessemer.parallel.mesh import AXES, SINGLE_PROCESS, join, require_world
+from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, join, require_world
 from bessemer.recipe import Parallel
 
 
@@ -17,7 +17,7 @@ def of_each(layout: Parallel) -> dict[str, Any]:
     mesh = join(layout, torch.device("cpu"))
     return {
         "rank": mesh.rank,
-        "places": {axis: mesh.coordinate(axis) for axis in AXES},
+        "places": {axis: mesh.coordinate(axis) for axis in MESH_AXES},
         "data_rank": mesh.data_rank,
         "tells": mesh.is_loss_rank,
         "sum": mesh.sum(torch.tensor([1.0, float(mesh.rank)], dtype=torch.float64)).tolist(),

@@ -26,7 +26,7 @@ from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
 from bessemer.parallel.context import LocalBatch
-from bessemer.parallel.mesh import AXES, ProcessMesh, join
+from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
@@ -228,12 +228,12 @@ def against_one(
 def several(cases: list[tuple[Any, ...]]) -> list[dict[str, float]]:
     """Several cases on the processes of one group."""
     mesh = join(cases[0][0], CPU)
-    meshes = {tuple(getattr(cases[0][0], axis) for axis in AXES): mesh.device_mesh}
+    meshes = {tuple(getattr(cases[0][0], axis) for axis in MESH_AXES): mesh.device_mesh}
     found = []
     for layout, *case in cases:
-        sizes = tuple(getattr(layout, axis) for axis in AXES)
+        sizes = tuple(getattr(layout, axis) for axis in MESH_AXES)
         if sizes not in meshes:
-            meshes[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
+            meshes[sizes] = init_device_mesh("cpu", sizes, mesh_dim_names=MESH_AXES)
         found.append(against_one(ProcessMesh(layout, mesh.rank, meshes[sizes], mesh.control), *case))
     return found
 

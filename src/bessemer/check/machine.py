@@ -23,7 +23,7 @@ from bessemer.check.trial import fits_here
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError
 from bessemer.launch.group import run_group
-from bessemer.parallel.mesh import AXES, SINGLE_PROCESS, ProcessMesh, join, leave
+from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Recipe, dump, load
 from bessemer.run import read_json, sync_folder, write_atomic, write_json
 from bessemer.terminal import rate, size
@@ -101,7 +101,9 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
 def examined(recipe: Recipe, mesh: ProcessMesh, disk: Path, device: Device) -> dict[str, Any]:
     """What every process finds of its device, links, clock and file system. disk: a folder that all share. Collective."""
     wrong, speed = known_matmul(device), devices.matmul_rate(device)
-    axes = {} if mesh.is_single else {axis: _all_reduce(mesh, axis, device) for axis in AXES if mesh.size(axis) > 1}
+    axes = (
+        {} if mesh.is_single else {axis: _all_reduce(mesh, axis, device) for axis in MESH_AXES if mesh.size(axis) > 1}
+    )
     skews = []
     for _ in range(5):
         mesh.barrier()

@@ -23,6 +23,7 @@ from bessemer.hashing import digest
 from bessemer.launch import status
 from bessemer.parallel.mesh import require_world
 from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run import RunFolder, read_json
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
@@ -191,10 +192,10 @@ def _layout(recipe: Recipe, processes: int) -> Parallel:
         return recipe.parallel
     layout = fitted(recipe, processes)
     if layout is None:
-        least = recipe.parallel.tensor * recipe.parallel.pipeline * recipe.parallel.context
+        least = recipe.parallel.ranks_per_part
         raise InputError(
-            f"parallel.elastic: {processes} processes are left, and no layout of them keeps the global batch with tensor x "
-            f"pipeline x context = {least} and train.micro_batch = {recipe.train.micro_batch}; at least {least} are needed"
+            f"parallel.elastic: {processes} processes are left, and no layout of them keeps the global batch with "
+            f"{' x '.join(MODEL_AXES)} = {least} and train.micro_batch = {recipe.train.micro_batch}; at least {least} are needed"
         )
     return layout
 
@@ -216,7 +217,7 @@ def fitted(recipe: Recipe, processes: int) -> Parallel | None:
     context) stays. Each process takes equally many micro-batches, so the data-parallel ranks have to divide the batch.
     """
     layout = recipe.parallel
-    model = layout.tensor * layout.pipeline * layout.context
+    model = layout.ranks_per_part
     replicas = [(n, layout.shard) for n in range(processes // (layout.shard * model), 0, -1)]
     shards = [(1, n) for n in range(min(layout.shard, processes // model), 0, -1)]
     for replicate, shard in replicas + shards:

@@ -23,6 +23,7 @@ from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.launch import status
 from bessemer.launch.watchdog import Watchdog
 from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder
 from bessemer.terminal import reported_elsewhere, say, warn
 
@@ -170,8 +171,7 @@ class EndOfNode:
 
 def described(layout: Parallel) -> str:
     """The axes with more than one process: "shard 2 x tensor 2"."""
-    axes = ("replicate", "shard", "tensor", "pipeline", "context")
-    used = [f"{axis} {getattr(layout, axis)}" for axis in axes if getattr(layout, axis) > 1]
+    used = [f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     return " x ".join(used) or "one"
 
 

@@ -111,7 +111,7 @@ def step_bytes(
     backward pass (zero 3: Rajbhandari et al. 2020, section 7.2). A ring sends (n - 1) / n of a tensor for a gather or a
     reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan 2009, section 3).
     """
-    ways, parts = layout.shard * layout.context, layout.data * layout.context
+    ways, parts = layout.state_shards, layout.data * layout.context
     if layout.pipeline > 1 and ways > 1:
         return None
     blocks, outside = tensor_rank_parameters(config, layout)

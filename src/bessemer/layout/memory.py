@@ -95,7 +95,7 @@ def _of_part(
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
     tokens //= layout.context
     held = PartParameters.of(config, part, layout.tensor)
-    share = 1.0 if is_alone else held.all / ways(layout) / config.parameters
+    share = 1.0 if is_alone else held.all / layout.state_shards / config.parameters
     weights, copies, gradients = state_bytes(layout, held, cast or 4, micro_batches)
     activations, working = activation_bytes(
         config, part, tokens, in_flight(layout, part.pipeline_rank, micro_batches), width, recomputed, train.recompute,
@@ -239,11 +239,6 @@ class PartParameters:
         return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
 
 
-def ways(layout: Parallel) -> int:
-    """Processes that divide weights, gradients and optimizer among them: FSDP2 counts those of a context group too."""
-    return layout.shard * layout.context
-
-
 def in_flight(layout: Parallel, place: int, micro_batches: int) -> float:
     """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one."""
     return micro_batches_in_flight(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
@@ -280,7 +275,7 @@ def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batch
     5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are whole, here fp32 masters are divided and a
     narrow copy is whole while a step lasts.
     """
-    divided, n = layout.uses_fsdp, ways(layout)
+    divided, n = layout.uses_fsdp, layout.state_shards
     # torch's V-shaped schedules keep weights gathered and gradients whole over all micro-batches.
     zero = 1 if layout.is_v_shaped else layout.zero
     kept = 4 * held.all // n

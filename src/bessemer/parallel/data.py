@@ -32,7 +32,7 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_d
     (fp64 for fp64).
     """
     layout = mesh.layout
-    num_shards = layout.shard * layout.context
+    num_shards = layout.state_shards
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)

@@ -20,8 +20,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel import traffic, waiting
 from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import AXES, MODEL_AXES
 
-AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # neighbours along the last are nearest
 TIMEOUT = timedelta(minutes=10)
 CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
 
@@ -30,7 +31,7 @@ CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait whi
 class ProcessMesh:
     """The processes of a run and this one's rank.
 
-    device_mesh: all processes by AXES; None without a process group. control: a gloo group for small values on the CPU,
+    device_mesh: all processes by MESH_AXES; None without a process group. control: a gloo group for small values on the CPU,
     whose collectives never wait for a device.
     """
 
@@ -98,7 +99,7 @@ class ProcessMesh:
     @property
     def leads_data(self) -> bool:
         """True on one of the ranks that share a part of the batch."""
-        return all(self.coordinate(axis) == 0 for axis in ("pipeline", "context", "tensor"))
+        return all(self.coordinate(axis) == 0 for axis in MODEL_AXES)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""
@@ -122,7 +123,7 @@ class ProcessMesh:
             return value
         assert self.device_mesh is not None
         ranks = self.device_mesh.mesh.select(0, self.loss_coordinate)
-        source = int(ranks[tuple(self.coordinate(axis) for axis in AXES[1:])])
+        source = int(ranks[tuple(self.coordinate(axis) for axis in MESH_AXES[1:])])
         return _broadcast(value, source, self.group("pipeline"))
 
     def barrier(self) -> None:
@@ -166,9 +167,9 @@ def join(
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = (str(error).strip().splitlines() or [""])[0]
         raise BessemerError(f"parallel: rank {rank} cannot join the group at {where}: {first}") from None
-    sizes = tuple(int(getattr(layout, axis)) for axis in AXES)
-    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-    for axis in AXES:  # init_device_mesh leaves torch's default timeout on its groups
+    sizes = tuple(int(getattr(layout, axis)) for axis in MESH_AXES)
+    device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_AXES)
+    for axis in MESH_AXES:  # init_device_mesh leaves torch's default timeout on its groups
         _set_pg_timeout(timeout, device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
@@ -187,12 +188,11 @@ def require_world(layout: Parallel, world: int) -> None:
     """Raise InputError, with layouts that fit, when the layout's product is not the number of processes."""
     if layout.world == world:
         return
-    axes = ("replicate", "shard", "tensor", "pipeline", "context")
-    product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in axes)
-    rest = layout.tensor * layout.pipeline * layout.context
+    product = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
+    rest = layout.ranks_per_part
     if world % rest == 0:
         fits = f"parallel.shard = {world // rest} with replicate = 1 would fit"
     else:
         divisors = [candidate for candidate in range(1, world + 1) if world % candidate == 0]
-        fits = f"tensor x pipeline x context = {rest} does not divide {world}; possible: {divisors}"
+        fits = f"{' x '.join(MODEL_AXES)} = {rest} does not divide {world}; possible: {divisors}"
     raise InputError(f"parallel: {product} = {layout.world} processes, but there are {world}; {fits}")

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Shard, _StridedShard
 from bessemer.errors import BessemerError
 from bessemer.model.dropout import splitmix64_finaliser
 from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe.parallel import AXES
 
 Box = tuple[int, ...]  # an offset or a shape
 HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
@@ -163,9 +164,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
         sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
         if "shard_context" in sharded:
             sharded |= {"shard", "context"}
-    return all(
-        mesh.coordinate(axis) == 0 for axis in ("replicate", "shard", "context", "tensor") if axis not in sharded
-    )
+    return all(mesh.coordinate(axis) == 0 for axis in AXES if axis not in sharded | {"pipeline"})
 
 
 def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from bessemer.recipe.section import Positive, Section, Words
 
+AXES = (
+    "replicate",
+    "shard",
+    "tensor",
+    "pipeline",
+    "context",
+)  # along which [parallel] divides the work, as they are written
+MODEL_AXES = ("tensor", "pipeline", "context")  # whose processes work on the same part of the batch
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
 """Two stages a rank, placed down the ranks and up again: rank r of p has stages r and 2p - 1 - r (Qi et al. 2024)."""
@@ -47,16 +56,26 @@ class Parallel(Section):
     @property
     def world(self) -> int:
         """Processes of the run."""
-        return self.replicate * self.shard * self.tensor * self.pipeline * self.context
+        return prod(getattr(self, axis) for axis in AXES)
 
     @property
     def data(self) -> int:
         """Processes (groups of them) that each take a part of the batch."""
         return self.replicate * self.shard
 
+    @property
+    def ranks_per_part(self) -> int:
+        """Processes that work on the same part of the batch."""
+        return prod(getattr(self, axis) for axis in MODEL_AXES)
+
+    @property
+    def state_shards(self) -> int:
+        """Processes that FSDP divides weights, gradients and optimizer state among."""
+        return self.shard * self.context
+
     @model_validator(mode="after")
     def _chosen_once(self) -> Self:
-        chosen = [way for way in ("replicate", "shard", "tensor", "pipeline", "context") if getattr(self, way) > 1]
+        chosen = [axis for axis in AXES if getattr(self, axis) > 1]
         if self.auto and chosen:
             raise ValueError(f"auto = true chooses {chosen[0]} itself; leave one of the two out")
         return self
@@ -84,12 +103,12 @@ class Parallel(Section):
     @property
     def uses_ddp(self) -> bool:
         """Whether the processes are plain replicas, whose gradients DDP adds up."""
-        return self.replicate > 1 and self.shard * self.context * self.tensor * self.pipeline == 1
+        return self.replicate == self.world > 1
 
     @property
     def uses_fsdp(self) -> bool:
         """Whether FSDP2 adds the gradients up: wherever several processes hold parts of the data, but for plain replicas."""
-        return self.data * self.context > 1 and not self.uses_ddp
+        return self.replicate * self.state_shards > 1 and not self.uses_ddp
 
     def fits_micro_batches(self, count: int) -> bool:
         """Whether the pipeline schedule can run so many micro-batches a step."""

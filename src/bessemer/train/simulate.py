@@ -32,7 +32,7 @@ from bessemer.layout import memory as layout_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.mesh import AXES, ProcessMesh
+from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
 from bessemer.parallel.sharded import clip_gradients
 from bessemer.recipe import Parallel, Recipe, Train
 from bessemer.train import optimizer as optimizers
@@ -326,7 +326,9 @@ def _fake_group(layout: Parallel, rank: int) -> Iterator[ProcessMesh]:
         raise InputError("simulate: this process belongs to a group already; simulate in a process of its own")
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())  # type: ignore[no-untyped-call]
     try:
-        device_mesh = init_device_mesh("cpu", tuple(int(getattr(layout, axis)) for axis in AXES), mesh_dim_names=AXES)
+        device_mesh = init_device_mesh(
+            "cpu", tuple(int(getattr(layout, axis)) for axis in MESH_AXES), mesh_dim_names=MESH_AXES
+        )
         yield ProcessMesh(layout, rank, device_mesh, dist.group.WORLD)
     finally:
         dist.destroy_process_group()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, cast
 
-from bessemer.layout.memory import PartParameters, activation_bytes, micro_batches_in_flight, state_bytes, ways
+from bessemer.layout.memory import PartParameters, activation_bytes, micro_batches_in_flight, state_bytes
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
@@ -187,7 +187,7 @@ def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
     recomputed = 0 if job.layout.recompute == "none" else model.layers
     own, is_alone = _held(model, part, layout.tensor), job.layout.devices == 1
     weights, copies, gradients = state_bytes(layout, own, narrow or 4, job.micro_batches)
-    share = own.all / ways(layout) / model.parameters
+    share = own.all / layout.state_shards / model.parameters
     if is_alone:
         weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
     tokens = job.layout.micro_batch * model.sequence_length // layout.context
