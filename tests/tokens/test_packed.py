@@ -56,11 +56,11 @@ def test_an_epoch_has_every_token_of_every_document_once(tmp_path: Path, packing
 def test_batches_know_nothing_of_processes_and_of_what_was_asked_before(tmp_path: Path, packing: str) -> None:
     loader, store = made(tmp_path, packing)
     whole, recipe = loader.batch(48, 24), recipe_of(packing)
-    assert whole.real is not None
+    assert whole.real_lengths is not None
     for world in (2, 3, 8):
         for rank in range(world):
             part = loader_of(recipe, store, rank, world).batch(48, 24)
-            for name in ("inputs", "targets", "starts", "real", "source"):
+            for name in ("inputs", "targets", "starts", "real_lengths", "source"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[rank::world])
     again = loader.batch(60, 3)
     assert np.array_equal(again.inputs, whole.inputs[12:15])

@@ -134,7 +134,7 @@ def _border(batch: Batch, end_of_text: int) -> tuple[int, int]:
         if batch.starts is None:
             begins = np.flatnonzero(inputs == end_of_text) + 1
         else:
-            last = len(inputs) if batch.real is None else int(batch.real[row])
+            last = len(inputs) if batch.real_lengths is None else int(batch.real_lengths[row])
             begins = np.flatnonzero(batch.starts[row][:last])
         inside = begins[(begins >= 3) & (begins < len(inputs) - 1)]
         if len(inside):

@@ -44,7 +44,7 @@ class Batch:
     first: number of the first sample of the global batch; inputs: (sequences, sequence_length) ids that the model reads;
     targets: (sequences, sequence_length), or (sequences, 1) classes, -1 for none; source: (sequences,) number of each
     sequence's source. starts: of packed documents, (sequences, sequence_length) whether a piece, or the padding, begins there;
-    real: (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
+    real_lengths: (sequences,) positions that are no padding. None: documents end at their end-of-text tokens, nothing is padded.
     gated: pieces whose targets the gate took away; rank, world: which part of the global batch it is.
     """
 
@@ -53,7 +53,7 @@ class Batch:
     targets: Ints
     source: Ints
     starts: Bools | None = None
-    real: Ints | None = None
+    real_lengths: Ints | None = None
     gated: tuple[GatedPiece, ...] = ()
     rank: int = 0
     world: int = 1
@@ -85,7 +85,7 @@ class SampleRows(NamedTuple):
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
     starts: Bools | None = None
-    real: Ints | None = None
+    real_lengths: Ints | None = None
 
 
 class SampleSource(Protocol):

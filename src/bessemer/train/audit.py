@@ -43,7 +43,7 @@ class MixtureCounts:
         phase = np.array([phase.asked for phase in mixture.phases])[
             np.searchsorted(firsts, batch.samples, side="right") - 1
         ]
-        real = np.full(*batch.inputs.shape) if batch.real is None else batch.real
+        real = np.full(*batch.inputs.shape) if batch.real_lengths is None else batch.real_lengths
         sequences, tokens = np.array(self.sequences, dtype=np.int64), np.array(self.tokens, dtype=np.int64)
         np.add.at(sequences, (phase, batch.source), 1)
         np.add.at(tokens, (phase, batch.source), real)
