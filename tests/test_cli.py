@@ -444,7 +444,7 @@ def test_a_full_disk_costs_no_training(
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
     assert command("train", recipe_file, *sets) == 0
     said = capsys.readouterr().err
-    assert "0 MB free" in said and said.count("training goes on, the next one tries again") == 1
+    assert "0 B free" in said and said.count("training goes on, the next one tries again") == 1
     assert (
         "the checkpoint of step 8 failed: " in said
         and "go on from the beginning, as there is no checkpoint yet" in said

@@ -59,7 +59,7 @@ def test_damaged_shards_are_named_and_written_again(
     damage(shard)
     damaged = files(trained)
     capsys.readouterr()
-    assert train(trained, *LONGER) == 1
+    assert train(trained, *LONGER) == 2
     said = capsys.readouterr().err
     assert str(shard) in said and f"write it again with `bessemer tokens {trained}`" in said
     assert files(trained) == damaged, "a refusal moves nothing"
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: P
 
 
 def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("plan.json", "stages.json"):
+    for name in ("plan.json", "stages.json", "environment.json"):
         (trained / name).write_text("")
     assert train(trained) == 0
     said = capsys.readouterr().err

@@ -96,7 +96,12 @@ def run_all(session: Session) -> None:
         corpus(session)
     tokens(session)
     prepared = prepare(session)
-    train(session, prepared)
+    try:
+        train(session, prepared)
+    except BessemerError as error:
+        if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
+            report(session)  # tells what happened
+        raise
     evaluate(session, prepared.recipe)
     if session.recipe.export.hf:
         export(session, prepared.recipe, session.run.export)

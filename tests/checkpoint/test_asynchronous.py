@@ -121,7 +121,7 @@ def test_a_failure_surfaces_at_the_next_save_which_goes_on(tmp_path: Path, monke
         saver.finish()
     saver.finish()  # told once
     monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)
-    with pytest.raises(BessemerError, match="MB free"):  # this one is known at once
+    with pytest.raises(BessemerError, match="B free"):  # this one is known at once
         saver.save(50, state(50.0), {})
     assert published(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))

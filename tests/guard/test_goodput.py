@@ -25,16 +25,16 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
     place = tmp_path / "time.jsonl"
     place.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"began": 130.0, "at"')
     assert accounts(place) == {
-        "productive": pytest.approx(100 - 4 - 20 + 45 - 5),
+        "productive": pytest.approx(103 - 4 - 23 + 45 - 5),
         "data_wait": 4.0,
         "validation": 10.0,
         "saving": 10.0,
         "memory": 1.0,
         "start": 10.0,
         "recovery": 3.0,
-        "redone": pytest.approx(20 + 5),
+        "redone": pytest.approx(23 + 5),
         "stopped": 7.0,
-        "other": pytest.approx(190 - 100 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
+        "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
         "total": 190.0,
         "effective": pytest.approx(116 / 190),
         "sessions": 2,

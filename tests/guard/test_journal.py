@@ -108,3 +108,15 @@ def test_settings_that_cannot_be_are_refused(setting: str, said: str) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="skip_batches has no effect with roll_back = false"):
         parse('[run]\nname = "x"', "x", ["guard.roll_back=false", "guard.skip_batches=3"])
+
+
+def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
+    assert journal.path is not None
+    text = journal.path.read_text()
+    journal.path.write_text(text.replace('"rate_factor": 0.67', '"rate_factor": 1.0'))
+    with pytest.raises(InputError, match="line 7 is damaged or was changed"):
+        Journal.read(journal.path)
+    lines = text.splitlines(keepends=True)
+    journal.path.write_text("".join([*lines[:1], *lines[2:]]))  # a skip is missing, which no number counts
+    with pytest.raises(InputError, match="line 2 is damaged"):
+        Journal.read(journal.path)

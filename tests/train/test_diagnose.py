@@ -136,7 +136,7 @@ def test_damaged_tokens_and_a_cut_journal_are_refused(
     journal.write_bytes(whole)
     shard = folder / "tokens" / "prose-train-00000.bin"
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
-    assert run_command(["diagnose", str(folder), "--step", "60"]) == 1
+    assert run_command(["diagnose", str(folder), "--step", "60"]) == 2
     assert "prose-train-00000.bin" in capsys.readouterr().err
 
 

@@ -49,6 +49,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.control import gather_scatter, on_rank_zero
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.run import checkpoint_name, published, sync_folder, write_atomic
+from bessemer.terminal import size
 
 LATEST = "latest"
 SPACE_FACTOR = 1.2
@@ -369,5 +370,5 @@ def _require_space(folder: Path, needed: int) -> None:
     free, wanted = shutil.disk_usage(folder).free, SPACE_FACTOR * needed
     if free < wanted:
         raise BessemerError(
-            f"checkpoint: {folder} has {free / 1e6:.0f} MB free, but {wanted / 1e6:.0f} MB are needed; free some space"
+            f"checkpoint: {folder} has {size(free)} free, but {size(wanted)} are needed; free some space"
         )

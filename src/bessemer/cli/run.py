@@ -77,6 +77,7 @@ def planned_against_measured(run: RunFolder) -> str:
 def verdict(run: RunFolder) -> str:
     """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
     for others."""
+    from bessemer.guard.journal import Journal
     from bessemer.longer import has_risen, learned_nothing, next_step
     from bessemer.recipe import load
     from bessemer.run import read_json
@@ -87,7 +88,13 @@ def verdict(run: RunFolder) -> str:
     if nothing or ngram is None or score is None or score <= ngram["bits_per_byte"]:
         return nothing or has_risen(run)
     behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
-    return f"{behind}; {next_step(run, load(run.recipe).train)}"
+    train = load(run.recipe).train
+    if rollbacks := Journal.read(run.journal).num_rollbacks:
+        rate = train.optimizer.learning_rate or 0.0
+        lower = f"bessemer run {run.path} --restart --set train.optimizer.learning_rate={rate / 3:.2g}"
+        times = "once" if rollbacks == 1 else f"{rollbacks} times"
+        return f"{behind}, and the guard rolled back {times}: unless the text was at fault, try a third of the rate: {lower}"
+    return f"{behind}; {next_step(run, train)}"
 
 
 def print_verdict(run: RunFolder) -> None:

@@ -20,7 +20,7 @@ too. "diverged" has no window at all: a model worse than a uniform guess has lea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -44,11 +44,14 @@ RENAMED = {"calm_losses": "spike_losses", "calm_norms": "spike_norms", "noted_un
 
 @dataclass(frozen=True)
 class Alarm:
-    """An anomaly. onset: the first bad step (1-based); cause: a sentence with the figures."""
+    """An anomaly. onset: the first bad step (1-based); cause: a sentence with the figures; loss, grad_norm: of the step that
+    raised it, where they are finite."""
 
     kind: IncidentKind
     onset: int
     cause: str
+    loss: float | None = field(default=None, compare=False)
+    grad_norm: float | None = field(default=None, compare=False)
 
     @property
     def needs_rollback(self) -> bool:

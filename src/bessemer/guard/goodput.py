@@ -129,14 +129,16 @@ def accounts(path: Path) -> dict[str, Any] | None:
     for row, following in zip(sessions, [*sessions[1:], None], strict=True):
         redone = row["redone_steps"]
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
-        ended, stopped_by = row["at"], row.get("stopped_by")
+        ended, stopped_by, after = row["at"], row.get("stopped_by"), row["step"]
         if following is not None:
-            redone += max(row["step"] - following["from"], 0)
+            start = following["from"]
+            if not row.get("finished") and stopped_by is None:  # the last line is some seconds old
+                after = max(after, following.get("reached", 0), start)
+                ended = max(ended, min(_seconds_of(following.get("reached_at")), following["began"]))
+                if after > row["step"]:
+                    done, in_steps = done + after - row["step"], in_steps + ended - row["at"]
+            redone += max(after - start, 0)
             if not row.get("finished"):
-                start, after = following["from"], row["step"]
-                if stopped_by is None:  # the last line is some seconds old
-                    after = max(after, following.get("reached", 0), start)
-                    ended = max(ended, min(_seconds_of(following.get("reached_at")), following["began"]))
                 pause = max(following["began"] - ended, 0.0)
                 restarts.append({
                     "time": _iso(following["began"]), "after": after, "from": start, "seconds": pause,

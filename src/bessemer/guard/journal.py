@@ -3,6 +3,7 @@
     {"kind": "skip", "step": 57, "rollbacks": 0}          the update of step 57 was skipped, with no rollback before it
     {"kind": "rollback", "number": 1, "at": 120, "to": 80, ...}
 
+Each line ends with `check`, a hash of it and of all lines before it, since a changed value would silently train another model.
 Recipe, tokens and journal determine the run bit for bit, also where the cause of a decision was a hardware fault. Steps are
 1-based. An entry is durable before the decision is carried out, which a resumed run does again where a kill interrupted it.
 """
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 from bessemer.errors import InputError
 from bessemer.guard.incidents import KINDS
+from bessemer.hashing import digest
 from bessemer.recipe.batches import Range
 from bessemer.run import RunFolder, read_json_lines, sync_folder, write_atomic
 from bessemer.terminal import counted
@@ -51,6 +53,8 @@ class Journal:
     rollbacks: list[Rollback] = field(default_factory=list)
     skips: set[tuple[int, int]] = field(default_factory=set)
     """(step, num_rollbacks)"""
+    check: str = ""
+    """Of the last line."""
 
     @classmethod
     def read(cls, path: Path) -> Journal:
@@ -58,10 +62,14 @@ class Journal:
         Raises InputError for any other damage."""
         rollbacks: list[Rollback] = []
         skips: set[tuple[int, int]] = set()
+        check = ""
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines[:-1], 1):
             try:
                 row = json.loads(line)
+                found, check = row.pop("check"), _check(check, row)
+                if found != check:
+                    raise ValueError
                 if row["kind"] == "skip":
                     skips.add((int(row["step"]), int(row["rollbacks"])))
                     continue
@@ -71,11 +79,11 @@ class Journal:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
                 raise InputError(
-                    f"{path}: line {number} is damaged, or one before it is missing: this run cannot be continued as it was. "
-                    "Put the file back from a backup, or start over with --restart"
+                    f"{path}: line {number} is damaged or was changed, or one before it is missing: this run cannot be continued "
+                    "as it was. Put the file back from a backup, or start over with --restart"
                 ) from None
             rollbacks.append(rollback)
-        return cls(path, rollbacks, skips)
+        return cls(path, rollbacks, skips, check)
 
     @classmethod
     def of_run(cls, run: RunFolder) -> Journal:
@@ -145,12 +153,18 @@ class Journal:
         if self.path is None:
             return
         is_new = not self.path.exists()
+        self.check = _check(self.check, row)
         with open(self.path, "ab") as file:
-            file.write((json.dumps(row) + "\n").encode())
+            file.write((json.dumps({**row, "check": self.check}) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
         if is_new:
             sync_folder(self.path.parent)
+
+
+def _check(before: str, row: dict[str, Any]) -> str:
+    """Of a line, from that of the line before it."""
+    return digest(before, row)[:16]
 
 
 def num_rollbacks_within(rollbacks: Iterable[Rollback], step: int, steps: int) -> int:

@@ -84,6 +84,7 @@ def judge(
             history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history,
             loss_may_rise=loss_may_rise,
         )  # fmt: skip
+        alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
     is_spike = mesh.is_main and alarm is not None and alarm.kind is SPIKE and guard.skip_spikes
     is_anomaly = mesh.is_main and alarm is not None and alarm.needs_rollback
     # One collective: a value that is not finite counts on any rank; spikes and rollbacks are decided by rank 0.

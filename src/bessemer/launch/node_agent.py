@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+from torch.distributed.elastic.multiprocessing.api import ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher import api
@@ -66,6 +66,8 @@ class NodeAgent:
             try:
                 api.elastic_launch(self._config(is_host), sys.executable)(*self.spec.arguments)
                 return 0
+            except SignalException:  # SIGHUP: the command has died, and nobody is left to tell
+                return 1
             except ChildFailedError as error:
                 if killed := _killed(error.failures):
                     status.write(self._place, status.LOST, killed)

@@ -31,6 +31,7 @@ from numpy.lib.stride_tricks import as_strided
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.run import read_json, write_atomic
+from bessemer.terminal import counted
 from bessemer.tokens.pieces import Framing
 
 MAGIC = b"BSMRIDX1"
@@ -207,10 +208,10 @@ class TokenStore:
         return store
 
     def verify(self, reads: bool = True) -> None:
-        """Raise BessemerError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
+        """Raise InputError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
         once in a process; else by its length."""
         if damage := next(self._damages(reads), None):
-            raise BessemerError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
+            raise InputError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
 
     def _damages(self, reads: bool) -> Iterator[str]:
         for name, facts in self.manifest["files"].items():
@@ -220,7 +221,9 @@ class TokenStore:
             elif (size := path.stat().st_size) != facts["bytes"]:
                 yield f"{path}: {size} bytes, but the manifest says {facts['bytes']}"
             elif reads and _sha256(path, size, path.stat().st_mtime_ns) != facts["sha256"]:
-                yield f"{path}: its content has changed"
+                shared = path.stat().st_nlink - 1
+                also = f" (also for {counted(shared, 'other run')} with the same file)" if shared else ""
+                yield f"{path}: its content has changed{also}"
 
     @property
     def digest(self) -> str:

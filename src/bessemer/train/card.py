@@ -18,7 +18,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json
+from bessemer.run import RunFolder, read_json, read_json_again
 from bessemer.terminal import amount, size
 from bessemer.tokens.shards import TokenStore
 
@@ -47,7 +47,7 @@ def model_card(
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},
         start=None if start is None else Path(start.removeprefix("hf:")).name,
-        environment=read_json(run.environment) if run.environment.exists() else {},
+        environment=read_json_again(run.environment) or {},
     )  # fmt: skip
     return card
 

@@ -69,6 +69,8 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     journal, incident = Journal.of_run(run), _incident(run, step)
     num_rollbacks = int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
     recorded = _recorded(run, journal, num_rollbacks)
+    if incident and "loss" in incident:
+        recorded.setdefault(step, LossAndNorm(incident["loss"], incident["grad_norm"]))
     last = max([*recorded, *(row["step"] for row in _bad_steps(run))], default=0)
     if step < 1 or (incident is None and step > last):
         raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")

@@ -16,7 +16,7 @@ from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.sharded import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json, write_json
+from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
 from bessemer.terminal import progress, say
 from bessemer.tokens.gate import summary
 from bessemer.tokens.loader import Batch
@@ -99,7 +99,7 @@ def train_here(
 def _prepare_device(run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, check the precision, and start to measure this training's memory."""
     devices.make_deterministic()
-    if mesh.is_main and not run.environment.exists():
+    if mesh.is_main and read_json_again(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision))
     say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
     say(f"  {probe(device.arithmetic, device.torch_device)}")

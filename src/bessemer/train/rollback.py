@@ -149,7 +149,7 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     at the change and stop, since the change is the likely cause, and older steps would be repeated with the new recipe."""
     mesh, at = training.trainer.mesh, training.trainer.mesh.broadcast(training.saver.changed_at)
     distance = training.recipe.guard.distance(training.pace.steps)
-    if alarm.kind.is_hardware_fault or not alarm.onset - 1 - distance < at < alarm.onset:
+    if at == 0 or alarm.kind.is_hardware_fault or not alarm.onset - 1 - distance < at < alarm.onset:
         return
     training.saver.finish(state)
     checkpoint = next(verified(training.run.checkpoints, [at], warn, "the run rolls back as usual", mesh), None)
@@ -273,9 +273,10 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
     if training.trainer.mesh.is_main:
         known = ledger.known(training.run.corpus, _document_names(samples))
         places = {name: f"{row['path']} {row['place']}".strip() for name, row in known.items()}
+        figures: dict[str, Any] = {} if alarm.loss is None else {"loss": alarm.loss, "grad_norm": alarm.grad_norm}
         record(
             training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,
-            documents=samples, places=places, **more,
+            documents=samples, places=places, **figures, **more,
         )  # fmt: skip
     if action != "run stopped":
         warn(f"step {step}: {alarm.kind.name}: {alarm.cause}; {action} (see {training.run.incidents.name})")
