@@ -331,12 +331,10 @@ def test_bytes_between_stages_are_those_of_the_formula() -> None:
 
 def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
     """Against every possible keep_stages, tried in turn."""
-    config = config_for("qwen3", 7)
-    for costs, count in itertools.product(
-        (Costs((1.0,) * 7, 0.0, 2.5), Costs((3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 4.0), 1.5, 0.0), Costs.of(config)),
-        (1, 2, 3, 4, 7),
-    ):
-        found = spans(config, Parallel(pipeline=count), costs)
+    plain = config_for("qwen3", 7)
+    windows = config_for("gemma3", 7)
+    for config, count in itertools.product((plain, plain.with_changes(vocabulary=4_000), windows), (1, 2, 3, 4, 7)):
+        found, costs = spans(config, Parallel(pipeline=count)), Costs.of(config)
         assert [span.stage for span in found] == list(range(count))
         assert (found[0].first, found[-1].end) == (0, 7)
         assert all(one.end == other.first and one.first < one.end for one, other in itertools.pairwise(found))

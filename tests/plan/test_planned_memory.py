@@ -13,13 +13,13 @@ from bessemer.layout import devices
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.layout.pipeline_stages import balanced, parts_of
+from bessemer.layout.pipeline_stages import balanced, blocks_of_stages, parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
-from bessemer.plan.estimate.memory import fits, memory, parallel, stages
-from bessemer.plan.estimate.parts import blocks_of_stages, each, places
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
+from bessemer.plan.estimate.memory import fits, memory, stages
+from bessemer.plan.estimate.parts import each
 from bessemer.recipe import parse
 
 GB = 1e9
@@ -205,7 +205,7 @@ def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
 
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(InputError, match="16 blocks"):
-        places(model(), Layout(pipeline=32), "even")
+        parts_of(model(), parallel(Layout(pipeline=32)), "even")
 
 
 # --- this program ------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import balanced
+from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
-from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics
-from bessemer.plan.estimate.step import _cut, exchange_seconds, fullest, optimizer_seconds, refuse, step
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics, parallel
+from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (
     "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
@@ -178,15 +178,11 @@ def test_the_optimizers_time_is_divided_by_zero() -> None:
     assert optimizer_seconds(sharded, cut, how) == pytest.approx(optimizer_seconds(whole, cut, how) / 8)
 
 
-@pytest.mark.parametrize(
-    ("layers", "stages", "head"), [(32, 4, 2.5), (16, 8, 4.0), (28, 4, 1.2), (80, 16, 0.3), (12, 5, 0.0), (7, 2, 9)]
-)
-def test_stages_with_a_head_are_cut_as_the_exact_search_cuts(layers: int, stages: int, head: float) -> None:
-    ours = _cut(layers, stages, head)
-    exact = balanced([1.0] * layers, 0.0, head, stages, fewest=0)
-    assert sum(ours) == layers
-    slowest = max(max(ours[:-1]), ours[-1] + head)
-    assert slowest == pytest.approx(max(*(len(each) for each in exact[:-1]), len(exact[-1]) + head))
+@pytest.mark.parametrize("framework", sorted(frameworks.FRAMEWORKS))
+def test_time_and_memory_are_of_the_same_stages(framework: str) -> None:
+    wanted = job(framework=framework, pipeline=3)
+    held = parts_of(wanted.model, parallel(wanted.layout), wanted.framework.cut)
+    assert [stage.layers for stage in step(wanted).stages] == [part.blocks for part in held]
 
 
 @pytest.mark.parametrize(

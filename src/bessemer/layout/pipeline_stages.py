@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import inf
+from typing import Literal
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import V_SHAPED
+
+Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,67 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
     return best(largest, squares=True)[1]
 
 
+@lru_cache(maxsize=4096)
+def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
+    """Blocks of each of `count` stages, as a program cuts them: balanced here, of others see plan/estimate/frameworks.toml."""
+    layers, (least, extra) = config.layers, divmod(config.layers, count)
+    if cut == "even":
+        return tuple(least + (stage < extra) for stage in range(count))
+    if cut == "ceiling":  # every stage takes the larger number while there are blocks
+        most = -(-layers // count)
+        return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))
+    if cut == "ends":
+        least, extra = divmod(layers + 2, count)
+        return tuple(least + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count))
+    if cut == "middle":
+        return tuple(least + (0 < stage <= extra) for stage in range(count))
+    if cut == "cumulative":
+        return _cumulative(config, count)
+    costs = Costs.of(config)
+    if min(costs.blocks) == max(costs.blocks):
+        return _balanced_alike(layers, costs.blocks[0], costs.embedding, costs.head, count)
+    return tuple(len(part) for part in balanced(costs.blocks, costs.embedding, costs.head, count))
+
+
+def _balanced_alike(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
+    """`balanced` for blocks that all cost the same, in time of the number of blocks.
+
+    Once the last stage's number is chosen the others are as even as can be; the extra ones lie late.
+    """
+    if count == 1:
+        return (layers,)
+    best: tuple[float, float, int] | None = None
+    for last in range(1, layers - count + 2):
+        least, extra = divmod(layers - last, count - 1)
+        first = least * block + embedding  # the embedding's stage is never among the extra ones: they lie late
+        rest = (least + (extra > 0)) * block
+        largest = max(first, rest if count > 2 else 0.0, last * block + head)
+        squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
+        if best is None or (largest, squares) < best[:2]:
+            best = (largest, squares, last)
+    assert best is not None, "there are as many blocks as stages"
+    least, extra = divmod(layers - best[2], count - 1)
+    return (*(least + (stage >= count - 1 - extra) for stage in range(count - 1)), best[2])
+
+
+def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
+    """Blocks in order, a new stage once the costs so far have passed the next equal part of the whole; the head costs too.
+
+    nanotron: costs of a block 4 h^2 + 3 h f and of the head V h (its `get_block_compute_costs` and `build_model`).
+    """
+    attention = 4 * config.heads * config.head_dim * config.width
+    block = attention + 3 * config.mlp_width * config.width
+    head = config.vocabulary * config.width
+    total, so_far, stage = config.layers * block + head, 0.0, 0
+    found = [0] * count
+    for _ in range(config.layers):
+        so_far += block
+        found[stage] += 1
+        if so_far > total * (stage + 1) / count and stage < count - 1:
+            stage += 1
+    return tuple(found)
+
+
 def stage_costs(of: Costs, cut: Sequence[range]) -> tuple[float, ...]:
     """What each stage of a cut costs, in the unit of its parts."""
     totals = [sum(of.blocks[block] for block in blocks) for blocks in cut]
@@ -127,13 +192,10 @@ class Span:
         return self.stage == self.count - 1
 
 
-def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> list[Span]:
-    """All stages of a layout, in order, minimising the cost of the slowest.
-
-    costs: `Costs.of(config)` when left out. Raises InputError when there are more stages than blocks.
-    """
+def spans(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> list[Span]:
+    """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
     count = layout.pipeline * layout.stages_each
-    if count > config.layers:
+    if count > config.layers + 2 * (cut == "ends"):  # whose embedding and head may have a stage for themselves
         fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
         advice = (
             f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
@@ -142,9 +204,8 @@ def spans(config: ModelConfig, layout: Parallel, costs: Costs | None = None) -> 
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
         )
-    found = costs or Costs.of(config)
-    parts = balanced(found.blocks, found.embedding, found.head, count)
-    return [Span(stage, count, part.start, part.stop) for stage, part in enumerate(parts)]
+    ends = [0, *accumulate(blocks_of_stages(config, count, cut))]
+    return [Span(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
 
 
 def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
@@ -170,16 +231,15 @@ def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:
     return sum(min(part.blocks, each) for part in parts_of(config, layout))
 
 
-def parts_of(config: ModelConfig, layout: Parallel) -> list[PipelinePart]:
+@lru_cache(maxsize=4096)
+def parts_of(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> tuple[PipelinePart, ...]:
     """What each place of the pipeline axis holds, all of its stages together."""
-    blocks = [span.end - span.first for span in spans(config, layout)]
-    return parts_of_stages(blocks, layout.schedule, layout.pipeline, layout.stages_each)
-
-
-def parts_of_stages(blocks: Sequence[int], schedule: str, ranks: int, virtual: int) -> list[PipelinePart]:
-    """Like parts_of, from the number of blocks of each stage."""
-    held = [stages_of(schedule, rank, ranks, virtual) for rank in range(ranks)]
-    return [
-        PipelinePart(rank, sum(blocks[stage] for stage in mine), 0 in mine, len(blocks) - 1 in mine)
-        for rank, mine in enumerate(held)
-    ]
+    found = spans(config, layout, cut)
+    held = ([found[stage] for stage in stages_at(layout, place)] for place in range(layout.pipeline))
+    return tuple(
+        PipelinePart(
+            place, sum(span.end - span.first for span in mine), any(span.has_embedding for span in mine),
+            any(span.has_head for span in mine),
+        )
+        for place, mine in enumerate(held)
+    )  # fmt: skip

@@ -9,8 +9,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from bessemer.errors import InputError
-
-Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
+from bessemer.layout.pipeline_stages import Cut
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Framework:
     selective: Literal["attention", "matmuls"] = "attention"
     early_stop: bool = False
     accumulate: float = 0.0
-    balanced: bool = False
     parallel_block: bool = False
     sequence_parallel: bool = True
     copies: bool = False

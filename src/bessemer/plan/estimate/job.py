@@ -7,12 +7,14 @@ seconds, prices in dollars.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.recipe.parallel import PipelineSchedule
+from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import PipelineSchedule, stages_per_rank
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,22 @@ class Layout:
     def devices(self) -> int:
         """Devices of the job."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def stages_each(self) -> int:
+        """Pipeline stages on each device; schedules that need several have two unless `virtual` says more."""
+        return stages_per_rank(self.schedule, self.pipeline, self.virtual if self.virtual > 1 else None)
+
+
+@lru_cache(maxsize=16384)
+def parallel(layout: Layout) -> Parallel:
+    """A layout as a recipe's section; ranks of `shard` that divide nothing are copies."""
+    zero = cast(Literal[1, 2, 3], layout.zero or 1)
+    copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
+    return Parallel.model_construct(
+        replicate=copies, shard=shard, tensor=layout.tensor, pipeline=layout.pipeline, context=layout.context,
+        zero=zero, schedule=layout.schedule, virtual=layout.stages_each,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

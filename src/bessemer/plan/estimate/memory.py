@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, cast
 
 from bessemer.layout.memory import PartParameters, activation_bytes, micro_batches_in_flight, state_bytes
-from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.estimate.parts import Split, block_activation_bytes, places, stages_each, state
-from bessemer.recipe import Parallel
+from bessemer.plan.estimate.job import Job, parallel
+from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.terminal import size
 
 # Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
@@ -78,12 +76,12 @@ def memory(job: Job) -> DeviceMemory:
 
 def stages(job: Job) -> list[DeviceMemory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in places(job.model, job.layout, job.framework.cut)]
+    return [_of(job, part) for part in parts_of(job.model, parallel(job.layout), job.framework.cut)]
 
 
 def _contenders(job: Job) -> tuple[PipelinePart, ...]:
     """Places one of which is the fullest."""
-    return _undominated(places(job.model, job.layout, job.framework.cut))
+    return _undominated(parts_of(job.model, parallel(job.layout), job.framework.cut))
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +105,7 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, stages_each(layout), part.pipeline_rank, max(job.micro_batches, 1)
+        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, max(job.micro_batches, 1)
     )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
@@ -192,7 +190,7 @@ def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
         weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
     tokens = job.layout.micro_batch * model.sequence_length // layout.context
     flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, stages_each(job.layout), part.pipeline_rank, job.micro_batches
+        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, job.micro_batches
     )
     activations, working = activation_bytes(
         model, part, tokens, flight, width, recomputed, job.layout.recompute, layout.tensor, is_alone=is_alone,
@@ -218,17 +216,6 @@ def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
         slack,
         round(framework.base_bytes),
     )
-
-
-@lru_cache(maxsize=16384)
-def parallel(layout: Layout) -> Parallel:
-    """A layout as a recipe's section; ranks of `shard` that divide nothing are copies."""
-    zero = cast(Literal[1, 2, 3], layout.zero or 1)
-    copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
-    return Parallel.model_construct(
-        replicate=copies, shard=shard, tensor=layout.tensor, pipeline=layout.pipeline, context=layout.context,
-        zero=zero, schedule=layout.schedule, virtual=stages_each(layout),
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=16384)

@@ -30,7 +30,6 @@ class MicroBatchSeconds:
     context: float
     shard: float
     head_tensor: float
-    head_in_blocks: float
 
     def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
         """Seconds by kind of a rank with `layers` blocks, and perhaps an end, over m micro-batches."""
@@ -113,7 +112,6 @@ def _pieces(
     head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, framework, how)
     one, two = ways
     _, host, tensors, turns, shards = (sum(both) for both in zip(one, two, strict=True))
-    head_whole = head_forward.seconds + head_backward.seconds + 2 * joined
     return MicroBatchSeconds(
         forward=sum(one),
         backward=sum(two),
@@ -127,7 +125,6 @@ def _pieces(
         context=turns,
         shard=shards,
         head_tensor=2 * joined,
-        head_in_blocks=round(head_whole / (sum(one) + sum(two)), 1),
     )
 
 

@@ -15,12 +15,11 @@ from math import log, sqrt
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token, tokens_seen
 from bessemer.layout.pipeline_schedules import stages_each
-from bessemer.layout.pipeline_stages import stages_of
+from bessemer.layout.pipeline_stages import blocks_of_stages, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
-from bessemer.plan.estimate.parts import even
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import interleaved_rounds
 
@@ -77,7 +76,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     layout, framework, m = job.layout, job.framework, job.micro_batches
     ranks, virtual = layout.pipeline, layout.virtual
     piece = pieces.of(job, how)
-    cut = _cut(job.model.layers, ranks * virtual, piece.head_in_blocks if framework.balanced else 0.0)
+    cut = blocks_of_stages(job.model, ranks * virtual, framework.cut)
     # A stage that is not overlapped waits for what it receives, once forward and once backward.
     exposed = _send(job, how) * (1.0 - framework.pipeline_overlap)
     forward = [layers * piece.forward + exposed for layers in cut]
@@ -151,22 +150,6 @@ def refuse(job: Job) -> str | None:
     if model.sequence_length % layout.context:
         return f"context = {layout.context}: does not divide the sequence of {model.sequence_length}"
     return None
-
-
-@lru_cache(maxsize=4096)
-def _cut(layers: int, stages: int, head: float) -> tuple[int, ...]:
-    """Blocks of each stage: alike, or, where the framework cuts by cost, the last stage with fewer for the head's sake (head:
-    what it weighs in blocks), so that the slowest stage is as fast as can be. What pipeline_stages.balanced
-    finds, for blocks alike."""
-    if head <= 0 or stages == 1:
-        return even(layers, stages)
-
-    def worth(last: int) -> tuple[float, float]:
-        rest = even(layers - last, stages - 1)
-        return max(rest[0], last + head), sum(each * each for each in rest) + (last + head) ** 2
-
-    last = min(range(layers // stages + 1), key=worth)
-    return (*even(layers - last, stages - 1), last)
 
 
 def _send(job: Job, how: Physics) -> float:
