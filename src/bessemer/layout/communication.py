@@ -33,7 +33,7 @@ def tensor_bytes(
         "reduce_scatter": (4 * layers + scattered * recomputed + (1 if config.labels else 2)) * stream,
         "all_reduce": (2 * layers + recomputed) * squares + loss,
     }
-    cut = layers * _divided_of_block(config) + config.vocabulary * config.width * _tables(config)
+    cut = layers * _divided_of_block(config) + config.vocabulary * config.width * config.tables()
     return kinds, (config.parameters - cut - config.classifier_parameters) * bytes_per_sum
 
 
@@ -42,14 +42,9 @@ def _divided_of_block(config: ModelConfig) -> int:
     return config.block_matrix_parameters + config.joint_bias_parameters
 
 
-def _tables(config: ModelConfig) -> int:
-    """Matrices with a row for each id."""
-    return 1 if config.tie_embeddings or config.labels else 2
-
-
 def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
     """Whether two processes hold the tied matrix; in a V the first and the last stage lie on one."""
-    return config.tie_embeddings and not config.labels and layout.pipeline > 1 and not layout.is_v_shaped
+    return config.is_tied and layout.pipeline > 1 and not layout.is_v_shaped
 
 
 def pipeline_bytes(
@@ -86,7 +81,7 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     block = config.with_changes(layers=config.layers + 1).parameters - config.parameters
     blocks, cut = config.layers * block, config.layers * _divided_of_block(config)
     table = config.vocabulary * config.width
-    tables, copies = _tables(config) * table, _is_tied_across_ranks(config, layout) * table
+    tables, copies = config.tables() * table, _is_tied_across_ranks(config, layout) * table
     outside = config.parameters - blocks
     return blocks - cut + cut // layout.tensor, outside - tables + (tables + copies) // layout.tensor
 

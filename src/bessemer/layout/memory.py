@@ -233,7 +233,7 @@ class PartParameters:
         vectors = outside // (
             config.layers + 1
         )  # norms and biases, those outside of blocks as if they were of one more
-        tables = part.has_embedding + (part.has_head and not (config.tie_embeddings and part.has_embedding))
+        tables = config.tables(part.has_embedding, part.has_head)
         table = -(-config.vocabulary // tensor) * config.width
         rest = (tables * table) + (vectors if part.has_head else 0)
         return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)

@@ -251,6 +251,15 @@ class ModelConfig:
         return self.positions_length + (0 if self.position_padding is None else self.position_padding + 1)
 
     @property
+    def is_tied(self) -> bool:
+        """Whether one matrix is embedding and output matrix; a classifier has no output matrix."""
+        return self.tie_embeddings and not self.labels
+
+    def tables(self, has_embedding: bool = True, has_head: bool = True) -> int:
+        """Matrices with a row for each token id in a part of the model with these ends; a tied one counts once."""
+        return has_embedding + (has_head and not self.labels and not (self.is_tied and has_embedding))
+
+    @property
     def block_matrix_parameters(self) -> int:
         """Parameters of one block that are in matrices: queries, keys, values, output, gate, up, down."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
@@ -265,9 +274,8 @@ class ModelConfig:
     @property
     def embedding_parameters(self) -> int:
         """Parameters of the embeddings of tokens, positions and types, and of the output matrix unless it is tied."""
-        matrices = 1 if self.tie_embeddings or self.labels else 2
         positions = self.position_rows if self.positions == "learned" else 0
-        return (self.vocabulary * matrices + positions + self.token_types) * self.width
+        return (self.vocabulary * self.tables() + positions + self.token_types) * self.width
 
     @property
     def head_matrix_parameters(self) -> int:

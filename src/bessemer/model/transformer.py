@@ -280,7 +280,7 @@ def build_model(config: ModelConfig, seed: int) -> Transformer:
     """A model with its initial weights, in fp32 on the CPU."""
     model = meta_model(config)
     model.to_empty(device="cpu")
-    if config.tie_embeddings and not config.labels:  # to_empty gives the two names storage of their own
+    if config.is_tied:  # to_empty gives the two names storage of their own
         model.head.tie(model.embedding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

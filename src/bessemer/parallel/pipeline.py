@@ -28,7 +28,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
 from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.parallel.tied import is_tied, sum_tied_gradients, tie_group
+from bessemer.parallel.tied import sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import SEVERAL_STAGES
 
@@ -78,7 +78,7 @@ def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
     last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
     parameters even on one process: see `parallel.tied`.
     """
-    if is_tied(model):
+    if model.config.is_tied:
         model.head.weight = nn.Parameter(model.head.weight.detach().clone(), model.head.weight.requires_grad)
     for number in range(len(model.blocks)):
         if not any(span.first <= number < span.end for span in local_spans):
@@ -212,7 +212,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         self.model, self.stages, self.mesh, self.device, self.dtype = model, list(stages), mesh, device, dtype
         self.split_backward = split_backward
-        self.tie = tie_group(mesh) if is_tied(model) else None
+        self.tie = tie_group(mesh) if model.config.is_tied else None
         self.schedules: dict[BatchShape, Any] = {}
 
     def accumulate(

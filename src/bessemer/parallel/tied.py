@@ -18,19 +18,14 @@ from bessemer.parallel.mesh import ProcessMesh
 COPY, ORIGINAL = "head.weight", "embedding.weight"
 
 
-def is_tied(model: Transformer) -> bool:
-    """Whether the whole model shares one matrix between embedding and head."""
-    return model.config.tie_embeddings and not model.config.labels
-
-
 def whole_name(model: Transformer, name: str) -> str:
     """The name in the whole model, and in checkpoints, of a stage's parameter."""
-    return ORIGINAL if name == COPY and is_tied(model) else name
+    return ORIGINAL if name == COPY and model.config.is_tied else name
 
 
 def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
     """This process's parameters without the last stage's copy of a tied matrix."""
-    return ((name, p) for name, p in model.named_parameters() if not (name == COPY and is_tied(model)))
+    return ((name, p) for name, p in model.named_parameters() if not (name == COPY and model.config.is_tied))
 
 
 def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
@@ -56,7 +51,7 @@ def sum_tied_gradients(model: Transformer, group: dist.ProcessGroup | None) -> N
 
     Called after gradients were reduced over data-parallel ranks: both copies are sharded in the same way.
     """
-    if not is_tied(model):
+    if not model.config.is_tied:
         return
     copies = [p for name, p in model.named_parameters() if name in (ORIGINAL, COPY) and p.requires_grad]
     if not copies:

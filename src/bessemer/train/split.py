@@ -83,7 +83,7 @@ def build(
     """
     memory = memory or nullcontext()
     model = meta_model(config).to(device.arithmetic.weights)
-    if tied.is_tied(model):
+    if model.config.is_tied:
         model.head.tie(model.embedding)
     task.prepare(model)
     model.use_linear(precisions.product_of(device.arithmetic))
@@ -163,7 +163,7 @@ def _pipelined(
 def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: Weights | None) -> None:
     """Allocate the model and initialise it, one whole tensor at a time, so that every layout starts from the same values."""
     model.to_empty(device=torch.device("cpu") if mesh.layout.offload else device.torch_device)
-    if tied.is_tied(model) and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
+    if model.config.is_tied and mesh.layout.pipeline == 1:  # to_empty gives the two names separate storage
         model.head.tie(model.embedding)
     if weights is None:
         return

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bessemer.errors import InputError
-from bessemer.train.optimizer.rules import kind_of, matrices
+from bessemer.train.optimizer.rules import kind_of, matrices, parameter_groups
 
 
 def told(made) -> dict[str, tuple[str, str, float, float]]:
@@ -34,6 +34,14 @@ def test_decay_groups(driven) -> None:
     assert decayed["embedding.weight"][2] == decayed["head.weight"][2] == 0.3
     assert decayed["norm.weight"][2] == 0.0
     assert told(driven(tied=True, embedding_rate=3.0))["embedding.weight"][3] == 1.0
+
+
+def test_both_copies_of_a_tied_matrix_learn_alike_in_a_pipeline(driven) -> None:
+    """Its stages hold them as two parameters, with gradients summed over both (`parallel.pipeline.keep_stages`)."""
+    made = driven(tied=True, embedding_rate=3.0)
+    made.model.head.weight = torch.nn.Parameter(made.model.head.weight.detach().clone())
+    rates = {name: group["rate"] for group in parameter_groups(made.model, made.settings) for name in group["names"]}
+    assert rates["embedding.weight"] == rates["head.weight"] == 1.0
 
 
 def test_biases_are_vectors_whatever_their_dimensions() -> None:

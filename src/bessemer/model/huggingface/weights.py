@@ -87,7 +87,7 @@ def hub_tensors(
     """
     names = FAMILIES[family or family_of(model.config)]
     parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    if model.config.tie_embeddings:
+    if model.config.is_tied:
         parameters.pop("head.weight", None)
     kept: dict[str, tuple[str, Tensor]] = {}  # values of joint parameters, of which several views follow one another
 
@@ -142,7 +142,7 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
         theirs = weights.name_of(tensor.name)
         if theirs is not None and weights.shapes[theirs] == tensor.shape:  # else it is a new head's
             tensor.scatter(weights.read_finite(theirs))
-    if model.config.tie_embeddings and not model.config.labels:
+    if model.config.is_tied:
         _require_tied(weights, FAMILIES[family], model.embedding.weight)
     return model
 

@@ -190,8 +190,7 @@ def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual
     most, table = 0.0, model.vocabulary * model.width
     for rank in range(ranks):
         mine = stages_of(schedule, rank, ranks, virtual)
-        first, last = 0 in mine, len(cut) - 1 in mine
-        ends = int(first) + int(last and not (model.tie_embeddings and first))
+        ends = model.tables(0 in mine, len(cut) - 1 in mine)
         most = max(most, sum(cut[stage] for stage in mine) * model.block_matrix_parameters + ends * table)
     return most / tensor
 

@@ -39,7 +39,7 @@ from bessemer.train.optimizer.rules import ELEMENTWISE, State, muon, muon_sharde
 SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
 
 
-def build(model: nn.Module, config: OptimizerConfig) -> GroupOptimizer:
+def build(model: Transformer, config: OptimizerConfig) -> GroupOptimizer:
     """The optimizer of a model whose parameters are on their training device.
 
     On CUDA, `offload` keeps the moments in pinned CPU memory; on a CPU it has no effect.

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from bessemer.errors import InputError
+from bessemer.model.transformer import Transformer
 from bessemer.parallel.sharded import as_shard_of, local, put
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
@@ -57,7 +58,7 @@ def matrices(name: str, tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[str, Any]]:
     """The groups of a model's trained parameters, as torch's optimizers take them.
 
     Vectors (norms, biases) are not decayed, nor are the embedding and the head unless `decay_embeddings`. Muon takes the hidden
@@ -66,10 +67,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """
     assert config.learning_rate is not None and config.betas is not None, "the recipe is resolved"
     named = dict(model.named_parameters())
-    tied = "head.weight" not in named and "head.weight" in dict(model.named_parameters(remove_duplicate=False))
+    tied = model.config.is_tied
     if tied and config.base_width is not None:
         raise InputError("train.optimizer.base_width needs a head of its own; set model.tie_embeddings = false")
-    width: int = model.config.width if hasattr(model, "config") else 0  # type: ignore[union-attr,assignment]
     collected: dict[tuple[Kind, str, float, float], list[str]] = {}
     for name, parameter in named.items():
         if not parameter.requires_grad:
@@ -80,7 +80,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         rate = config.embedding_rate if kind == "embedding" and not tied else 1.0
         if rule == "muon":
             rate *= config.muon_rate
-        transferred = _width_rate(kind, rule, config, width)
+        transferred = _width_rate(kind, rule, config, model.config.width)
         decay = config.weight_decay / transferred if decayed else 0.0
         collected.setdefault((kind, rule, decay, rate * transferred), []).append(name)
     shared = {
