@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Train
+
+# What selective recompute computes again: element-wise work, where the results of matmuls and attention are kept as here;
+# attention's scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's per-operation checkpointing).
+Selective = Literal["elementwise", "attention", "matmuls"]
 
 
 def is_frozen(train: Train) -> bool:
@@ -43,19 +49,23 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
     return 1 + one_side * (1 if config.causal else 2)
 
 
-def recomputed_flops_per_token(mode: str, config: ModelConfig, recomputed: int) -> float:
+def recomputed_flops_per_token(
+    mode: str, config: ModelConfig, recomputed: int, selective: Selective = "elementwise", *, stops_early: bool = True
+) -> float:
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
     mode: train.recompute.
 
-    Selective recompute keeps what matmuls and attention give and adds none that counts. A recomputed block stops at
-    what its backward pass needs, which the MLP's last matmul is not, unless a norm follows it. Fused attention's own
-    second look at the scores is left out, as is usual.
+    A recomputed block stops at what its backward pass needs (stops_early), which the MLP's last matmul is not, unless a norm
+    follows it. Fused attention's own second look at the scores is left out, as is usual.
     """
-    if mode in ("none", "selective"):
+    matrices = 2.0 * recomputed * config.block_matrix_parameters
+    scores = 4 * config.heads * config.head_dim * sum(tokens_seen(config, layer) for layer in range(recomputed))
+    if mode == "selective":
+        return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
+    if mode == "none":
         return 0.0
-    last = 0 if config.norm_follows else config.width * config.mlp_width
-    seen = sum(tokens_seen(config, layer) for layer in range(recomputed))
-    return 2.0 * recomputed * (config.block_matrix_parameters - last) + 4 * config.heads * config.head_dim * seen
+    last = 0 if config.norm_follows or not stops_early else config.width * config.mlp_width
+    return matrices - 2.0 * recomputed * last + scores
 
 
 def hardware_flops(train: Train, config: ModelConfig, recomputed: int) -> float:

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from bessemer.errors import InputError
+from bessemer.layout.flops import Selective
 from bessemer.layout.pipeline_stages import Cut
 
 
@@ -31,7 +32,7 @@ class Framework:
     tangled: tuple[float, float] = (0.0, 0.0)
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
-    selective: Literal["attention", "matmuls"] = "attention"
+    selective: Selective = "attention"
     early_stop: bool = False
     accumulate: float = 0.0
     parallel_block: bool = False

@@ -99,7 +99,7 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
     stream = width * config.width / (split.tensor if split.sequence else 1)
     if recompute == "full":
         return {"inputs": stream}
-    if framework.selective == "attention":
+    if framework.selective != "matmuls":
         return everything | {"scores": everything["scores"] if framework.attention == "flash" else 0.0}
     inside = width / split.tensor
     heads, one = config.heads * config.head_dim, config.kv_heads * config.head_dim

@@ -71,7 +71,10 @@ def _pieces(
     if recompute == "full":
         again = block.needed if framework.early_stop else block.forward
     elif recompute == "selective":
-        again = block.scores if framework.selective == "attention" else block.matmuls_again
+        elementwise = replace(block.forward, matmuls=0.0, attention=0.0)
+        again = {"elementwise": elementwise, "attention": block.scores, "matmuls": block.matmuls_again}[
+            framework.selective
+        ]
     added = framework.accumulate * model.block_matrix_parameters / tensor / (device.bandwidth * how.bandwidth)
     backward = block.backward + again + WorkSeconds(elementwise=added)
     tokens = micro_batch * model.sequence_length // context

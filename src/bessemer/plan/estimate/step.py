@@ -13,12 +13,11 @@ from functools import lru_cache
 from math import log, sqrt
 
 from bessemer.errors import InputError
-from bessemer.layout.flops import flops_per_token, tokens_seen
+from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import stages_each
 from bessemer.layout.pipeline_stages import blocks_of_stages, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
-from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import interleaved_rounds
@@ -97,7 +96,9 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     data = exchange_seconds(job, cut, sum(backward) / ranks, how)
     optimizer = optimizer_seconds(job, cut, how)
     seconds = alone * slower + data + optimizer
-    flops, hardware = _flops(job.model), _flops(job.model) + _recomputed(job.model, layout.recompute, framework)
+    flops, stops = _flops(job.model), framework.early_stop
+    again = _recomputed(layout.recompute, job.model, job.model.layers, framework.selective, stops_early=stops)
+    hardware = flops + again
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
     return Step(
         seconds=seconds,
@@ -164,19 +165,7 @@ def _send(job: Job, how: Physics) -> float:
 
 
 _flops = lru_cache(maxsize=256)(flops_per_token)
-
-
-@lru_cache(maxsize=1024)
-def _recomputed(model: ModelConfig, recompute: str, framework: Framework) -> float:
-    """FLOPs of a token that recompute adds."""
-    if recompute == "none":
-        return 0.0
-    scores = 4.0 * model.heads * model.head_dim * sum(tokens_seen(model, layer) for layer in range(model.layers))
-    matrices = 2.0 * model.layers * model.block_matrix_parameters
-    if recompute == "full":
-        stops = framework.early_stop and model.norm_position == "input"
-        return matrices + scores - (2.0 * model.layers * model.width * model.mlp_width if stops else 0.0)
-    return scores if framework.selective == "attention" else matrices / 2
+_recomputed = lru_cache(maxsize=1024)(recomputed_flops_per_token)
 
 
 def fullest(job: Job, cut: tuple[int, ...]) -> float:
