@@ -78,17 +78,17 @@ def memory(
     layout = layout if parts else Parallel()
     blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
     planned = (
-        _of_part(train, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
+        of_part(train, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
         for part in parts or (PipelinePart(0, config.layers, True, True),)
     )
     return max(planned, key=lambda found: found.total)
 
 
-def _of_part(
+def of_part(
     train: Train, config: ModelConfig, layout: Parallel, part: PipelinePart, width: int, base: int, recomputed: int, cast: int,
     is_cuda: bool, together: int,
 ) -> Memory:  # fmt: skip
-    """width: bytes of an activation; cast: of a weight's copy."""
+    """What a place of the pipeline holds. width: bytes of an activation; cast: of a weight's copy; the rest as in `memory`."""
     is_alone = layout.world == 1
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bessemer.layout.memory import PartParameters, activation_bytes, micro_batches_in_flight, state_bytes
+from bessemer.layout.memory import micro_batches_in_flight, of_part
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
-from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate.job import Job, parallel
+from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
+from bessemer.recipe import Train
 from bessemer.terminal import size
 
 # Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
@@ -178,46 +178,23 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
 
 def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
-    layout = parallel(job.layout)
-    model, framework = job.model, job.framework
+    layout, framework = job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     narrow = 2 if job.precision in ("bf16", "fp16") else 0  # fp8 keeps the weight
-    recomputed = 0 if job.layout.recompute == "none" else model.layers
-    own, is_alone = _held(model, part, layout.tensor), job.layout.devices == 1
-    weights, copies, gradients = state_bytes(layout, own, narrow or 4, job.micro_batches)
-    share = own.all / layout.state_shards / model.parameters
-    if is_alone:
-        weights, gradients, share = 4 * model.parameters, 4 * model.parameters, 1.0
-    tokens = job.layout.micro_batch * model.sequence_length // layout.context
-    flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, job.micro_batches
-    )
-    activations, working = activation_bytes(
-        model, part, tokens, flight, width, recomputed, job.layout.recompute, layout.tensor, is_alone=is_alone,
+    recomputed = 0 if layout.recompute == "none" else job.model.layers
+    held = of_part(
+        _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), job.model, parallel(layout), part,
+        width, 0, recomputed, narrow, is_cuda=True, together=1,
     )  # fmt: skip
-    logits = 0
-    if part.has_head and not model.labels:
-        rows = -(-model.vocabulary // layout.tensor)
-        logits = 8 * min(framework.loss_chunk, tokens) * rows + 4 * rows * model.width
-    activations += max(working - logits, 0)
-    if not layout.uses_fsdp:
-        copies = max(part.blocks - recomputed, 0) * model.block_matrix_parameters // layout.tensor * narrow
-    moments = round(round(framework.moment_bytes * model.parameters) * share)
-    slack = round(framework.slack * (activations + logits + copies))
+    slack = round(framework.slack * (held.activations + held.logits + held.casts))
     return DeviceMemory(
-        part.pipeline_rank,
-        weights,
-        0,
-        gradients,
-        moments,
-        activations,
-        logits,
-        copies,
-        slack,
+        part.pipeline_rank, held.weights, 0, held.gradients, held.optimizer, held.activations, held.logits, held.casts, slack,
         round(framework.base_bytes),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _train(micro_batch: int, tokens: int, recompute: Recompute, loss_chunk: int) -> Train:
+    return Train.model_construct(
+        micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=loss_chunk
     )
-
-
-@lru_cache(maxsize=16384)
-def _held(model: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
-    return PartParameters.of(model, part, tensor)
