@@ -240,8 +240,9 @@ def one_line(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: 1 document, 12,345 documents."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """A number of things: 1 document, 12,345 documents, 2 processes."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def size(num_bytes: float) -> str:

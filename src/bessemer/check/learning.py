@@ -44,7 +44,9 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     losses, guess = [trial.losses[step] for step in sorted(trial.losses)], math.log(num_classes)
     tail = max(len(losses) // 6, 1)
     first, last = fmean(losses[:tail]), fmean(losses[-tail:])
-    said = f"loss {first:.3f} at first, {last:.3f} after {len(losses)} steps; a uniform guess has {guess:.3f}"
+    said = (
+        f"loss {first:.3f} at first, {last:.3f} after {counted(len(losses), 'step')}; a uniform guess has {guess:.3f}"
+    )
     if last >= guess - MARGIN:
         said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
     if is_continued(recipe.model, recipe.train):

@@ -26,7 +26,7 @@ from bessemer.launch.group import run_group
 from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join, leave
 from bessemer.recipe import Recipe, dump, load
 from bessemer.run import read_json, sync_folder, write_atomic, write_json
-from bessemer.terminal import rate, size
+from bessemer.terminal import counted, rate, size
 from bessemer.train import device as devices
 from bessemer.train.device import Device, synchronize
 
@@ -87,7 +87,7 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
         yield CheckRow(TOPIC, "clocks agree", "not here", "one process has one clock")
     else:
         hosts = sorted({row["host"] for row in ranks})
-        said = f"within {facts['skew'] * 1000:.1f} ms on {len(hosts)} node{'s' * (len(hosts) > 1)}"
+        said = f"within {facts['skew'] * 1000:.1f} ms on {counted(len(hosts), 'node')}"
         yield judged(TOPIC, "clocks agree", facts["skew"] < MAX_SKEW, said, otherwise="warn")
     unseen = [f"rank {row['rank']} on {row['host']} does not see {row['unseen']}" for row in ranks if row["unseen"]]
     torn = [f"rank {row['rank']} on {row['host']}" for row in ranks if row["torn"]]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bessemer.check.rows import CheckRow, judged
 from bessemer.recipe import Recipe
+from bessemer.terminal import counted
 from bessemer.tokens.loader import Batch, Bools, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -68,13 +69,14 @@ def _targets(recipe: Recipe, batch: Batch) -> CheckRow:
         return judged(TOPIC, "targets are the hidden tokens", holds,
                       f"{share:.1%} of the tokens are targets, {kept:.0%} of these stay visible")  # fmt: skip
     follows = targets[:, :-1] == inputs[:, 1:]
-    counted = targets[:, :-1] >= 0
+    has_target = targets[:, :-1] >= 0
     if batch.starts is not None:
-        counted &= ~batch.starts[:, 1:]  # a piece begins with what stands before it
-    wrong = int((counted & ~follows).sum())
+        has_target &= ~batch.starts[:, 1:]  # a piece begins with what stands before it
+    wrong = int((has_target & ~follows).sum())
     padding = int((targets < 0).sum())
-    said = f"{int(counted.sum()):,} targets of {len(inputs)} sequences are the next input, {wrong} are not"
-    return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(counted.any()),
+    examined = f"{counted(int(has_target.sum()), 'target')} of {counted(len(inputs), 'sequence')}"
+    said = f"{examined}, {wrong} of them not the next input"
+    return judged(TOPIC, "targets are shifted by one", wrong == 0 and bool(has_target.any()),
                   said + (f"; {padding:,} positions are masked out of the loss" if padding else ""))  # fmt: skip
 
 
@@ -91,8 +93,8 @@ def _loss(trainer: Trainer, batch: Batch) -> CheckRow:
     ours = float(nats_BS.double().sum())
     difference = abs(ours - direct) / max(abs(direct), 1e-9)
     count = int(counts_T.sum())
-    return judged(TOPIC, "the loss is -log p(next token)", difference < TOLERANCE,
-                  f"{ours / count:.6f} nats a token, {direct / count:.6f} from the logits of {count} targets")  # fmt: skip
+    said = f"{ours / count:.6f} nats a token, {direct / count:.6f} from the logits of {counted(count, 'target')}"
+    return judged(TOPIC, "the loss is -log p(next token)", difference < TOLERANCE, said)
 
 
 def _future(trainer: Trainer, batch: Batch) -> CheckRow:
@@ -105,7 +107,7 @@ def _future(trainer: Trainer, batch: Batch) -> CheckRow:
         moved = _moved(trainer, whole, batch, place)
         leak = max(leak, float(moved[:place].max()))
         seen = max([seen, *moved[place + 1 :].tolist()])
-    said = f"token changed at {len(places)} places: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
+    said = f"token changed at {counted(len(places), 'place')}: states before it move by {leak:.1e}, after it by up to {seen:.1e}"
     return judged(TOPIC, "no token sees the future", leak <= LEAK * seen and seen > 0, said)
 
 
@@ -114,7 +116,7 @@ def _documents(recipe: Recipe, trainer: Trainer, batch: Batch, end_of_text: int)
     name = "no token sees another document"
     row, begin = _border(batch, end_of_text)
     if row < 0:
-        said = f"no document ends within the first {len(batch.inputs)} sequences"
+        said = f"no document ends within the first {counted(len(batch.inputs), 'sequence')}"
         return CheckRow(TOPIC, name, "not here", said)
     one = batch.row(row)
     changed = max(begin - 2, 0) if one.starts is None else begin - 1  # the token before an end of text

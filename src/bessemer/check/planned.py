@@ -39,8 +39,9 @@ def budget_rows(asked: Recipe, resolved: Recipe, plan: dict[str, Any]) -> Iterat
     """Batch, tokens, schedule. asked: the recipe as it was written."""
     train, batches = resolved.train, resolved.batches
     steps, batch = train.steps or 0, train.global_batch_tokens or 0
-    ways = f"{batches.full} sequences of {batches.length}: {resolved.parallel.data} x {train.micro_batch} sequences a"
-    ways += f" micro-batch x {batches.full // resolved.parallel.data // (train.micro_batch or 1)}"
+    ways = f"{counted(batches.full, 'sequence')} of {batches.length}: {resolved.parallel.data} x "
+    micro = train.micro_batch or 1
+    ways += f"{counted(micro, 'sequence')} a micro-batch x {batches.full // resolved.parallel.data // micro}"
     is_given = asked.train.global_batch_tokens is not None
     yield judged(BUDGET, "global batch", is_given, f"{amount(batch)} tokens{'' if is_given else ', derived'}; {ways}",
                  otherwise="warn")  # fmt: skip
@@ -84,7 +85,7 @@ def layout_row(resolved: Recipe) -> CheckRow:
     per_node = resolved.cluster.devices_per_node
     if per_node is not None and layout.world // nodes > per_node:
         return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL",
-                        f"{said} on {nodes} nodes, more than the {per_node} devices of each")  # fmt: skip
+                        f"{said} on {counted(nodes, 'node')}, more than the {counted(per_node, 'device')} of each")  # fmt: skip
     if nodes > 1:
         said += f": {nodes} nodes x {layout.world // nodes}"
     fits = fits_here(layout, is_cuda)
@@ -147,7 +148,7 @@ def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFold
     steps, rolls_back = resolved.train.steps or 0, resolved.guard.roll_back
     keep = resolved.checkpoint.keep + EXTRA_CHECKPOINTS + SPANS * rolls_back + (resolved.train.schedule.kind == "wsd")
     keep = min(keep, 1 + math.ceil(steps / (resolved.checkpoint.every or steps)))
-    parts = {f"{keep} checkpoints": keep * checkpoint}
+    parts = {counted(keep, "checkpoint"): keep * checkpoint}
     if not run.tokens.exists():
         store, known = TokenStore.open(built.tokens), expected_tokens(resolved, run, built)
         tokens = sum(known.values())

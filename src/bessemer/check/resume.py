@@ -12,7 +12,7 @@ from bessemer.check.rows import CheckRow, collected, judged
 from bessemer.check.trial import STEPS
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder
-from bessemer.terminal import progress
+from bessemer.terminal import counted, progress
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.task import task_of
 
@@ -74,7 +74,7 @@ def _stopped(
     """A trial that is stopped after the steps `at`."""
     folder = name.replace(", ", "-").replace(" ", "-").replace("'", "")
     stopped = subject.trained(folder, recipe, stops=at, tokens=store.folder)
-    how = f"SIGTERM in step {', '.join(map(str, at))}; an epoch is {edge} steps"
+    how = f"SIGTERM in step {', '.join(map(str, at))}; an epoch is {counted(edge, 'step')}"
     yield learning.same(name, straight, stopped, how)
 
 
@@ -86,7 +86,9 @@ def _another_world(
     name = "one process, then two"
     sequences = alone.batches.full
     if sequences % 2 or alone.batches.sequences(0) % 2:
-        yield CheckRow(learning.RESUME, name, "not here", f"two processes do not divide {sequences} sequences")
+        yield CheckRow(
+            learning.RESUME, name, "not here", f"two processes do not divide {counted(sequences, 'sequence')}"
+        )
         return
     if not trial.fits_here(PAIR, subject.device.is_cuda):
         yield CheckRow(learning.RESUME, name, "not here", "this machine has one device")

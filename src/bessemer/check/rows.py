@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bessemer.errors import BessemerError
+from bessemer.terminal import counted
 
 Status = Literal["ok", "warn", "FAIL", "not here"]  # "not here": it cannot be examined on this machine
 WIDTH = 108  # of the evidence, where it is wrapped
@@ -46,7 +47,7 @@ def verdict(rows: list[CheckRow]) -> str:
     counts = {status: sum(row.status == status for row in rows) for status in ("ok", "warn", "FAIL", "not here")}
     names = {"ok": "hold", "warn": "are warnings", "FAIL": "fail", "not here": "could not be examined here"}
     parts = [f"{count} {names[status]}" for status, count in counts.items() if count]
-    return f"{'go' if is_go(rows) else 'no-go'}: of {len(rows)} rows {', '.join(parts)}"
+    return f"{'go' if is_go(rows) else 'no-go'}: of {counted(len(rows), 'row')} {', '.join(parts)}"
 
 
 def table(rows: list[CheckRow]) -> str:

@@ -23,6 +23,7 @@ from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Batches, BatchRamp, Parallel, Recipe, dump, load
 from bessemer.run import RunFolder, published, read_json, read_json_lines, write_atomic, write_json
+from bessemer.terminal import counted
 
 STEPS = 24  # of a trial
 STEP_SECONDS = 0.4  # of a trial's step, expected: of a longer one the batch and then the model are made smaller
@@ -65,7 +66,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
         rows = unit * max(int(STEP_SECONDS / seconds(config, unit)), 1)
         micro = max(size for size in range(1, micro + 1) if rows // layout.data % size == 0
                     and layout.fits_micro_batches(rows // layout.data // size))  # fmt: skip
-        said.append(f"a batch of {rows} of {sequences} sequences")
+        said.append(f"a batch of {rows} of {counted(sequences, 'sequence')}")
         sequences = rows
     least = layout.pipeline * layout.stages_each
     small = config
@@ -79,7 +80,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
     model: dict[str, Any] = {key: getattr(small, key) for key in ("layers", "heads", "kv_heads", "width", "mlp_width")}
     if small is not config:
         model |= {"depth": None, "from_": None, **_fewer_layers(recipe, small.layers)}
-        said.append(f"{small.layers} of {config.layers} layers" + (
+        said.append(f"{small.layers} of {counted(config.layers, 'layer')}" + (
             f" and width {small.width} of {config.width}" if small.width != config.width else ""))  # fmt: skip
     ramp = train.batch_ramp
     schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None, "rewarm_at": None})

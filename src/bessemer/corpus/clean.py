@@ -18,6 +18,7 @@ from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import apply, judge_url
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
+from bessemer.terminal import counted
 
 if TYPE_CHECKING:
     from bessemer.corpus.contamination import GramIndex
@@ -164,7 +165,9 @@ def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: T
         for item in items:
             tally.count(CONTAMINATED_ITEMS, f"{name}/{item}")
     if of.action == "drop":
-        record.reject("contaminated", ", ".join(f"{name}: {len(items)} items" for name, items in overlap.items.items()))
+        record.reject(
+            "contaminated", ", ".join(f"{name}: {counted(len(items), 'item')}" for name, items in overlap.items.items())
+        )
     elif of.action == "mask":
         record.text = without(record.text, overlap.spans, of.mask)
 

@@ -23,6 +23,7 @@ from bessemer.errors import InputError
 from bessemer.layout.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
+from bessemer.terminal import counted
 
 LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
 MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
@@ -70,7 +71,7 @@ def with_nodes(recipe: Recipe) -> Recipe:
         nodes = -(-world // per_node)
     each = world // nodes
     if each > (per_node or LARGEST_NODE):
-        on = f"{nodes} node{'s' * (nodes > 1)}"
+        on = counted(nodes, "node")
         has = f"a node has {per_node}" if per_node else f"a node with more than {LARGEST_NODE} GPUs would be a rare one"
         raise InputError(
             f"cluster.nodes: {world} processes on {on} are {each} on each, but {has}; set cluster.nodes = "
@@ -86,7 +87,7 @@ def require_nodes(recipe: Recipe) -> None:
     if layout.world % cluster.nodes:
         fits = [n for n in range(1, layout.world + 1) if layout.world % n == 0]
         raise InputError(
-            f"cluster.nodes = {cluster.nodes} does not divide the {layout.world} processes of [parallel]; possible: "
+            f"cluster.nodes = {cluster.nodes} does not divide the {counted(layout.world, 'process')} of [parallel]; possible: "
             f"{', '.join(map(str, fits[:12]))}"
         )
     if cluster.min_nodes not in (None, cluster.nodes) and not layout.elastic:

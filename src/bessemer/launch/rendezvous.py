@@ -25,6 +25,7 @@ from bessemer.parallel.mesh import require_world
 from bessemer.recipe import Parallel, Recipe, load
 from bessemer.recipe.parallel import MODEL_AXES
 from bessemer.run import RunFolder, read_json
+from bessemer.terminal import counted
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
 LEAVE_TIMEOUT = timedelta(seconds=3)  # for the others to read the last message of rank 0, which hosts the store
@@ -194,8 +195,8 @@ def _layout(recipe: Recipe, processes: int) -> Parallel:
     if layout is None:
         least = recipe.parallel.ranks_per_part
         raise InputError(
-            f"parallel.elastic: {processes} processes are left, and no layout of them keeps the global batch with "
-            f"{' x '.join(MODEL_AXES)} = {least} and train.micro_batch = {recipe.train.micro_batch}; at least {least} are needed"
+            f"parallel.elastic: no layout of the {counted(processes, 'process')} left keeps the global batch with "
+            f"{' x '.join(MODEL_AXES)} = {least} and train.micro_batch = {recipe.train.micro_batch}; it takes at least {least}"
         )
     return layout
 

@@ -19,6 +19,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.plan.jobs import PARALLEL_DIMENSIONS
 from bessemer.recipe import Recipe, keys, parse
+from bessemer.terminal import counted
 
 # Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
 PLAIN = {
@@ -191,8 +192,8 @@ def filled(recipe: Recipe, asked: set[str]) -> Recipe:
     rest = layout.tensor * layout.pipeline * layout.context
     if devices % rest:
         raise InputError(
-            f"parallel: tensor x pipeline x context = {rest} does not divide {devices:,} devices; take ways whose product is a "
-            "divisor, or let the planner choose (parallel.auto = true)"
+            f"parallel: tensor x pipeline x context = {rest} does not divide {counted(devices, 'device')}; take ways whose "
+            "product is a divisor, or let the planner choose (parallel.auto = true)"
         )
     copies = layout.replicate if devices % (rest * layout.replicate) == 0 and layout.shard > 1 else 1
     if layout.shard == 1 and layout.replicate > 1:

@@ -15,6 +15,7 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute
 from bessemer.recipe import Recipe
+from bessemer.terminal import counted
 
 GB = 1e9
 PARALLEL_DIMENSIONS = ("replicate", "shard", "tensor", "pipeline", "context")  # in which [parallel] divides the work
@@ -118,8 +119,9 @@ def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
         else f"tensor x pipeline x context = {rest} does not divide them; take a divisor of {cluster.devices}"
     )
     return (
-        f"parallel: replicate x shard x tensor x pipeline x context = {product} = {world} processes, but [cluster] has "
-        f"{cluster.devices:,} devices ({cluster.nodes:,} nodes); {advice}, or auto = true lets the planner choose"
+        f"parallel: replicate x shard x tensor x pipeline x context = {product} = {counted(world, 'process')}, but [cluster] "
+        f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
+        "or auto = true lets the planner choose"
     )
 
 

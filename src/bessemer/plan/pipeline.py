@@ -14,7 +14,7 @@ from bessemer.layout.pipeline_schedules import Action, generate, stages_each
 from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
-from bessemer.terminal import rendered
+from bessemer.terminal import counted, rendered
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
 MAX_PANEL_LINES = 120
@@ -183,7 +183,7 @@ def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
     if total * (needed := (7.0 * letters + 5) / shortest) < 6000:
         unit = max(unit, needed)
     left, top, row, bar = 62, 64, 32, 26
-    plural, step = "s" if schedule.virtual > 1 else "", tick(24 / unit)
+    step = tick(24 / unit)
     rows = [
         (rank, top + row * line + (row - bar) / 2, f"{of.active_of[rank] / total:.1%}",
          [_svg_cell(of, slot, left, unit) for slot in of.slots[rank]])
@@ -195,8 +195,8 @@ def svg(of: Timetable, ranks: Sequence[int] | None = None) -> str:
     floor = top + row * len(drawn)
     return rendered(
         Path(__file__).with_name("pipeline.svg.jinja"),
-        title=f"{schedule.name}: {schedule.ranks} ranks x {schedule.virtual} stage{plural}, {schedule.micro_batches} "
-        "micro-batches",
+        title=f"{schedule.name}: {counted(schedule.ranks, 'rank')} x {counted(schedule.virtual, 'stage')}, "
+        + counted(schedule.micro_batches, "micro-batch"),
         summary=f"{number(total)} time-steps, active {number(of.active)} and idle {number(of.idle)} of "
         f"{number(total * schedule.ranks)}, utilisation {of.utilisation:.1%}",
         width=max(ceil(left + total * unit + 112), 640), height=floor + 66, left=left, right=left + total * unit, top=top,
@@ -277,7 +277,8 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     held = [schedule.held(rank) for rank in range(schedule.ranks)]
     per_rank = [active / time.timesteps for active in time.active_of]
     rows = {
-        "schedule": f"{schedule.name}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} micro-batches",
+        "schedule": f"{schedule.name}, {counted(schedule.ranks, 'rank')}, {counted(schedule.stages, 'stage')}, "
+        + counted(schedule.micro_batches, "micro-batch"),
         "time-step": f"{step}; backward {time.durations.backward:g}"
         + (f", send {time.durations.send:g}" if time.durations.send else ""),
         "timesteps": number(time.timesteps),

@@ -23,6 +23,7 @@ from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import divisors
 from bessemer.recipe.parallel import PipelineSchedule
+from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -81,7 +82,8 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     if not ranked and not rejected:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
         raise InputError(
-            f"parallel: no way to split over {job.cluster.devices:,} devices with a batch of {job.batch:,} sequences: {reasons}"
+            f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
+            f"{counted(job.batch, 'sequence')}: {reasons}"
         )
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)

@@ -41,8 +41,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     rates = [each.value for each in batch.learning_rates.values()]
     rows = {
         "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
-        f"embeddings): {config.layers} layers, width {config.width:,}, {config.heads} heads ({config.kv_heads} key/value), "
-        f"hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
+        f"embeddings): {counted(config.layers, 'layer')}, width {config.width:,}, {counted(config.heads, 'head')} "
+        f"({config.kv_heads} key/value), hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
         "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
         f"of {config.sequence_length:,}, {job.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra)}/s within, "
@@ -53,14 +53,14 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory * ROOM)} usable{where}: {held}",
         "state": "; ".join(
-            f"{size(each.bytes)} ({each.devices:,} device{'s' * (each.devices > 1)}) with {each.assumes}"
+            f"{size(each.bytes)} ({counted(each.devices, 'device')}) with {each.assumes}"
             for each in money.states(config.parameters, device.memory)
         ),
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
-        f"{duration(run.mtbf)}, and a checkpoint every {run.every:,} steps ({duration(run.interval)}): "
+        f"{duration(run.mtbf)}, and a checkpoint every {counted(run.every, 'step')} ({duration(run.interval)}): "
         f"{run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",

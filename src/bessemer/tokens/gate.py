@@ -23,6 +23,7 @@ import numpy.typing as npt
 from bessemer.logfile import LogFile, json_line
 from bessemer.recipe import Recipe
 from bessemer.run import read_json_lines, write_atomic
+from bessemer.terminal import counted
 from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -169,6 +170,5 @@ def summary(folder: Path, step: int | None = None) -> str:
     parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     documents = len({row["document"] for row in pieces.values()})
     tokens = sum(row["tokens"] for row in pieces.values())
-    return (
-        f"{tokens:,} targets in {len(pieces):,} pieces of {documents:,} documents did not count ({parts}; gated.jsonl)"
-    )
+    where = f"{counted(len(pieces), 'piece')} of {counted(documents, 'document')}"
+    return f"{counted(tokens, 'target')} in {where} did not count ({parts}; gated.jsonl)"

@@ -122,7 +122,7 @@ class Tokenizer:
         inner.train_from_iterator(texts, trainer)
         tokenizer = cls(inner, end_of_text, mask_token)
         if tokenizer.vocabulary > vocabulary:
-            more = f" and {len(special) - 2} others" if len(special) > 2 else ""
+            more = f" and {len(special) - 2} more" if len(special) > 2 else ""
             raise InputError(
                 f"tokenizer.vocabulary: {vocabulary} ids do not hold the 256 bytes, {end_of_text!r} and {special[-1]!r}{more}; "
                 f"give {tokenizer.vocabulary} or more"

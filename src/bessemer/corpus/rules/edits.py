@@ -9,6 +9,7 @@ from bessemer.corpus.text import lines
 from bessemer.corpus.text.characters import table
 from bessemer.corpus.text.statistics import Statistics
 from bessemer.recipe.rules import C4, RefinedWeb
+from bessemer.terminal import counted
 
 CITATION = re.compile(r"\[\d{0,12}\]|\[edit\]|\[citation needed\]")
 CLOSING = (".", "?", "!", '"', "'")
@@ -54,13 +55,17 @@ def edit_c4(statistics: Statistics, settings: C4) -> tuple[Statistics, Finding |
         kept.append(line)
     every = Statistics("\n".join(kept))
     if settings.min_sentences and every.sentences < settings.min_sentences:
-        return statistics, Finding("c4.sentences", f"{every.sentences} sentences in {len(kept)} lines that stay")
+        return statistics, Finding(
+            "c4.sentences", f"{counted(every.sentences, 'sentence')} in the {counted(len(kept), 'line')} kept"
+        )
     stripped = every.text.strip()
     edited = every if stripped == every.text else Statistics(stripped)
     if settings.min_long_lines:
         num_long = sum(len(line) >= settings.long_line_characters for line in edited.text.split("\n"))
         if num_long < settings.min_long_lines:
-            return edited, Finding("c4.long_lines", f"{num_long} lines of {settings.long_line_characters} characters")
+            return edited, Finding(
+                "c4.long_lines", f"{counted(num_long, 'line')} of {settings.long_line_characters} characters"
+            )
     return edited, None
 
 

@@ -17,6 +17,7 @@ from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, 
 from bessemer.model.huggingface.rules import Values, read_activation, write_activation
 from bessemer.model.huggingface.settings import ForeignConfig
 from bessemer.recipe import Dropout, Model, Recipe
+from bessemer.terminal import counted
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
 FREE_OPTIONS = {
@@ -248,7 +249,9 @@ def _derived(settings: ForeignConfig, family: Family, values: Values) -> Values:
             f"{settings.path}: {family.keys['heads']} {heads} does not divide {family.keys['width']} {width}"
         )
     if heads % kv_heads:
-        raise InputError(f"{settings.path}: {family.keys['kv_heads']} {kv_heads} does not divide {heads} heads")
+        raise InputError(
+            f"{settings.path}: {family.keys['kv_heads']} {kv_heads} does not divide {counted(heads, 'head')}"
+        )
     if values.get("positions", "rotary") == "rotary" and head_dim % 2:
         raise InputError(f"{settings.path}: the width of a head is {head_dim}; rotary positions need an even one")
     return {"kv_heads": kv_heads, "head_dim": head_dim, "mlp_width": 4 * width}

@@ -8,6 +8,7 @@ from typing import Any
 
 from bessemer.model.config import Activation, ModelConfig
 from bessemer.model.huggingface.settings import ForeignConfig
+from bessemer.terminal import counted
 
 Values = dict[str, Any]
 WINDOWED, GLOBAL = "sliding_attention", "full_attention"  # in layer_types
@@ -123,7 +124,7 @@ def _layer_types(settings: ForeignConfig, layers: int, has_window: Callable[[int
     if unknown:
         raise settings.wrong("layer_types", f"has {unknown[0]!r}; only {GLOBAL} and {WINDOWED} are supported")
     if len(types) != layers:
-        raise settings.wrong("layer_types", f"has {len(types)} entries for {layers} layers")
+        raise settings.wrong("layer_types", f"has the length {len(types)} for {counted(layers, 'layer')}")
     return types
 
 
@@ -212,7 +213,7 @@ def _read_unrotated(settings: ForeignConfig, values: Values) -> Values:
     rotated, every = settings.integers("no_rope_layers"), settings.integer("no_rope_layer_interval", 4)
     rotated = rotated or [int((layer + 1) % every != 0) for layer in range(layers)]
     if len(rotated) < layers:
-        raise settings.wrong("no_rope_layers", f"has {len(rotated)} entries for {layers} layers")
+        raise settings.wrong("no_rope_layers", f"has the length {len(rotated)} for {counted(layers, 'layer')}")
     without = tuple(layer for layer in range(layers) if not rotated[layer])
     regular = without and without == tuple(range(without[0], layers, without[0] + 1))
     return {"unrotated_every": without[0] + 1 if regular else 0, "unrotated_layers": () if regular else without}

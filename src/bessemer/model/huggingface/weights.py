@@ -21,6 +21,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
 from bessemer.model.transformer import Transformer, build_model, meta_model
+from bessemer.terminal import counted
 
 ParameterReader = Callable[[Tensor], Tensor]  # a parameter to its values
 
@@ -153,8 +154,8 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     weights = WeightsFolder(folder, FAMILIES[family].base_prefix)
     if config.layers > len(weights.shapes):
         raise InputError(
-            f"{folder}: config.json says {config.layers} layers, but the weights are {len(weights.shapes)} tensors; is it the "
-            "config.json of these weights?"
+            f"{folder}: config.json says {counted(config.layers, 'layer')}, but the weights are "
+            f"{counted(len(weights.shapes), 'tensor')}; is it the config.json of these weights?"
         )
     try:  # on the meta device: nothing is allocated, whatever config.json says
         expected = {tensor.name: tensor for tensor in hub_tensors(meta_model(config), family=family)}

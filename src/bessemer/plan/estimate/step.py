@@ -21,6 +21,7 @@ from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import interleaved_rounds
+from bessemer.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -126,28 +127,27 @@ def refuse(job: Job) -> str | None:
         if size < 1:
             return f"{name} = {size}: give 1 or more"
     if layout.devices != job.cluster.devices:
-        return (
-            f"the layout is of {layout.devices} devices and the cluster has {job.cluster.devices}; make them the same"
-        )
+        devices = counted(layout.devices, "device")
+        return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
     if job.batch % (layout.data * layout.micro_batch):
         return (
-            f"batch = {job.batch} sequences: cannot be divided into micro-batches of {layout.micro_batch} on "
-            f"{layout.data} data ranks; take a multiple of {layout.data * layout.micro_batch}"
+            f"batch: {counted(job.batch, 'sequence')} cannot be divided into micro-batches of {layout.micro_batch} on "
+            f"{counted(layout.data, 'data rank')}; take a multiple of {layout.data * layout.micro_batch}"
         )
     try:
         each = stages_each(layout.schedule, layout.virtual if layout.virtual > 1 else None)
     except InputError as error:
         return str(error)
     if layout.pipeline > 1 and each != layout.virtual:
-        return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {each} stages a device"
+        return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
     m = job.micro_batches
     if layout.schedule == "interleaved" and layout.pipeline > 1 and m % interleaved_rounds(layout.pipeline, m):
         return f"schedule interleaved: {m} micro-batches on {layout.pipeline} stages do not make equal groups"
     stages = layout.pipeline * layout.virtual
     if stages > model.layers:
-        return f"pipeline x virtual = {stages} stages, but the model has {model.layers} layers"
+        return f"pipeline x virtual = {stages} stages, but the model has {counted(model.layers, 'layer')}"
     if model.heads % layout.tensor:
-        return f"tensor = {layout.tensor}: does not divide the {model.heads} heads"
+        return f"tensor = {layout.tensor}: does not divide the {counted(model.heads, 'head')}"
     if model.sequence_length % layout.context:
         return f"context = {layout.context}: does not divide the sequence of {model.sequence_length}"
     return None
