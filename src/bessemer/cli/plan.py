@@ -244,8 +244,8 @@ def _outcome(job: PlanRequest, **how: Any) -> PlanResult:
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone."""
     from bessemer.plan import ask
-    from bessemer.plan.jobs import PARALLEL_DIMENSIONS
     from bessemer.recipe import load
+    from bessemer.recipe.parallel import AXES
     from bessemer.tokens.pretrained import followed
 
     budget, overrides = _budget(args), tuple(args.overrides)
@@ -255,7 +255,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
     has_devices = "gpus" in requested or {"devices", "nodes"} & recipe.cluster.model_fields_set
-    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(PARALLEL_DIMENSIONS)
+    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(AXES)
     if "parallel" not in recipe.model_fields_set and has_devices and not layout_options:
         requested = {**requested, "parallel.auto": "true"}  # devices and no layout: the planner's
     return ask.with_changes(ask.PlanRequest(recipe), requested) if requested else ask.PlanRequest(recipe)

@@ -17,8 +17,8 @@ import tomli_w
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.plan.jobs import PARALLEL_DIMENSIONS
 from bessemer.recipe import Recipe, keys, parse
+from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
 
 # Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
@@ -37,7 +37,7 @@ PLAIN = {
     "price": ("cluster.price", "number"),
     "framework": ("cluster.framework", "word"),
     "catalogue": ("cluster.catalogue", "word"),
-    **{name: (f"parallel.{name}", "count") for name in (*PARALLEL_DIMENSIONS, "virtual")},
+    **{name: (f"parallel.{name}", "count") for name in (*AXES, "virtual")},
     "schedule": ("parallel.schedule", "word"),
     "zero": ("parallel.zero", "count"),
 }
@@ -90,7 +90,7 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequ
     start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
     if "pipeline" in asked and "zero" not in asked:
         start["zero"] = "1"  # stages keep their weights, and gradients are added up once a step
-    if not set(asked) & set(PARALLEL_DIMENSIONS) and not any(name.startswith("parallel.") for name in named):
+    if not set(asked) & set(AXES) and not any(name.startswith("parallel.") for name in named):
         overrides = (*overrides, "parallel.auto=true")
     if not {"seq", "model"} & set(asked):
         start["seq"] = str(DEFAULT_SEQUENCE)
@@ -115,7 +115,7 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     if "batch" in asked:
         asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
-    if set(asked) & set(PARALLEL_DIMENSIONS) and not any(one.startswith("parallel.auto") for one in overrides):
+    if set(asked) & set(AXES) and not any(one.startswith("parallel.auto") for one in overrides):
         changes.append("parallel.auto=false")
     try:
         recipe = parse(text, "plan", [*changes, *overrides])
@@ -189,10 +189,10 @@ def filled(recipe: Recipe, asked: set[str]) -> Recipe:
     layout, devices = recipe.parallel, recipe.cluster.devices
     if layout.auto or devices is None or layout.world == devices or {"shard", "replicate"} & asked:
         return recipe
-    rest = layout.tensor * layout.pipeline * layout.context
+    rest = layout.ranks_per_part
     if devices % rest:
         raise InputError(
-            f"parallel: tensor x pipeline x context = {rest} does not divide {counted(devices, 'device')}; take ways whose "
+            f"parallel: {' x '.join(MODEL_AXES)} = {rest} does not divide {counted(devices, 'device')}; take ways whose "
             "product is a divisor, or let the planner choose (parallel.auto = true)"
         )
     copies = layout.replicate if devices % (rest * layout.replicate) == 0 and layout.shard > 1 else 1

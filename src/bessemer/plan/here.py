@@ -15,6 +15,7 @@ from bessemer.plan.laws import training_flops
 from bessemer.plan.standing import standing
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Recipe
+from bessemer.recipe.parallel import AXES
 
 # Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
 # models of 1B to 70B on A100 and H100 lies at 0.38 to 0.55.
@@ -80,9 +81,9 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
     if of.pipeline > 1:  # all stages alike
         count = min(micro_batches, MAX_MICRO_BATCHES)
         bubble = 1.0 - simulate(generate(of.schedule, of.pipeline, count, of.stages_each)).utilisation
-    layout = {name: getattr(of, name) for name in ("replicate", "shard", "tensor", "pipeline")}
-    layout |= {"virtual": of.stages_each, "context": of.context, "micro_batch": train.micro_batch}
-    layout |= {"recompute": train.recompute, "zero": of.zero if of.shard * of.context > 1 else 0}
+    layout = {name: getattr(of, name) for name in AXES}
+    layout |= {"virtual": of.stages_each, "micro_batch": train.micro_batch}
+    layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
     memory = {name: parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")}
     return {
         "six_nd_flops": training_flops(plan["parameters"], plan["tokens"]),

@@ -15,10 +15,10 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute
 from bessemer.recipe import Recipe
+from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
 
 GB = 1e9
-PARALLEL_DIMENSIONS = ("replicate", "shard", "tensor", "pipeline", "context")  # in which [parallel] divides the work
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     given = recipe.parallel
     return Layout(
-        **{way: getattr(given, way) for way in PARALLEL_DIMENSIONS},
+        **{way: getattr(given, way) for way in AXES},
         virtual=given.stages_each,
-        zero=given.zero if given.shard * given.context > 1 else 0,
+        zero=given.zero if given.state_shards > 1 else 0,
         schedule=given.schedule,
         micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),
         sequence_parallel=sequence_parallel,
@@ -111,12 +111,12 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
 
 def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
     layout = recipe.parallel
-    product = " x ".join(f"{getattr(layout, way)}" for way in PARALLEL_DIMENSIONS)
-    rest = layout.tensor * layout.pipeline * layout.context
+    product = " x ".join(f"{getattr(layout, way)}" for way in AXES)
+    rest = layout.ranks_per_part
     advice = (
         f"shard = {cluster.devices // rest} would fill them"
         if cluster.devices % rest == 0
-        else f"tensor x pipeline x context = {rest} does not divide them; take a divisor of {cluster.devices}"
+        else f"{' x '.join(MODEL_AXES)} = {rest} does not divide them; take a divisor of {cluster.devices}"
     )
     return (
         f"parallel: replicate x shard x tensor x pipeline x context = {product} = {counted(world, 'process')}, but [cluster] "

@@ -98,7 +98,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
         _group("ZeRO stage", {f"ZeRO {zero}": _with_zero(job, zero) for zero in range(4)}, f"ZeRO {job.layout.zero}"),
         _group("recompute", {mode: job.with_layout(recompute=mode) for mode in RECOMPUTE}, job.layout.recompute),
     ]
-    if job.layout.data * job.layout.context == 1:  # nothing that could be divided
+    if job.layout.replicate * job.layout.state_shards == 1:  # nothing that could be divided
         groups = groups[1:]
     found = stages(job)
     if len(found) > 1:
@@ -112,7 +112,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
 def _with_zero(job: Job, zero: int) -> Job:
     """The same job with another ZeRO stage; copies that divide nothing become the ranks that do."""
     layout = job.layout
-    if zero and layout.shard * layout.context == 1:
+    if zero and layout.state_shards == 1:
         return job.with_layout(zero=zero, replicate=1, shard=layout.data)
     return job.with_layout(zero=zero)
 

@@ -161,7 +161,7 @@ def _try_split(
             impossible["interleaving needs a multiple of the stages as micro-batches"] += 1
             continue
         missed: RejectedLayout | None = None
-        for zero in (1, 2, 3) if split.shard * split.context > 1 else (0,):
+        for zero in (1, 2, 3) if split.state_shards > 1 else (0,):
             if zero > 1 and split.pipeline > 1 and count > split.pipeline:
                 continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
             fitting = None

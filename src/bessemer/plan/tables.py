@@ -8,11 +8,11 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM
-from bessemer.plan.jobs import PARALLEL_DIMENSIONS
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, PlanResult
 from bessemer.plan.search import Candidate, LayoutSearchResult
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
+from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
 LISTED = 10
@@ -98,10 +98,7 @@ def layout_line(job: Job) -> str:
 
 
 def _ways(layout: Layout) -> str:
-    return (
-        " x ".join(f"{way} {getattr(layout, way)}" for way in PARALLEL_DIMENSIONS if getattr(layout, way) > 1)
-        or "one device"
-    )
+    return " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
 
 
 def search_table(of: LayoutSearchResult, devices: int) -> str:

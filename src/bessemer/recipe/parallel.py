@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -37,21 +37,13 @@ def interleaved_rounds(pipeline: int, count: int) -> int:
     return max(1, count // pipeline)
 
 
-class Parallel(Section):
-    """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
+class AxisSizes:
+    """What follows from the sizes of the axes, which a subclass has as attributes."""
 
-    auto: bool = False
-    replicate: Positive = 1
-    shard: Positive = 1
-    tensor: Positive = 1
-    pipeline: Positive = 1
-    context: Positive = 1
-    zero: Literal[1, 2, 3] = 3
-    schedule: PipelineSchedule = "1f1b"
-    virtual: Positive | None = None
-    offload: bool = False
-    restarts: int = Field(3, ge=0)
-    elastic: bool = False
+    if TYPE_CHECKING:
+        replicate: int
+        shard: int
+        context: int
 
     @property
     def world(self) -> int:
@@ -72,6 +64,23 @@ class Parallel(Section):
     def state_shards(self) -> int:
         """Processes that FSDP divides weights, gradients and optimizer state among."""
         return self.shard * self.context
+
+
+class Parallel(AxisSizes, Section):
+    """How a run is split. The product of the five ways is the number of processes; 1 everywhere: one process."""
+
+    auto: bool = False
+    replicate: Positive = 1
+    shard: Positive = 1
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    context: Positive = 1
+    zero: Literal[1, 2, 3] = 3
+    schedule: PipelineSchedule = "1f1b"
+    virtual: Positive | None = None
+    offload: bool = False
+    restarts: int = Field(3, ge=0)
+    elastic: bool = False
 
     @model_validator(mode="after")
     def _chosen_once(self) -> Self:

@@ -1,6 +1,6 @@
 """A training job as the planner sees it: a model, how it is split, on what, and how the software that runs it behaves.
 
-Values only; what they come to is worked out in `memory` and `step`. Sizes in bytes, rates in FLOP/s and bytes/s, times in
+Values only; what they come to is worked out in `memory` and `step`. AxisSizes in bytes, rates in FLOP/s and bytes/s, times in
 seconds, prices in dollars.
 """
 
@@ -14,7 +14,7 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import PipelineSchedule, stages_per_rank
+from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_per_rank
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(AxisSizes):
     """How a model, its state and its batch are divided.
 
     zero: what `shard` divides while a step is computed: 0 nothing (the ranks of `shard` are then copies, as those of
@@ -81,14 +81,9 @@ class Layout:
     sequence_parallel: bool = True
 
     @property
-    def data(self) -> int:
-        """Groups of devices that each take a part of the batch."""
-        return self.replicate * self.shard
-
-    @property
     def devices(self) -> int:
         """Devices of the job."""
-        return self.data * self.tensor * self.pipeline * self.context
+        return self.world
 
     @property
     def stages_each(self) -> int:
@@ -102,7 +97,7 @@ def parallel(layout: Layout) -> Parallel:
     zero = cast(Literal[1, 2, 3], layout.zero or 1)
     copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
     return Parallel.model_construct(
-        replicate=copies, shard=shard, tensor=layout.tensor, pipeline=layout.pipeline, context=layout.context,
+        **{axis: getattr(layout, axis) for axis in AXES} | {"replicate": copies, "shard": shard},
         zero=zero, schedule=layout.schedule, virtual=layout.stages_each,
     )  # fmt: skip
 

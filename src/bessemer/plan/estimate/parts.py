@@ -137,11 +137,6 @@ class StateBytes:
     buffers: float
 
 
-def ways(job: Job) -> int:
-    """Devices that divide what ZeRO divides: those of `shard`, and of a context group, which hold the same weights."""
-    return job.layout.shard * job.layout.context
-
-
 def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, float, float]:
     """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
     over so many ranks (Rajbhandari et al. 2020, figure 1)."""
@@ -168,7 +163,7 @@ def state(job: Job, part: PipelinePart) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     framework, layout = job.framework, job.layout
     own = part_parameters(job.model, part, layout.tensor)
-    n = ways(job)
+    n = job.layout.state_shards
     wide = job.precision in ("fp32", "tf32")
     if framework.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)

@@ -20,7 +20,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
 from bessemer.plan.timetable import pipeline_seconds
-from bessemer.recipe.parallel import interleaved_rounds
+from bessemer.recipe.parallel import AXES, interleaved_rounds
 from bessemer.terminal import counted
 
 
@@ -122,7 +122,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
 def refuse(job: Job) -> str | None:
     """Why a job cannot be split as its layout says; None: it can."""
     layout, model = job.layout, job.model
-    names = ("replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch")
+    names = (*AXES, "virtual", "micro_batch")
     for name, size in {**{name: getattr(layout, name) for name in names}, "batch": job.batch}.items():
         if size < 1:
             return f"{name} = {size}: give 1 or more"
@@ -161,7 +161,7 @@ def _send(job: Job, how: Physics) -> float:
         return 0.0
     tokens = layout.micro_batch * job.model.sequence_length // layout.context
     whole = compute.BYTES[job.precision] * tokens * job.model.width / layout.tensor
-    return collectives.send(job.cluster, layout.tensor * layout.context * layout.data, whole, how)
+    return collectives.send(job.cluster, layout.world // layout.pipeline, whole, how)
 
 
 _flops = lru_cache(maxsize=256)(flops_per_token)
