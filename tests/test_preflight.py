@@ -21,6 +21,8 @@ from bessemer.train import device
         (["train.optimizer.learning_rate=10"], "train.optimizer.learning_rate = 10: each step would move weights"),
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
         (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
+        (["guard.rewarm_steps=25"], "guard.rewarm_steps = 25 is more than the 24 steps of the run"),
+        (["guard.hang_seconds=0.1"], "hang_seconds = 0.1: 5 or more"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
         (["train.tokens=2560", "train.schedule.warmup_steps=11"], "warmup_steps = 11 is more than the 10 steps of the run"),
         (["train.steps=5", "train.minutes=2"], "train.steps = 5 and train.minutes = 2 exclude each other"),

@@ -61,12 +61,17 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
 
 
 def require_warmup(resolved: Recipe) -> None:
-    """Raise InputError when the warmup of a resolved recipe is longer than the run."""
+    """Raise InputError when the warmup of a resolved recipe, or that after a rollback, is longer than the run."""
     warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
     if warmup > steps:
         raise InputError(
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
             "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
+        )
+    if (resolved.guard.rewarm_steps or 0) > steps:
+        raise InputError(
+            f"guard.rewarm_steps = {resolved.guard.rewarm_steps} is more than the {steps} steps of the run, so the learning rate "
+            f"would stay low after a rollback; leave it out ({resolved.guard.distance(steps)})"
         )
 
 

@@ -120,3 +120,9 @@ def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
     journal.path.write_text("".join([*lines[:1], *lines[2:]]))  # a skip is missing, which no number counts
     with pytest.raises(InputError, match="line 2 is damaged"):
         Journal.read(journal.path)
+
+
+def test_rollbacks_whose_cause_was_no_training_are_told_apart(journal: Journal) -> None:
+    fault = Rollback(4, 410, 400, "corruption", 405, (0, 0), 0.67, 0.1, 20)
+    change = Rollback(5, 420, 400, "diverged", 405, (3200, 3200), 0.67, 1.0, 0)
+    assert Journal(None, [*journal.rollbacks, fault, change]).num_rollbacks_of_training == 3

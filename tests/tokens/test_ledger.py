@@ -118,3 +118,10 @@ def test_of_shards_in_order_one_is_looked_into() -> None:
         for shard in others:
             assert any(found is shard for found in ledger._candidate_shards(others, shard.identities[0].tobytes()))
     assert ledger._candidate_shards([], bytes(16)) == []
+
+
+def test_a_place_in_lines_of_json_is_called_a_byte() -> None:
+    from bessemer.tokens.ledger import where
+
+    assert where({"path": "a/b.jsonl.gz", "place": "10282"}) == "a/b.jsonl.gz byte 10282"
+    assert where({"path": "a/b.txt", "place": ""}) == "a/b.txt" and where({}) == ""

@@ -31,6 +31,7 @@ from bessemer.train.start import is_continued
 BUDGET, LAYOUT, MEMORY, DISK, DATA, ROLLBACK = "batch and budget", "layout", "memory", "disk", "data", "rollback"
 FEW_TOKENS, OPTIMAL_TOKENS = 1.0, 20  # a parameter: below the first it is warned of
 WARMUP_SHARE = 0.2  # of the run, above which a warm-up is warned of
+MUCH_HELD_OUT = 0.2  # of the text, which is then too little for what it could teach
 CORPUS_FACTOR = 2.0  # a corpus while it is built, against what it comes to
 EXTRA_CHECKPOINTS = 2  # besides checkpoint.keep: the one being written, and the one before an alarm
 
@@ -209,6 +210,11 @@ def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str
     if often:
         said += f"; above {REPEATS_WORTH_A_WARNING} epochs repeated text helps less and less (Muennighoff et al. 2023)"
     yield CheckRow(DATA, "repetition", "warn" if often else "ok" if epochs else "not here", said)
+    tokens = expected_tokens(resolved, run, built)
+    if total := sum(tokens.values()):
+        share = tokens.get("held_out_tokens", 0) / total
+        said = f"{share:.1%} of the text" + ("; it is never trained on" if share > MUCH_HELD_OUT else "")
+        yield CheckRow(DATA, "held out for validation", "warn" if share > MUCH_HELD_OUT else "ok", said)
     sets = resolved.corpus.contamination.sets
     if resolved.tokens.sources and not resolved.corpus.sources:
         said = "these tokens were made elsewhere; whether evaluation sets were removed there is not known"

@@ -83,6 +83,7 @@ def diagnose(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> None:
+    from bessemer.tokens import ledger
     from bessemer.train.diagnose import MEANINGS
 
     print(f"step {found.step}: {found.kind}: {MEANINGS[found.kind]}")
@@ -100,8 +101,7 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
     for one in found.sequences[:SHOWN_SEQUENCES]:
         print(f"  sample {one.sample}: {one.figures}\n    {one_line(one.text)[:SHOWN_CHARACTERS]}")
         for name in one.documents[:SHOWN_DOCUMENTS]:
-            known = documents.get(name, {})
-            place = " ".join(str(known[key]) for key in ("path", "place") if known.get(key, "") != "")
+            place = ledger.where(documents.get(name, {}))
             print(f"    in {name}{f'  {place}' if place else ''}")
         if (rest := len(one.documents) - SHOWN_DOCUMENTS) > 0:
             print(f"    and {rest} more")

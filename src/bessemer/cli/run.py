@@ -89,7 +89,7 @@ def verdict(run: RunFolder) -> str:
         return nothing or has_risen(run)
     behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
     train = load(run.recipe).train
-    if rollbacks := Journal.read(run.journal).num_rollbacks:
+    if rollbacks := Journal.read(run.journal).num_rollbacks_of_training:
         rate = train.optimizer.learning_rate or 0.0
         lower = f"bessemer run {run.path} --restart --set train.optimizer.learning_rate={rate / 3:.2g}"
         times = "once" if rollbacks == 1 else f"{rollbacks} times"

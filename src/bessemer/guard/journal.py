@@ -119,6 +119,11 @@ class Journal:
         """The samples that are skipped."""
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
+    @property
+    def num_rollbacks_of_training(self) -> int:
+        """Those that neither a hardware fault nor a change of the recipe caused."""
+        return sum(one.rewarm_steps > 0 and not KINDS[one.what].is_hardware_fault for one in self.rollbacks)
+
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
         than those after hardware faults."""

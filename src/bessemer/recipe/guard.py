@@ -12,6 +12,9 @@ from bessemer.recipe.section import Positive, Section
 SHORTEST, LONGEST, SHARE = 8, 100, 0.05
 
 
+SHORTEST_HANG = 5
+
+
 class Guard(Section):
     """What happens after a bad step, or when the run diverges."""
 
@@ -46,6 +49,11 @@ class Guard(Section):
     def _is_consistent(self) -> Self:
         if not self.rate_factors or not all(0 < factor <= 1 for factor in self.rate_factors):
             raise ValueError(f"rate_factors = {list(self.rate_factors)}: one or more numbers above 0 and up to 1")
+        if self.hang_seconds and self.hang_seconds < SHORTEST_HANG:
+            raise ValueError(
+                f"hang_seconds = {self.hang_seconds:g}: {SHORTEST_HANG} or more, since a process tells once a second that it "
+                "lives; 0 turns it off"
+            )
         for key in ("rollback_distance", "skip_batches", "rewarm_steps"):
             if not self.roll_back and getattr(self, key) is not None:
                 raise ValueError(f"{key} has no effect with roll_back = false; leave one of them out")

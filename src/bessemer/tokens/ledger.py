@@ -161,6 +161,13 @@ def _row_of(identities: npt.NDArray[np.uint8], wanted: bytes) -> int | None:
     return int(matches[0]) if len(matches) else None
 
 
+def where(document: dict[str, Any]) -> str:
+    """The raw file of a known document, and its place there in words; empty where neither is known."""
+    path, place = str(document.get("path", "")), str(document.get("place", ""))
+    unit = "byte " if place.isdecimal() and ".json" in path else ""
+    return f"{path} {unit}{place}".strip()
+
+
 def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
     """Fields that the corpus index has on documents, by identity; empty where the corpus is gone or cannot be read."""
     if not (corpus / "index").is_dir():

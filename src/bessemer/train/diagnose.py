@@ -86,8 +86,8 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
         kind, findings = "unlike", [findings[0], *changes]
     if kind == "state" and incident is not None:
         findings.append(incident["advice"])
-    loss = replayed.current.step.loss
-    if loss is not None and loss > NOTHING_LEARNED * replayed.uniform_loss:
+    steps = [replayed.current.step, *replayed.history]  # a batch alone may be bad where the model is not
+    if min((one.loss for one in steps if one.loss is not None), default=0.0) > NOTHING_LEARNED * replayed.uniform_loss:
         guess = f"a uniform guess has {replayed.uniform_loss:.4f}"
         findings.append(f"{guess}: with these weights the model has learned next to nothing")
         if kind == "none" and incident is not None:

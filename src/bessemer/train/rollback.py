@@ -272,7 +272,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
     samples = [] if alarm.kind.is_hardware_fault else _first_samples(training, step, alarm)
     if training.trainer.mesh.is_main:
         known = ledger.known(training.run.corpus, _document_names(samples))
-        places = {name: f"{row['path']} {row['place']}".strip() for name, row in known.items()}
+        places = {name: ledger.where(row) for name, row in known.items()}
         figures: dict[str, Any] = {} if alarm.loss is None else {"loss": alarm.loss, "grad_norm": alarm.grad_norm}
         record(
             training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,
