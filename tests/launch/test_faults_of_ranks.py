@@ -127,7 +127,7 @@ def test_ranks_killed_at_random_steps_cost_nothing(
     killed = []
     with subprocess.Popen(command("train", *given, *sets, *restarts), stderr=subprocess.PIPE, text=True) as process:
         for number in range(kills):
-            wait_for_step(run, 60 * number + draw.randrange(10, 60))
+            wait_for_step(run, 60 * number + draw.randrange(10, 60), process)
             time.sleep(draw.uniform(0, 0.05))
             killed.append(max(losses(made, "kills")))
             os.kill(int((run / ".training" / f"rank-{draw.randrange(2)}.pid").read_text()), signal.SIGKILL)

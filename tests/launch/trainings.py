@@ -109,9 +109,12 @@ def weights(recipe: Path, name: str) -> str:
     return weights_hash(recipe.parent / "runs" / name)
 
 
-def wait_for_step(run: Path, step: int) -> None:
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until a run has logged a step. process: that trains it, with its messages, told where it ends before."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode} before step {step}: {process.communicate()[1]}")
         metrics = run / "metrics.jsonl"
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
             return

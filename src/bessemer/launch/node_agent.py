@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,6 +87,10 @@ class NodeAgent:
                     deadline = time.monotonic() + self.spec.wait_seconds
             except RendezvousError as error:
                 return self._fail("failed", self._cannot_meet(error))
+            except Exception as error:
+                traceback.print_exc()
+                then = "checkpoints are kept, the same command goes on from the last one"
+                return self._fail("failed", f"launch: the agent of this node failed ({error!r}); {then}")
 
     def _config(self, is_host: bool) -> api.LaunchConfig:
         spec = self.spec

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import sys
 import threading
 import time
@@ -71,6 +72,8 @@ def end_dead_connections(endpoint: str) -> None:
     port = int(endpoint.rpartition(":")[2])
     for name in os.listdir("/proc/self/fd"):
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             with socket.socket(fileno=os.dup(int(name))) as own:
                 if own.getpeername()[1] == port:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
