@@ -126,3 +126,5 @@ def test_rollbacks_whose_cause_was_no_training_are_told_apart(journal: Journal) 
     fault = Rollback(4, 410, 400, "corruption", 405, (0, 0), 0.67, 0.1, 20)
     change = Rollback(5, 420, 400, "diverged", 405, (3200, 3200), 0.67, 1.0, 0)
     assert Journal(None, [*journal.rollbacks, fault, change]).num_rollbacks_of_training == 3
+    at_once = Rollback(4, 410, 400, "diverged", 405, (3200, 3280), 0.67, 1.0, 0)  # guard.rewarm_steps = 0
+    assert Journal(None, [*journal.rollbacks, at_once]).num_rollbacks_of_training == 4

@@ -13,8 +13,9 @@
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
 batches are skewed.
 
-A rule without a full window holds with a wider threshold instead of being off, so that the first steps of a run are guarded
-too. "diverged" has no window at all: a model worse than a uniform guess has learned nothing, whatever its history.
+The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full, shift
+from 48 losses on; diverged from 8 on, since a model worse than a uniform guess has learned nothing, and against the median loss
+once there are 48. Drift and plateau need a full window.
 """
 
 from __future__ import annotations

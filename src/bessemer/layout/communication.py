@@ -48,18 +48,16 @@ def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
 
 
 def pipeline_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = 4,
-    matrix_share: float = 1.0,
-) -> tuple[int, int]:  # fmt: skip
+    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = 4
+) -> tuple[int, int]:
     """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
     of the two processes that have it sends it.
 
-    tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient; matrix_share:
-    of the tied matrix that a process holds, 1 / (tensor x shard) where it is divided so.
+    tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient.
     """
     # Once fewer than there are stages; in a V the two stages at its bottom lie on one process.
     crossings = layout.pipeline * layout.stages_each - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
-    matrix = round(config.vocabulary * config.width * bytes_per_gradient * matrix_share)
+    matrix = config.vocabulary * config.width * bytes_per_gradient
     sent = 2 * crossings * tokens * config.width * bytes_per_activation
     return sent, matrix if _is_tied_across_ranks(config, layout) else 0
 

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from bessemer.layout.flops import is_frozen
-from bessemer.layout.pipeline_schedules import generate
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.parallel import V_SHAPED, interleaved_rounds
+from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -250,7 +249,7 @@ def micro_batches_in_flight(schedule: str, stages: int, virtual: int, place: int
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
     with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2), in rounds of more than p
-    micro-batches more; p in a V (Qi et al. 2024); of a schedule that has no formula here, counted in its list.
+    micro-batches more; at most p and a half in a V (Qi et al. 2024).
     """
     if stages == 1:
         return 1.0
@@ -261,10 +260,8 @@ def micro_batches_in_flight(schedule: str, stages: int, virtual: int, place: int
     elif schedule == "interleaved":
         round_size = micro_batches // interleaved_rounds(stages, micro_batches)
         most = (2 * (stages - place - 1) + (virtual - 1) * round_size + 1) / virtual
-    elif schedule in V_SHAPED:
-        most = stages + 0.5
     else:
-        most = generate(schedule, stages, micro_batches, virtual).held(place)
+        most = stages + 0.5
     return min(most, float(micro_batches))
 
 

@@ -4,8 +4,8 @@ Legend: p ranks, v stages on each, m micro-batches. A stage's forward of a micro
 schedule splits it, I (gradient of the input, which the stage before waits for) and W (gradient of the weights, which nobody
 waits for). `0F3` is stage 0's forward of micro-batch 3, as in torch.distributed.pipelining.
 
-`parallel/pipeline.py` runs torch's own classes; a test holds their `pipeline_order` (and what ScheduleGPipe and Schedule1F1B do)
-equal to these lists, from which stages are placed, memory is counted and pictures are drawn. torch's _PipelineScheduleRuntime
+For the planner and its pictures. `parallel/pipeline.py` runs torch's own classes, whose `pipeline_order` (and what ScheduleGPipe
+and Schedule1F1B do) a test holds equal to these lists. torch's _PipelineScheduleRuntime
 runs such a list for any schedule and puts the sends and receives in by itself: `to_csv_rows` gives the rows that its
 `_load_csv(file, format="compute_only")` and `_Action.from_str` read. Its lists of torch 2.11 and 2.13 are the same.
 """

@@ -146,9 +146,7 @@ def in_group() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join(
-    layout: Parallel, device: torch.device, timeout: timedelta = TIMEOUT, store: dist.Store | None = None
-) -> ProcessMesh:
+def join(layout: Parallel, device: torch.device, store: dist.Store | None = None) -> ProcessMesh:
     """Initialise the process group that the launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) describes.
 
     store: an existing rendezvous store; then more processes than the layout needs may have been started, and the first
@@ -160,9 +158,9 @@ def join(
     try:
         if store is None:
             require_world(layout, world)
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group(backend, timeout=TIMEOUT)
         else:
-            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=layout.world)
+            dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=layout.world)
     except (dist.DistError, RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         first = (str(error).strip().splitlines() or [""])[0]
@@ -170,7 +168,7 @@ def join(
     sizes = tuple(int(getattr(layout, axis)) for axis in MESH_AXES)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_AXES)
     for axis in MESH_AXES:  # init_device_mesh leaves torch's default timeout on its groups
-        _set_pg_timeout(timeout, device_mesh.get_group(axis))
+        _set_pg_timeout(TIMEOUT, device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     traffic.count(control)

@@ -50,7 +50,6 @@ def require_fit(train: Train, layout: Parallel, config: ModelConfig, device: tor
         )
     tensor.check(config, layout)
     context.require_config(config, layout)
-    context.require_length(layout.context, length)
     if layout.pipeline > 1:
         spans(config, layout)
         pipeline.require_schedule(layout, device)
