@@ -652,8 +652,21 @@ def test_a_reader_that_has_seen_enough_is_no_failure(whole: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_run_that_the_guard_stopped_has_its_report(prepared: Path, tmp_path: Path) -> None:
+    keys = (
+        f"run.dir={tmp_path / 'runs'}",
+        "train.optimizer.kind=lion",
+        "train.optimizer.learning_rate=0.9",
+        "train.steps=60",
+    )
+    done = bessemer("run", prepared / "small.toml", *(part for key in keys for part in ("--set", key)))
+    assert done.returncode == 1 and "so the run stops" in done.stderr
+    assert "run stopped" in (tmp_path / "runs" / "small" / "report.html").read_text()
+
+
 def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.cli.run import verdict
+    from bessemer.guard.journal import Journal, Rollback
     from bessemer.run import RunFolder, write_json
 
     monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
@@ -694,6 +707,12 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         run.metrics.write_text(f'{{"kind": "validation", "step": 10, "loss": {loss}}}\n')
         assert says in verdict(run) and ("train longer" in verdict(run)) == (loss == 1.0)
     assert "at a learning rate of 1e-08" in verdict(run)
+    # After rollbacks of the training's own: a lower rate, not more steps.
+    run.metrics.write_text('{"kind": "validation", "step": 10, "loss": 1.0}\n')
+    Journal(run.journal).add_rollback(Rollback(1, 8, 4, "diverged", 6, (16, 16), 1.0, 1.0, 0))  # of a changed recipe
+    assert "train longer" in verdict(run)
+    Journal.read(run.journal).add_rollback(Rollback(2, 8, 4, "diverged", 6, (16, 32), 1.0, 0.1, 2))
+    assert "the guard rolled back once" in verdict(run) and "learning_rate=3.3e-09" in verdict(run)
 
 
 @pytest.mark.parametrize(

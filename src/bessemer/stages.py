@@ -100,7 +100,7 @@ def run_all(session: Session) -> None:
         train(session, prepared)
     except BessemerError as error:
         if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
-            report(session)  # tells what happened
+            report(session)
         raise
     evaluate(session, prepared.recipe)
     if session.recipe.export.hf:

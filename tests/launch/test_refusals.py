@@ -144,7 +144,8 @@ def test_a_killed_command_leaves_no_process_behind(made: Path) -> None:
     given, run = another(made, "orphans"), made.parent / "runs" / "orphans"
     keys = "parallel.replicate=2", "train.steps=100000", "checkpoint.every=100000"
     one = command("train", *given, *(part for key in keys for part in ("--set", key)))
-    with subprocess.Popen(one, stderr=subprocess.DEVNULL, env=REAL) as process:
+    said = made.parent / "orphans.txt"
+    with said.open("w") as file, subprocess.Popen(one, stderr=file, env=REAL) as process:
         wait_for_step(run, 1)
         assert len(members_of(run)) == 2
         process.send_signal(signal.SIGKILL)
@@ -152,6 +153,7 @@ def test_a_killed_command_leaves_no_process_behind(made: Path) -> None:
     while members_of(run) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not members_of(run)
+    assert "Traceback" not in said.read_text()
 
 
 def test_a_killed_agent_takes_its_processes_with_it(made: Path) -> None:

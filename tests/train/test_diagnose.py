@@ -145,6 +145,8 @@ def test_a_step_in_the_midst_of_a_divergence_is_sick(runs: Path, recipe_file: Pa
     sets += ["train.optimizer.kind=lion"]
     assert run_command(["train", str(recipe_file), *(part for value in sets for part in ("--set", value))]) == 1
     (incident,) = read_json_lines(runs / "small" / "incidents.jsonl")[-1:]
+    alarmed = diagnosed(runs / "small", incident["step"])
+    assert alarmed.kind == "state" and alarmed.figures["recorded"] == alarmed.figures["again"]
     found = diagnosed(runs / "small", incident["onset"] + 2)
     assert found.kind == "state" and found.incident == incident
     assert "learned next to nothing" in found.findings[-1]

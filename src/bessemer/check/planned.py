@@ -198,10 +198,10 @@ def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str
         yield CheckRow(DATA, "hashes of the token shards", status, said)  # type: ignore[arg-type]
     except BessemerError as error:
         yield CheckRow(DATA, "hashes of the token shards", "FAIL", str(error))
-    steps = resolved.train.steps or 0
+    steps, tokens = resolved.train.steps or 0, expected_tokens(resolved, run, built)
     epochs = dict(plan.get("epochs", {}))
     if not epochs:
-        unique = expected_tokens(resolved, run, built).get("unique_tokens")
+        unique = tokens.get("unique_tokens")
         epochs = {"the text (estimated)": resolved.batches.tokens_before(steps) / unique} if unique else {}
     often = {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
     said = (
@@ -210,7 +210,6 @@ def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str
     if often:
         said += f"; above {REPEATS_WORTH_A_WARNING} epochs repeated text helps less and less (Muennighoff et al. 2023)"
     yield CheckRow(DATA, "repetition", "warn" if often else "ok" if epochs else "not here", said)
-    tokens = expected_tokens(resolved, run, built)
     if total := sum(tokens.values()):
         share = tokens.get("held_out_tokens", 0) / total
         said = f"{share:.1%} of the text" + ("; it is never trained on" if share > MUCH_HELD_OUT else "")

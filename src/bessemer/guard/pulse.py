@@ -74,6 +74,12 @@ def read(path: Path) -> Reading | None:
     return Reading(pid, rank, PHASES[phase], step, now - beat, now - since, limit) if pid else None
 
 
+def last_step(place: Path) -> int:
+    """The largest step in the pulses of a folder; 0 without any."""
+    readings = [read(path) for path in place.glob("*.pulse")]
+    return max((one.step for one in readings if one is not None), default=0)
+
+
 class Pulse:
     """This process's pulse, for a watchdog in another process or for its own thread."""
 

@@ -148,8 +148,7 @@ class NodeAgent:
         return False
 
     def _node_loss(self, name: str, host: str, action: str) -> dict[str, Any]:
-        readings = [pulse.read(path) for path in self._place.glob("*.pulse")]
-        step = max((one.step for one in readings if one is not None), default=0)
+        step = pulse.last_step(self._place)
         return {"cause": f"{name} was lost after step {step}", "action": action, "step": step, "host": host}
 
     def _restart(self, left: int, first: str = "") -> str:

@@ -77,11 +77,11 @@ class Watchdog:
         """Record that the node's agent was killed, which the command then shows as its error."""
         if self._run is None:
             return
-        readings = [pulse.read(path) for path in self._place.glob("*.pulse")]
+        host = socket.gethostname()
         record(
-            self._run.incidents, LOST, step=max((one.step for one in readings if one is not None), default=0),
-            cause=f"the agent of {socket.gethostname()} was ended by {signal_name}, and the processes with it",
-            action="stop; the same command goes on from the last checkpoint", host=socket.gethostname(),
+            self._run.incidents, LOST, step=pulse.last_step(self._place),
+            cause=f"the agent of {host} was ended by {signal_name}, and the processes with it",
+            action="stop; the same command goes on from the last checkpoint", host=host,
         )  # fmt: skip
 
     def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:

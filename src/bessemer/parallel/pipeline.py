@@ -1,7 +1,7 @@
 """Pipeline parallelism: the stages of a model on several processes, run by torch's own schedules.
 
-`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and interleaved
-(Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
+`torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and
+interleaved 1F1B (both Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
 
 Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence.
 """

@@ -51,8 +51,8 @@ class Guard(Section):
             raise ValueError(f"rate_factors = {list(self.rate_factors)}: one or more numbers above 0 and up to 1")
         if self.hang_seconds and self.hang_seconds < SHORTEST_HANG:
             raise ValueError(
-                f"hang_seconds = {self.hang_seconds:g}: {SHORTEST_HANG} or more, since a process tells once a second that it "
-                "lives; 0 turns it off"
+                f"hang_seconds = {self.hang_seconds:g}: {SHORTEST_HANG} or more, since a process gives a sign of life "
+                "once a second; 0 turns it off"
             )
         for key in ("rollback_distance", "skip_batches", "rewarm_steps"):
             if not self.roll_back and getattr(self, key) is not None:

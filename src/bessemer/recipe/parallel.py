@@ -9,14 +9,9 @@ from pydantic import Field, model_validator
 
 from bessemer.recipe.section import Positive, Section, Words
 
-AXES = (
-    "replicate",
-    "shard",
-    "tensor",
-    "pipeline",
-    "context",
-)  # along which [parallel] divides the work, as they are written
-MODEL_AXES = ("tensor", "pipeline", "context")  # whose processes work on the same part of the batch
+# Along which [parallel] divides the work, as they are written; and those whose processes work on the same part of the batch.
+AXES = ("replicate", "shard", "tensor", "pipeline", "context")
+MODEL_AXES = ("tensor", "pipeline", "context")
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
 """Two stages a rank, placed down the ranks and up again: rank r of p has stages r and 2p - 1 - r (Qi et al. 2024)."""

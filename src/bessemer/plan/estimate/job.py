@@ -1,6 +1,6 @@
 """A training job as the planner sees it: a model, how it is split, on what, and how the software that runs it behaves.
 
-Values only; what they come to is worked out in `memory` and `step`. AxisSizes in bytes, rates in FLOP/s and bytes/s, times in
+Values only; what they come to is worked out in `memory` and `step`. Sizes in bytes, rates in FLOP/s and bytes/s, times in
 seconds, prices in dollars.
 """
 
