@@ -713,6 +713,11 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     assert "train longer" in verdict(run)
     Journal.read(run.journal).add_rollback(Rollback(2, 8, 4, "diverged", 6, (16, 32), 1.0, 0.1, 2))
     assert "the guard rolled back once" in verdict(run) and "learning_rate=3.3e-09" in verdict(run)
+    # Far above the usual rate a third of it would not do.
+    write_json(run.plan, {"total_flops": 1e17})  # 2.3e-3 by scaling_rules.learning_rate
+    run.recipe.write_text(text + "[train.optimizer]\nlearning_rate = 0.09\n")
+    assert "its learning rate, 0.09, is 38 times what is usual" in verdict(run)
+    assert verdict(run).endswith("--set train.optimizer.learning_rate=0.0023")
 
 
 @pytest.mark.parametrize(

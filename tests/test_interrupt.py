@@ -12,6 +12,7 @@ from bessemer.errors import Stopped
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from bessemer.stages import Session
+from bessemer.train.stop import StopSignal
 
 
 def test_a_swallowed_interrupt_is_remembered() -> None:
@@ -55,3 +56,29 @@ def test_a_stop_before_the_first_checkpoint_says_that_nothing_is_saved(tmp_path:
         Stopped, match="stopped in train; corpus, tokens are kept, no step of the training is saved yet"
     ):
         session.stage("train", stopped)
+
+
+def test_a_signal_that_is_repeated_after_a_stop_does_not_cover_what_the_stop_said() -> None:
+    def stopped_twice() -> None:
+        try:
+            with StopSignal() as stop:
+                signal.raise_signal(signal.SIGUSR1)
+                assert stop.received() == "SIGUSR1"
+                raise Stopped("everything is saved")
+        finally:
+            signal.raise_signal(signal.SIGUSR1)
+
+    def interrupting(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupting)
+    try:
+        with pytest.raises(Stopped, match="everything is saved"):
+            stopped_twice()
+        signal.signal(signal.SIGUSR1, interrupting)
+        with StopSignal():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

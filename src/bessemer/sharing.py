@@ -9,26 +9,27 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bessemer.run import STAGE_FILE, link, stage_is_current, staging
-from bessemer.terminal import say
+from bessemer.terminal import say, warn
 
 
 @contextmanager
-def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
+def built_once(folder: Path, inputs: str, is_whole: Callable[[Path], bool] = Path.exists) -> Iterator[Path | None]:
     """Take a stage's `folder` over from a run beside this one that has it of the same `inputs`.
 
-    Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only whole,
-    published stages are taken; a copy is made where hard links are impossible.
+    Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
+    stages with files of full length are taken, of which `is_whole` says that they are as they were written; a copy is made
+    where hard links are impossible.
     """
     with _lock(folder.parent.parent / f".building-{folder.name}-{inputs[:16]}", folder.name):
-        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
+        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs, is_whole)
 
 
-def _taken(folder: Path, inputs: str) -> Path | None:
+def _taken(folder: Path, inputs: str, is_whole: Callable[[Path], bool]) -> Path | None:
     for record in sorted(folder.parent.parent.glob(f"*/{folder.name}/{STAGE_FILE}")):
         theirs = record.parent
         if theirs == folder or not stage_is_current(theirs, inputs):
@@ -38,7 +39,10 @@ def _taken(folder: Path, inputs: str) -> Path | None:
                 link(theirs.resolve(), staged)
                 if not stage_is_current(staged, inputs):
                     raise FileNotFoundError(theirs)
-        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked
+                if not is_whole(staged):
+                    warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` mends it")
+                    raise FileNotFoundError(theirs)
+        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked, or damaged
             continue
         return theirs.parent
     return None

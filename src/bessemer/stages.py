@@ -166,7 +166,7 @@ def tokens(session: Session) -> None:
             current, wanted = False, _trained_on(run)
 
     def work() -> str:
-        with built_once(run.tokens, inputs) as other:
+        with built_once(run.tokens, inputs, TokenStore.is_whole) as other:
             if other is not None:
                 return f"shared with {other}, which was made of the same corpus"
             done = build.build(session.recipe, run, wanted)

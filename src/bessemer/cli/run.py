@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.run import RunFolder
+
+FAR_ABOVE = 10  # times the usual learning rate: then it is named before anything else is advised
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -78,9 +81,10 @@ def verdict(run: RunFolder) -> str:
     """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
     for others."""
     from bessemer.guard.journal import Journal
+    from bessemer.layout.scaling_rules import learning_rate
     from bessemer.longer import has_risen, learned_nothing, next_step
     from bessemer.recipe import load
-    from bessemer.run import read_json
+    from bessemer.run import read_json, read_json_again
 
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
     ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
@@ -88,12 +92,17 @@ def verdict(run: RunFolder) -> str:
     if nothing or ngram is None or score is None or score <= ngram["bits_per_byte"]:
         return nothing or has_risen(run)
     behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
-    train = load(run.recipe).train
+    train, planned = load(run.recipe).train, read_json_again(run.plan) or {}
+    rate = train.optimizer.learning_rate or 0.0
+    lower = f"bessemer run {run.path} --restart --set train.optimizer.learning_rate="
+    usual = learning_rate(planned["total_flops"]) if planned.get("total_flops") else math.inf
+    if rate > FAR_ABOVE * usual and not nothing:
+        above = f"its learning rate, {rate:g}, is {rate / usual:.0f} times what is usual for a run of this size"
+        return f"{behind}; {above}: {lower}{usual:.2g}"
     if rollbacks := Journal.read(run.journal).num_rollbacks_of_training:
-        rate = train.optimizer.learning_rate or 0.0
-        lower = f"bessemer run {run.path} --restart --set train.optimizer.learning_rate={rate / 3:.2g}"
         times = "once" if rollbacks == 1 else f"{rollbacks} times"
-        return f"{behind}, and the guard rolled back {times}: unless the text was at fault, try a third of the rate: {lower}"
+        asked = f"unless the text was at fault, try a third of the rate: {lower}{rate / 3:.2g}"
+        return f"{behind}, and the guard rolled back {times}: {asked}"
     return f"{behind}; {next_step(run, train)}"
 
 

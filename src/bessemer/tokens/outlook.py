@@ -18,7 +18,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Packing and epochs of each source, for the plan of a resolved recipe; warns of sources that are repeated too often. Empty
     before the tokens are written for this recipe."""
-    store = TokenStore.open(folder) if (folder / "manifest.json").exists() else None
+    store = TokenStore.described(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
     names = store.sources
@@ -37,8 +37,8 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 def vocabulary(recipe: Recipe, folder: Path) -> int:
     """Number of ids of the tokenizer, written already or not."""
-    if (folder / "manifest.json").exists():
-        return TokenStore.open(folder).vocabulary
+    if (store := TokenStore.described(folder)) is not None:
+        return store.vocabulary
     if recipe.tokenizer.path is not None:
         return Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
     return recipe.tokenizer.vocabulary or 32_768
@@ -46,14 +46,13 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
 
 def num_tokens(folder: Path) -> dict[str, int]:
     """Training and held-out tokens, by their names in layout/derived_keys.py; empty before they are written."""
-    if not (folder / "manifest.json").exists():
+    if (store := TokenStore.described(folder)) is None:
         return {}
-    store = TokenStore.open(folder)
     return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}
 
 
 def labels(recipe: Recipe, folder: Path) -> int:
     """Number of classes; before there are tokens, those that the recipe names, at least two."""
-    if (folder / "manifest.json").exists():
-        return len(TokenStore.open(folder).labels)
+    if (store := TokenStore.described(folder)) is not None:
+        return len(store.labels)
     return max(len({source.label for source in recipe.corpus.sources if source.label is not None}), 2)

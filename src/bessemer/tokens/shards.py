@@ -207,6 +207,23 @@ class TokenStore:
         store.verify(reads=False)
         return store
 
+    @classmethod
+    def described(cls, folder: Path) -> TokenStore | None:
+        """What a manifest says, without a look at the shards; None where there is none that can be read."""
+        try:
+            return cls(folder, read_json(folder / "manifest.json")) if (folder / "manifest.json").exists() else None
+        except InputError:  # told by the stage that makes it again
+            return None
+
+    @classmethod
+    def is_whole(cls, folder: Path) -> bool:
+        """Whether the manifest can be read and every file is as it says, by its SHA-256."""
+        try:
+            cls.open(folder).verify()
+        except BessemerError:
+            return False
+        return True
+
     def verify(self, reads: bool = True) -> None:
         """Raise InputError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
         once in a process; else by its length."""

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any, Self
 
 from bessemer import interrupt
+from bessemer.errors import Stopped
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by schedulers before the time limit
@@ -26,9 +27,11 @@ class StopSignal:
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
+            is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
+            signal.signal(number, _pass_over if is_repeated else handler)
 
     def received(self) -> str | None:
         """The signal that any process received; all processes return it after the same step. Collective."""
@@ -43,3 +46,7 @@ class StopSignal:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = interrupt.signal_name(number)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """As SIG_IGN, which processes started from here would inherit."""
