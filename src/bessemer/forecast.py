@@ -121,6 +121,7 @@ class Planner:
             # Who plans on a laptop may train elsewhere.
             require_fit(resolved.train, resolved.parallel, config, torch.device("cuda"))
         if not device.is_cuda:
+            devices.freeze_loaded()
             devices.release_unused(device)
             devices.keep_freed_memory()
         check_budget(resolved.train, resolved.parallel, config, device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -73,24 +72,20 @@ def train_here(
     profiler = None
     if profile and mesh.is_main:
         profiler = profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
-    gc.collect()
-    gc.freeze()  # collections around a validation took 0.2 s more with the libraries' objects
-    try:
-        started, journal = perf_counter(), run_journal(run, mesh)
-        checkpoint = run_checkpoint(run, journal, mesh, recipe)
-        training = set_up(
-            recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
-            peak=plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda),
-            planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
-        )  # fmt: skip
-        if step := training.start_state.step:
-            source = "" if training.is_on_disk else ", from the copy in memory"
-            if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
-                source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
-            say(f"  going on from step {step} of {recipe.train.steps}{source}")
-        summary = train(training)
-    finally:
-        gc.unfreeze()
+    devices.freeze_loaded()
+    started, journal = perf_counter(), run_journal(run, mesh)
+    checkpoint = run_checkpoint(run, journal, mesh, recipe)
+    training = set_up(
+        recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
+        peak=plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda),
+        planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
+    )  # fmt: skip
+    if step := training.start_state.step:
+        source = "" if training.is_on_disk else ", from the copy in memory"
+        if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
+            source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
+        say(f"  going on from step {step} of {recipe.train.steps}{source}")
+    summary = train(training)
     if profiler and profiler.seconds:
         profiles.write(profiler, recipe.train, read_json(run.plan), config, summary.recomputed)
     return summary
@@ -105,6 +100,7 @@ def _prepare_device(run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
     say(f"  {probe(device.arithmetic, device.torch_device)}")
     if not device.is_cuda:
         # Memory freed by measurements and earlier stages must not count as this training's base.
+        devices.freeze_loaded()
         devices.release_unused(device)
         devices.keep_freed_memory()
         devices.reset_peak_resident()
