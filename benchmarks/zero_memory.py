@@ -73,9 +73,9 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     """Bytes by the paper's formula and by the plan's, at each moment."""
     config, layout = config_of(recipe, VOCABULARY, 0), recipe.parallel
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
-    held = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
+    params = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
-    kept, copies, gradients = layout_memory.state_bytes(layout, held, w, 2)
+    kept, copies, gradients = layout_memory.state_bytes(layout, params, w, 2)
     if layout.world == 1 or not stage:
         whole = 16.0 * number
         paper, between = whole, whole if layout.replicate > 1 else 12.0 * number

@@ -4,7 +4,7 @@ import torch
 from bessemer.layout import derived_keys
 from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.memory import memory as whole_memory
+from bessemer.layout.memory import peak_memory
 from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
@@ -81,7 +81,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
         model(torch.zeros(2, 128, dtype=torch.long))
     held = sum(storage.nbytes() for storage in kept.values())
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
-    planned = whole_memory(parse(text, "x").train, Parallel(), wanted, 4, 0)
+    planned = peak_memory(parse(text, "x").train, Parallel(), wanted, 4, 0)
     assert planned.activations == pytest.approx(held, rel=0.06)
 
 
@@ -143,9 +143,9 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
     recipe, wanted = parse(text, "x"), config()
-    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0).optimizer == 8 * wanted.parameters
-    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0, is_cuda=True).optimizer == 0
-    assert whole_memory(recipe.train, recipe.parallel, wanted, 4, 0).average == 4 * wanted.parameters
+    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0).optimizer == 8 * wanted.parameters
+    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0, is_cuda=True).optimizer == 0
+    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0).average == 4 * wanted.parameters
 
 
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
@@ -167,8 +167,8 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     state = optimizers.state_tensors(model, optimizer)
     held = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("/step"))
     planned, unfrozen = (
-        whole_memory(frozen.train, frozen.parallel, wanted, 4, 0),
-        whole_memory(whole.train, whole.parallel, wanted, 4, 0),
+        peak_memory(frozen.train, frozen.parallel, wanted, 4, 0),
+        peak_memory(whole.train, whole.parallel, wanted, 4, 0),
     )
     assert planned.optimizer == held
     assert planned.gradients == 4 * wanted.classifier_parameters

@@ -10,8 +10,8 @@ import pytest
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
-from bessemer.layout import memory as layout_memory
 from bessemer.layout.flops import flops_per_token
+from bessemer.layout.memory import peak_memory
 from bessemer.layout.pipeline_schedules import generate
 from bessemer.layout.pipeline_stages import balanced, blocks_of_stages, parts_of
 from bessemer.model.config import ModelConfig
@@ -237,10 +237,9 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     recipe = parse(text, "x").model_copy(update={"parallel": parallel(layout)})
     recomputed = 0 if layout.recompute == "none" else config.layers
     width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
-    theirs = layout_memory.memory(
-        recipe.train, recipe.parallel, config, width, 0, parts=parts_of(config, recipe.parallel), bytes_per_cast=cast,
-        recomputed=recomputed, is_cuda=True,
-    )  # fmt: skip
+    theirs = peak_memory(
+        recipe.train, recipe.parallel, config, width, 0, bytes_per_cast=cast, recomputed=recomputed, is_cuda=True
+    )
     ours = memory(given)
     assert ours.allocated == theirs.total
     named = (ours.weights, ours.gradients, ours.optimizer, ours.activations, ours.logits, ours.buffers)

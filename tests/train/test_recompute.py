@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import recomputed_flops_per_token
-from bessemer.layout.memory import kept, mask_bytes
-from bessemer.layout.memory import memory as whole_memory
+from bessemer.layout.memory import checkpointed_elements_per_block, mask_bytes, peak_memory
 from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -124,7 +123,7 @@ def test_what_a_recomputed_block_keeps_is_what_the_plan_says(changes: dict[str, 
     """Counted from the storages still held after a forward pass, by what one more block adds."""
     deep, shallow = (held_after_forward(config(**changes, layers=layers), mode, layers) for layers in (4, 2))
     measured = (deep - shallow) / 2 / (2 * 128) / 4  # elements a token and block
-    assert measured == pytest.approx(kept(mode, config(**changes)), rel=0.02)
+    assert measured == pytest.approx(checkpointed_elements_per_block(mode, config(**changes)), rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modernbert"])
@@ -158,7 +157,7 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
     widths = precisions.PRECISIONS["bf16"].widths
-    planned = [whole_memory(train(), Parallel(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
+    planned = [peak_memory(train(), Parallel(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
     assert planned[0] - planned[1] == 2 * copies
 
 
@@ -168,7 +167,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     steps = {a - b for a, b in pairwise(held)}
     assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
     planned = [
-        whole_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed=blocks).activations
+        peak_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed=blocks).activations
         for blocks in range(5)
     ]
     assert planned == sorted(planned, reverse=True)
@@ -181,7 +180,7 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
-        whole_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed=blocks).total
+        peak_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed=blocks).total
         for blocks in range(5)
     ]
     between = (totals[1] + totals[2]) / 2

@@ -14,9 +14,8 @@ from processes import run_on
 
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
-from bessemer.layout import memory as layout_memory
-from bessemer.layout.pipeline_stages import PipelinePart, parts_of
-from bessemer.model.config import ModelConfig
+from bessemer.layout.memory import PartParameters, peak_memory, rank_memory
+from bessemer.layout.pipeline_stages import parts_of
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse
@@ -116,24 +115,12 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     config = config_of(recipe, VOCABULARY, 0)
     for part in parts_of(config, layout):
         found = simulate.simulate(recipe, config, part.pipeline_rank)
-        planned = plan(recipe, config, [part])
+        planned = rank_memory(
+            recipe.train, layout, config, part, 2, 0, recomputed=config.layers, bytes_per_cast=2, is_cuda=True
+        )
         assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1), (planned, found)
         assert planned.weights == pytest.approx(found.moments.peak["weights"], rel=0.01)
         assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
-
-
-def plan(recipe: Recipe, config: ModelConfig, parts: list[PipelinePart]) -> Any:
-    return layout_memory.memory(
-        recipe.train,
-        recipe.parallel,
-        config,
-        2,
-        0,
-        parts=parts,
-        bytes_per_cast=2,
-        recomputed=config.layers,
-        is_cuda=True,
-    )
 
 
 @pytest.mark.parametrize("zero", long_but([1, 2, 3], 3))
@@ -141,7 +128,7 @@ def test_two_processes_hold_what_the_formula_of_their_zero_stage_says(zero: int)
     """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
     config = config_of(recipe_of(layout), VOCABULARY, 0)
-    held = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
+    held = PartParameters.of(config, parts_of(config, layout)[0], 1)
     block, root, number = held.block, held.root, config.parameters
     peak = {
         0: 16 * number,
@@ -168,9 +155,8 @@ def test_seven_billion_parameters_on_64_processes() -> None:
     assert found.moments.between["weights"] == pytest.approx(each, rel=1e-3)
     assert found.moments.between["optimizer"] == pytest.approx(2 * each, rel=1e-3)
     assert found.moments.after_backward["gradients"] == pytest.approx(each, rel=1e-3)
-    assert plan(recipe, config, parts_of(config, recipe.parallel)).total == pytest.approx(
-        total(found.moments.peak), rel=0.1
-    )
+    planned = peak_memory(recipe.train, recipe.parallel, config, 2, 0, bytes_per_cast=2, is_cuda=True)
+    assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1)
 
 
 @pytest.mark.parametrize(("train", "what"), [({"objective": "masked"}, "causal"), ({"precision": "fp8"}, "bf16")])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from bessemer.layout.flops import is_frozen
-from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds
@@ -58,91 +57,92 @@ class Memory:
         return {**asdict(self), "total": self.total}
 
 
-def memory(
+def peak_memory(
     train: Train, layout: Parallel, config: ModelConfig, bytes_per_activation: int, base: int, *,
-    parts: Sequence[PipelinePart] = (), recomputed: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False,
-    together: int = 1,
+    recomputed: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """The fullest process of a layout, at the peak of a step.
+    """The fullest rank of a layout, at the peak of a step.
 
-    parts: of each place of the pipeline; empty: one process holds the whole model, whatever the layout. Weights and gradients
-    are fp32; the moments as the optimizer keeps them, and elsewhere when the recipe asks for it and the device has memory of
-    its own (is_cuda). Activations, in elements per token and block, are what autograd keeps of the operations in
-    `model/transformer.py`; a test counts them on a CPU in fp32.
+    Weights and gradients are fp32; the moments as the optimizer keeps them, and offloaded when the recipe asks for it and the
+    device has memory of its own (is_cuda). Activations, in elements per token and block, are what autograd saves of the
+    operations in `model/transformer.py`; a test counts them on a CPU in fp32.
     bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks, from the
-    first, that are recomputed; None: all, if any; bytes_per_cast: of the copies of weights in the type of the matmuls, which
-    FSDP2 gathers, or which autocast makes and the backward pass keeps; together: micro-batches at a time, each with gradients
-    of its own.
+    first, that are recomputed; None: all, if any; bytes_per_cast: per parameter, of the weights in the compute dtype, which
+    FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves;
+    concurrent: micro-batches computed at the same time, each with its own gradients.
     """
-    layout = layout if parts else Parallel()
-    blocks = recomputed if recomputed is not None else 0 if train.recompute == "none" else config.layers
-    planned = (
-        of_part(train, config, layout, part, bytes_per_activation, base, blocks, bytes_per_cast, is_cuda, together)
-        for part in parts or (PipelinePart(0, config.layers, True, True),)
+    if recomputed is None:
+        recomputed = 0 if train.recompute == "none" else config.layers
+    ranks = (
+        rank_memory(
+            train, layout, config, part, bytes_per_activation, base, recomputed, bytes_per_cast, is_cuda, concurrent
+        )
+        for part in parts_of(config, layout)
     )
-    return max(planned, key=lambda found: found.total)
+    return max(ranks, key=lambda memory: memory.total)
 
 
-def of_part(
-    train: Train, config: ModelConfig, layout: Parallel, part: PipelinePart, width: int, base: int, recomputed: int, cast: int,
-    is_cuda: bool, together: int,
+def rank_memory(
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int, base: int,
+    recomputed: int, bytes_per_cast: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """What a place of the pipeline holds. width: bytes of an activation; cast: of a weight's copy; the rest as in `memory`."""
-    is_alone = layout.world == 1
+    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
     tokens //= layout.context
-    held = PartParameters.of(config, part, layout.tensor)
-    share = 1.0 if is_alone else held.all / layout.state_shards / config.parameters
-    weights, copies, gradients = state_bytes(layout, held, cast or 4, micro_batches)
-    activations, working = activation_bytes(
-        config, part, tokens, in_flight(layout, part.pipeline_rank, micro_batches), width, recomputed, train.recompute,
-        layout.tensor, mask_bytes(train.dropout, config), is_alone=is_alone,
+    params = PartParameters.of(config, part, layout.tensor)
+    saved, in_backward = activation_bytes(
+        config, layout, part, tokens, micro_batches, bytes_per_activation, recomputed, train.recompute,
+        mask_bytes(train.dropout, config),
     )  # fmt: skip
-    logits = 0
-    if part.has_head and not config.labels:  # a classifier forms one row of a few logits a text
-        rows = -(-config.vocabulary // layout.tensor)
-        chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
-        logits = 2 * 4 * chunk * rows + 4 * rows * config.width
-        if is_alone and not is_cuda and width < 4:
-            logits += (
-                2 * width * rows * config.width
-            )  # the head's narrow copy, and its gradient before it is added in fp32
-    scores = score_bytes(train, config, layout)
-    # The blocks' backward pass begins where the logits were.
-    activations += max(working + (0 if is_alone else scores) - logits, 0)
-    if is_alone:
-        trained = config.parameters
+    scores = score_bytes(train, layout, config)
+    logits = logits_bytes(train, layout, config, tokens, is_cuda) if part.has_head else 0
+    if layout.world > 1:
+        weights, gathered, gradients = state_bytes(layout, params, bytes_per_cast or 4, micro_batches)
+        owned = params.all / layout.state_shards / config.parameters
+        activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
+        slack = HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits))
+    else:
+        weights, gathered, owned, trained = 4 * config.parameters, 0, 1.0, config.parameters
+        if logits and not is_cuda and bytes_per_activation < 4:
+            # The head's cast, and its gradient before it is added in fp32.
+            logits += 2 * bytes_per_activation * config.vocabulary * config.width
+        activations = saved + max(in_backward - logits, 0)
         if is_frozen(train):  # no backward pass: one block's working set, and the residual stream
             trained = config.classifier_parameters
-            each = activation_elements_per_block(config) * width + mask_bytes(train.dropout, config)
-            activations = tokens * (each + 2 * config.width * width)
-        activations, logits = together * (activations + scores), together * logits
-        # Two at a time: those of each that is under way, and the sum of the ones before, where there are any.
-        gradients = 4 * trained * (1 if together == 1 else min(micro_batches, 1 + together))
-        weights = 4 * config.parameters
-    transient = gradients + activations + logits
-    slack = HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * transient)
-    if is_alone:
-        slack = heap_slack(transient, micro_batches, together)
-    whole = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
+            block = activation_elements_per_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
+            activations = tokens * (block + 2 * config.width * bytes_per_activation)
+        activations, logits = concurrent * (activations + scores), concurrent * logits
+        # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
+        gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
+        slack = heap_slack(gradients + activations + logits, micro_batches, concurrent)
+    not_recomputed = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
     return Memory(
         weights=weights,
         gradients=gradients,
-        optimizer=0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * share),
-        average=round((4 * config.parameters if train.ema else 0) * share),  # in fp32
+        optimizer=0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * owned),
+        average=round((4 * config.parameters if train.ema else 0) * owned),  # in fp32
         activations=activations,
         logits=logits,
         base=base,
-        casts=copies if layout.uses_fsdp else whole * cast,
+        casts=gathered if layout.uses_fsdp else not_recomputed * bytes_per_cast,
         slack=0 if is_cuda else slack,
     )
 
 
-def heap_slack(transient: int, micro_batches: int, together: int) -> int:
+def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: int, is_cuda: bool) -> int:
+    """Bytes of a chunk's fp32 logits with a copy, and of the head's gradient. tokens: of a micro-batch, on this rank."""
+    if config.labels:  # a classifier forms one row of a few logits a text
+        return 0
+    rows = -(-config.vocabulary // layout.tensor)
+    chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
+    return 2 * 4 * chunk * rows + 4 * rows * config.width
+
+
+def heap_slack(transient: int, micro_batches: int, concurrent: int) -> int:
     """Bytes that a process alone holds on a CPU beyond its tensors; transient: bytes that a step allocates and frees."""
-    if together > 1:
+    if concurrent > 1:
         return PAIRED_BYTES
     return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
 
@@ -174,7 +174,7 @@ def mask_bytes(dropout: Dropout, config: ModelConfig) -> int:
     return 2 * config.width if dropout.hidden else 0
 
 
-def score_bytes(train: Train, config: ModelConfig, layout: Parallel) -> int:
+def score_bytes(train: Train, layout: Parallel, config: ModelConfig) -> int:
     """Bytes that the attention of a block works in where its weights are dropped: the scores of some queries at a time, with
     their softmax, their random bits and their gradients."""
     rows = train.micro_batch or 1
@@ -185,8 +185,8 @@ def score_bytes(train: Train, config: ModelConfig, layout: Parallel) -> int:
     return SCORE_BYTES * rows * heads * chunk * config.sequence_length
 
 
-def kept(recompute: str, config: ModelConfig) -> int:
-    """Elements per token that a recomputed block keeps: its input; selective: also what matmuls and attention give."""
+def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
+    """Elements per token that a recomputed block saves: its input; selective: also the results of matmuls and attention."""
     if recompute != "selective":
         return config.width
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -238,77 +238,82 @@ class PartParameters:
         return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
 
 
-def in_flight(layout: Parallel, place: int, micro_batches: int) -> float:
-    """Micro-batches whose activations a process of the pipeline holds at the most, all of its stages together counted as one."""
-    return micro_batches_in_flight(layout.schedule, layout.pipeline, layout.stages_each, place, micro_batches)
-
-
 @lru_cache(maxsize=4096)
-def micro_batches_in_flight(schedule: str, stages: int, virtual: int, place: int, micro_batches: int) -> float:
-    """Peak micro-batches in flight on one rank of a pipeline of `stages` ranks with `virtual` stages each.
+def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
+    """Peak micro-batches whose activations a rank of a pipeline of `ranks` ranks with `virtual` stages each holds, in units of
+    one micro-batch's on all of its stages.
 
     All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
     with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2), in rounds of more than p
     micro-batches more; at most p and a half in a V (Qi et al. 2024).
     """
-    if stages == 1:
+    if ranks == 1:
         return 1.0
     if schedule == "gpipe":
         return float(micro_batches)
     if schedule == "1f1b":
-        most = float(stages - place)
+        peak = float(ranks - rank)
     elif schedule == "interleaved":
-        round_size = micro_batches // interleaved_rounds(stages, micro_batches)
-        most = (2 * (stages - place - 1) + (virtual - 1) * round_size + 1) / virtual
+        round_size = micro_batches // interleaved_rounds(ranks, micro_batches)
+        peak = (2 * (ranks - rank - 1) + (virtual - 1) * round_size + 1) / virtual
     else:
-        most = stages + 0.5
-    return min(most, float(micro_batches))
+        peak = ranks + 0.5
+    return min(peak, float(micro_batches))
 
 
-def state_bytes(layout: Parallel, held: PartParameters, narrow: int, micro_batches: int) -> tuple[int, int, int]:
-    """Bytes of a process's weight shards, of its gathered weights, and of gradients with their reduction buffers.
+def state_bytes(
+    layout: Parallel, params: PartParameters, bytes_per_gathered: int, micro_batches: int
+) -> tuple[int, int, int]:
+    """Bytes of a rank's weight shards, of its all-gathered weights, and of gradients with their reduce-scatter buffers.
 
-    narrow: bytes of a gathered weight. What is kept is 4 bytes each, divided by N (Rajbhandari et al. 2020, "ZeRO", section
-    5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are whole, here fp32 masters are divided and a
-    narrow copy is whole while a step lasts.
+    bytes_per_gathered: per parameter of the all-gathered weights. Shards take 4 bytes a parameter, divided by N (Rajbhandari et
+    al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are not sharded, here
+    fp32 masters are, and a copy in the compute dtype is unsharded while a step lasts.
     """
-    divided, n = layout.uses_fsdp, layout.state_shards
-    # torch's V-shaped schedules keep weights gathered and gradients whole over all micro-batches.
+    # torch's V-shaped schedules keep weights and gradients unsharded over all micro-batches.
     zero = 1 if layout.is_v_shaped else layout.zero
-    kept = 4 * held.all // n
-    if not divided:
-        return kept, 0, kept
-    two = min(2, held.blocks) * held.block  # one in use, one on its way
-    whole = held.all if zero < 3 else held.root + two
-    buffer = 4 * (held.block if held.blocks else held.root)  # of the block that is being added up
-    # Gradients of a block and of what lies outside of blocks are whole until they are added up.
-    fresh = narrow * (held.block + held.root // 2)
+    shard = 4 * params.all // layout.state_shards
+    if not layout.uses_fsdp:
+        return shard, 0, shard
+    two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
+    gathered = bytes_per_gathered * (params.all if zero < 3 else params.root + two_blocks)
+    reduced = 4 * (params.block if params.blocks else params.root)  # the buffer of the block that is reduce-scattered
     if zero == 1 and micro_batches > 1:
-        # A block's gathered weights are resharded when its reduction buffer is allocated.
-        return kept, narrow * whole, 4 * held.all + buffer - narrow * held.block
-    return kept, narrow * whole, kept + buffer + fresh
+        # A block's gathered weights are resharded when its reduce-scatter buffer is allocated.
+        return shard, gathered, 4 * params.all + reduced - bytes_per_gathered * params.block
+    # Gradients of a block and of what lies outside of blocks are unsharded until their reduce-scatter.
+    unsharded = bytes_per_gathered * (params.block + params.root // 2)
+    return shard, gathered, shard + reduced + unsharded
 
 
 def activation_bytes(
-    config: ModelConfig, part: PipelinePart, tokens: int, waiting: float, width: int, recomputed: int, recompute: str,
-    tensor: int, masks: int = 0, *, is_alone: bool = False,
+    config: ModelConfig, layout: Parallel, part: PipelinePart, tokens: int, micro_batches: int, bytes_per_activation: int,
+    recomputed: int, recompute: str, masks: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Bytes of activations kept for backward by all micro-batches in flight, and bytes that one block's backward allocates.
+    """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
 
-    tokens: of a micro-batch, on this process; waiting: micro-batches in flight; width: bytes of an element; masks: bytes a
-    token that a block keeps of dropout's masks; is_alone: one process holds the whole model.
-    Between the matmuls each process of a tensor group has its tokens' part of the residual stream, inside of them all
-    tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is kept.
+    tokens: of a micro-batch, on this rank; masks: bytes per token that a block keeps of dropout's masks.
+    Between the matmuls each rank of a tensor group has its tokens' part of the residual stream, inside of them all
+    tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
     """
-    again = min(recomputed, part.blocks)
-    entry = config.width / tensor  # the residual stream
+    tensor, num_recomputed = layout.tensor, min(recomputed, part.blocks)
+    stream = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
-    block = (activation_elements_per_block(config) + masks / width) / tensor + gathered
-    keeps = kept(recompute, config) / tensor
-    waits = again * keeps + (part.blocks - again) * block + 2 * entry
-    widest = (3 if config.gated else 2) * config.mlp_width / tensor
-    # Norms of narrow streams work in fp32 and keep that; the backward pass adds gradients of the hidden units and of the stream.
-    working = (block if again else 0) * width + widest * width + 2 * entry * 6 * (width < 4) + 2 * config.width * width
-    if is_alone:  # measured so: what is kept of the other blocks is free by then, so that only recompute takes more
-        working = (block - keeps) * width if part.blocks and again == part.blocks else 0.0
-    return round(tokens * waiting * waits * width), round(tokens * working)
+    block = (activation_elements_per_block(config) + masks / bytes_per_activation) / tensor + gathered
+    checkpointed = checkpointed_elements_per_block(recompute, config) / tensor
+    saved = num_recomputed * checkpointed + (part.blocks - num_recomputed) * block + 2 * stream
+    if (
+        layout.world == 1
+    ):  # measured so: the other blocks' activations are free by then, so that only recompute takes more
+        only_recomputed = part.blocks and num_recomputed == part.blocks
+        in_backward = (block - checkpointed) * bytes_per_activation if only_recomputed else 0.0
+    else:
+        hidden = (3 if config.gated else 2) * config.mlp_width / tensor
+        # Norms of low-precision streams work in fp32 and save that; the backward pass adds gradients of the hidden units and
+        # of the stream.
+        in_backward = (block if num_recomputed else 0) * bytes_per_activation + hidden * bytes_per_activation
+        in_backward += 2 * stream * 6 * (bytes_per_activation < 4) + 2 * config.width * bytes_per_activation
+    in_flight = micro_batches_in_flight(
+        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, micro_batches
+    )
+    return round(tokens * in_flight * saved * bytes_per_activation), round(tokens * in_backward)

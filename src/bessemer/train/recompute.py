@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from bessemer.errors import InputError
-from bessemer.layout import memory as layout_memory
-from bessemer.layout.memory import Memory
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.memory import Memory, peak_memory
 from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -47,12 +45,12 @@ def memory_of(
 ) -> Memory:
     """What a step takes on this device when so many blocks are recomputed; base: what the process holds before. Of several
     processes the one that takes the most."""
-    together = 1
+    concurrent = 1
     if layout.world == 1:
-        together = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
-    return layout_memory.memory(
-        train, layout, config, base=base, parts=parts_of(config, layout) if layout.world > 1 else (), recomputed=recomputed,
-        is_cuda=device.is_cuda, together=together, **device.arithmetic.widths,
+        concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
+    return peak_memory(
+        train, layout, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda, concurrent=concurrent,
+        **device.arithmetic.widths,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
-from bessemer.layout import memory as layout_memory
+from bessemer.layout.memory import rank_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
@@ -209,9 +209,7 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
     for part in parts_of(config, layout):
         simulated = simulate(resolved, config, part.pipeline_rank, is_cuda=is_cuda)
-        planned = layout_memory.memory(
-            train, layout, config, base=0, parts=[part], recomputed=recomputed, is_cuda=is_cuda, **widths
-        )
+        planned = rank_memory(train, layout, config, part, base=0, recomputed=recomputed, is_cuda=is_cuda, **widths)
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": part.blocks}
         rows.append({**asdict(simulated), **more})
     return {"processes": layout.world, "parameters": config.parameters, "stages": rows}
