@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bessemer.guard import goodput
-from bessemer.guard.goodput import KINDS, WallClock, accounts
+from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts
 from bessemer.run import read_json_lines
 
 
@@ -67,7 +67,7 @@ def test_what_is_counted_otherwise_is_no_step(tmp_path: Path, monkeypatch: pytes
     clock.write(10)
     found = accounts(tmp_path / "time.jsonl")
     assert found is not None
-    assert {kind: found[kind] for kind in KINDS if found[kind]} == {
+    assert {kind: found[kind] for kind in TIME_KINDS if found[kind]} == {
         "productive": 7.5, "data_wait": 2.5, "validation": 3.0, "start": 2.0,
     }  # fmt: skip
     assert found["total"] == 15.0 and found["effective"] == 0.5

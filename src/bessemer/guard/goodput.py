@@ -20,7 +20,7 @@ from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import read_json_lines
 
 WRITE_SECONDS = 5.0
-KINDS = {
+TIME_KINDS = {
     "productive": "productive steps",
     "data_wait": "waiting for data",
     "validation": "validation",
@@ -115,7 +115,7 @@ class WallClock:
 
 
 def accounts(path: Path) -> dict[str, Any] | None:
-    """Seconds of a run by kind (KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
+    """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
     `restarts` between them, and the end of the last one as `stopped_by`. None without lines.
 
     A restart: `time` (UTC), `from` its step, `after` the last step before, `stopped` when, by what (None: killed or lost), and
@@ -125,7 +125,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
     sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None
-    seconds, restarts, total = dict.fromkeys(KINDS, 0.0), [], 0.0
+    seconds, restarts, total = dict.fromkeys(TIME_KINDS, 0.0), [], 0.0
     for row, following in zip(sessions, [*sessions[1:], None], strict=True):
         redone = row["redone_steps"]
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
@@ -146,8 +146,8 @@ def accounts(path: Path) -> dict[str, Any] | None:
                 })  # fmt: skip
                 seconds["stopped"] += pause
         total += ended - row["began"]
-        for kind in ("data_wait", "validation", "saving", "memory", "start", "recovery"):
-            seconds[kind] += row.get(kind, 0.0)
+        for kind in seconds.keys() & row.keys():
+            seconds[kind] += row[kind]
         redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
         seconds["redone"] += redone_seconds
         seconds["productive"] += max(in_steps - row.get("data_wait", 0.0) - redone_seconds, 0.0)

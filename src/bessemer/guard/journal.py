@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bessemer.errors import InputError
-from bessemer.guard.incidents import KINDS
+from bessemer.guard.incidents import INCIDENT_KINDS
 from bessemer.hashing import digest
 from bessemer.recipe.batches import Range
 from bessemer.run import RunFolder, read_json_lines, sync_folder, write_atomic
@@ -122,7 +122,7 @@ class Journal:
     @property
     def num_rollbacks_of_training(self) -> int:
         """Those that neither a hardware fault nor a change of the recipe caused."""
-        ours = (one for one in self.rollbacks if not KINDS[one.what].is_hardware_fault)
+        ours = (one for one in self.rollbacks if not INCIDENT_KINDS[one.what].is_hardware_fault)
         # After a change of the recipe the run stops: nothing is skipped, and no rate re-warmed.
         return sum(one.rewarm_steps > 0 or one.omitted[0] < one.omitted[1] for one in ours)
 
@@ -130,7 +130,7 @@ class Journal:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
         than those after hardware faults."""
         earlier = (rollback for rollback in reversed(self.rollbacks) if rollback.to <= step)
-        return next((rollback for rollback in earlier if not KINDS[rollback.what].is_hardware_fault), None)
+        return next((rollback for rollback in earlier if not INCIDENT_KINDS[rollback.what].is_hardware_fault), None)
 
     def keeps(self, step: int, num_rollbacks: int) -> bool:
         """Whether no later rollback undid the state after `step` steps and `num_rollbacks` rollbacks."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bessemer.recipe import Parallel
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send", "broadcast", "all_to_all")
+COMMUNICATION_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "send", "broadcast", "all_to_all")
 
 # Operator: its kind, the index of the argument with the full tensors, and how many times a ring sends (n - 1) / n of them.
 _OPERATORS = {
@@ -43,7 +43,7 @@ _OPERATORS = {
 _KEY = "ADInplaceOrView"
 _KEY_SET = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
-_sent = dict.fromkeys(KINDS, 0.0)
+_sent = dict.fromkeys(COMMUNICATION_KINDS, 0.0)
 _uncounted: set[str] = set()
 _libraries: list[torch.library.Library] = []  # registrations last as long as these
 
@@ -72,8 +72,8 @@ def sent() -> dict[str, float]:
 def sent_by_all(add: Callable[[Tensor], Tensor], before: dict[str, float]) -> dict[str, int]:
     """Bytes that all processes have sent since each one's `before`, by kind. add: sums over all processes."""
     now = sent()
-    totals = add(torch.tensor([now[kind] - before[kind] for kind in KINDS], dtype=torch.float64)).tolist()
-    return {kind: round(value) for kind, value in zip(KINDS, totals, strict=True) if value}
+    totals = add(torch.tensor([now[kind] - before[kind] for kind in COMMUNICATION_KINDS], dtype=torch.float64)).tolist()
+    return {kind: round(value) for kind, value in zip(COMMUNICATION_KINDS, totals, strict=True) if value}
 
 
 def _counted(name: str, kind: str, argument: int, times: int) -> Callable[..., Any]:

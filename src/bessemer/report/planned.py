@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.guard.goodput import KINDS, accounts
+from bessemer.guard.goodput import TIME_KINDS, accounts
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_json_lines, write_json
@@ -96,7 +96,7 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         times += f" after step {found['since']:,}" if found.get("since") else ""
         shown.append(f"memory  {times}: {error(found['error'])}")
     if found := comparison.get("wall"):
-        rest = sorted(((found[kind], name) for kind, name in KINDS.items() if kind != "productive"), reverse=True)
+        rest = sorted(((found[kind], name) for kind, name in TIME_KINDS.items() if kind != "productive"), reverse=True)
         more = ", ".join(
             f"{value / found['total']:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * found["total"]
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.guard.goodput import KINDS
+from bessemer.guard.goodput import TIME_KINDS
 from bessemer.guard.incidents import STRAGGLER
 from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import clock, known, words
@@ -32,7 +32,7 @@ WALL_TIME_INKS = {
 def wall_time(data: RunData) -> list[tuple[str, str, float]]:
     """Where the wall time of the training went: ink, name and seconds of each kind."""
     total = number_or_0(data.times, "total")
-    found = [(WALL_TIME_INKS[kind], name, number_or_0(data.times, kind)) for kind, name in KINDS.items()]
+    found = [(WALL_TIME_INKS[kind], name, number_or_0(data.times, kind)) for kind, name in TIME_KINDS.items()]
     return [one for one in found if one[2] >= 0.0005 * total]
 
 

@@ -7,15 +7,15 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from bessemer.guard.incidents import KINDS, RECORDED
+from bessemer.guard.incidents import INCIDENT_KINDS, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
 from bessemer.report.results import document_names
 from bessemer.terminal import counted, duration
 
 MAX_EVENTS = 16
-MINOR = {kind.name for kind in KINDS.values() if kind.is_minor}
-LOSSES = {kind.name for kind in KINDS.values() if kind.response == "restart"}
+MINOR = {kind.name for kind in INCIDENT_KINDS.values() if kind.is_minor}
+LOSSES = {kind.name for kind in INCIDENT_KINDS.values() if kind.response == "restart"}
 
 Event = tuple[float, str, str]
 """Seconds since the epoch, steps, sentence."""

@@ -20,7 +20,7 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN
-from bessemer.guard.incidents import KINDS, NONFINITE, RECIPE_CHANGED
+from bessemer.guard.incidents import INCIDENT_KINDS, NONFINITE, RECIPE_CHANGED
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_lines
@@ -164,7 +164,7 @@ class _Tests:
 
 def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:
     """The incidents about losses or gradients of a step."""
-    kinds = {kind.name for kind in KINDS.values() if kind.has_bad_step}
+    kinds = {kind.name for kind in INCIDENT_KINDS.values() if kind.has_bad_step}
     return [row for row in read_json_lines(run.incidents) if row["what"] in kinds]
 
 
