@@ -19,7 +19,7 @@ GUARD = Guard()
 def test_finite_steps_are_applied_and_end_a_row(loss: float) -> None:
     judged = judge(GUARD, GuardState(2, 5), 9, loss, 3.0, SCALE)
     assert (judged.verdict, judged.alarm) == (Verdict.APPLY, None)
-    assert (judged.state.skips_in_a_row, judged.state.skipped) == (0, 5)
+    assert (judged.state.nonfinite_in_a_row, judged.state.skipped) == (0, 5)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.inf), (math.inf, math.nan), (1.0, math.nan)])
@@ -183,6 +183,17 @@ def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
         history, alarm = observe(history, step, before.losses[-1] + 0.5, 0.5, SCALE, exclude_from_history=True)
         found += [] if alarm is None else [(step, alarm.kind.name, alarm.onset)]
     assert found[0][1:] == ("shift", 640) and found[0][0] <= 640 + 16
+
+
+def test_a_plateau_does_not_hide_an_explosion() -> None:
+    numbers = [(5.9, 1.0)] * 300
+    numbers[199] = (5.9, 300.0)
+    assert [(step, alarm.kind.name) for step, alarm in alarms(numbers)] == [(100, "plateau"), (200, "explosion")]
+
+
+@pytest.mark.parametrize("name", ["record_quiet_until", "noted_until"])
+def test_an_older_checkpoint_is_quiet_about_both(name: str) -> None:
+    assert History.from_dict({name: 7}) == History(explosion_quiet_until=7, plateau_quiet_until=7)
 
 
 def test_an_explosion_does_not_hide_what_follows_it() -> None:

@@ -40,7 +40,8 @@ UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above th
 MAD_TO_STD = 1.4826  # of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: all recorded runs have more noise, but a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
-RENAMED = {"calm_losses": "spike_losses", "calm_norms": "spike_norms", "noted_until": "record_quiet_until"}
+# Names in older checkpoints.
+RENAMED = {"calm_losses": "spike_losses", "calm_norms": "spike_norms", "skips_in_a_row": "nonfinite_in_a_row"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,9 @@ class History:
 
     losses: the last 256, of all finite steps but those that are excluded; recent: the last 32 of all; spike_losses, spike_norms:
     window of the spike rule, the last 128 losses and log gradient norms without spikes; first_losses: of the first steps;
-    best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until, record_quiet_until: no alarm that
-    needs a rollback, and no explosion or plateau, is raised before this step, so that one anomaly raises one alarm.
+    best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until: no alarm that
+    needs a rollback is raised before this step, so that one anomaly raises one alarm; explosion_quiet_until,
+    plateau_quiet_until: the same of these two.
     """
 
     losses: tuple[float, ...] = ()
@@ -78,7 +80,8 @@ class History:
     best_mean: float | None = None
     num_zero: int = 0
     quiet_until: int = 0
-    record_quiet_until: int = 0
+    explosion_quiet_until: int = 0
+    plateau_quiet_until: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
@@ -86,14 +89,14 @@ class History:
         fields: dict[str, Any] = {
             RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in values.items()
         }
+        for name in {"record_quiet_until", "noted_until"} & fields.keys():  # of both kinds in older checkpoints
+            fields["explosion_quiet_until"] = fields["plateau_quiet_until"] = fields.pop(name)
         return cls(**fields)
 
     def restarted(self) -> History:
         """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
         mixture of sources."""
-        return History(
-            first_losses=self.first_losses, quiet_until=self.quiet_until, record_quiet_until=self.record_quiet_until
-        )
+        return replace(self, losses=(), recent=(), spike_losses=(), spike_norms=(), best_mean=None, num_zero=0)
 
 
 @dataclass(frozen=True)
@@ -139,11 +142,12 @@ def observe(
             alarm = alarm or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
     if alarm is not None:
         return replace(after.restarted(), quiet_until=step + alarm.kind.quiet_steps), alarm
-    if step >= history.record_quiet_until:
-        alarm = _explosion(step, loss, grad_norm, reference)
-        alarm = alarm or (None if exclude_from_history else _plateau(after, step, reference))
-    if alarm is not None:
-        after = replace(after, record_quiet_until=step + alarm.kind.quiet_steps)
+    if step >= history.explosion_quiet_until and (alarm := _explosion(step, loss, grad_norm, reference)):
+        after = replace(after, explosion_quiet_until=step + EXPLOSION.quiet_steps)
+    elif (
+        step >= history.plateau_quiet_until and not exclude_from_history and (alarm := _plateau(after, step, reference))
+    ):
+        after = replace(after, plateau_quiet_until=step + PLATEAU.quiet_steps)
     return after, spike or alarm
 
 
@@ -215,14 +219,14 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     recent = history.recent[-DIVERGED_STEPS:]
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
     reached = median(history.losses) if len(history.losses) >= SHIFT_MIN else math.inf
-    fallen_back = reached < reference.uniform_loss
-    if fallen_back:
+    has_learned = reached < reference.uniform_loss
+    if has_learned:
         limit = min(limit, reached + DIVERGED_SHARE * (reference.uniform_loss - reached))
     if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
     onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
-    why = f"it had reached {reached:.2f}" if fallen_back else "worse than a uniform guess, and than at the start"
+    why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
     return Alarm(DIVERGED, onset, f"the last {DIVERGED_STEPS} losses are {figures}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bessemer.guard.detection import Alarm, GuardReference, History, observe
+from bessemer.guard.detection import RENAMED, Alarm, GuardReference, History, observe
 from bessemer.guard.incidents import NONFINITE, SPIKE
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
@@ -32,10 +32,11 @@ class Verdict(Enum):
 class GuardState:
     """Skipped updates and the history of the losses; part of every checkpoint.
 
+    nonfinite_in_a_row: the last steps, whose loss or gradient norm was not finite; skipped: updates of the whole run;
     num_rollbacks: before this state; healthy_until: the last step before the last alarm, 0 where there was none.
     """
 
-    skips_in_a_row: int = 0
+    nonfinite_in_a_row: int = 0
     skipped: int = 0
     history: History = field(default_factory=History)
     num_rollbacks: int = 0
@@ -48,7 +49,8 @@ class GuardState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
         """The inverse of dataclasses.asdict after JSON; a checkpoint of an older version has no history."""
-        return cls(**{**values, "history": History.from_dict(values.get("history", {}))})
+        fields = {RENAMED.get(name, name): value for name, value in values.items()}
+        return cls(**{**fields, "history": History.from_dict(values.get("history", {}))})
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,15 @@ def judge(
             loss_may_rise=loss_may_rise,
         )  # fmt: skip
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
-    is_spike = mesh.is_main and alarm is not None and alarm.kind is SPIKE and guard.skip_spikes
-    is_anomaly = mesh.is_main and alarm is not None and alarm.needs_rollback
+    spike_to_skip = mesh.is_main and alarm is not None and alarm.kind is SPIKE and guard.skip_spikes
+    alarm_to_undo = mesh.is_main and alarm is not None and alarm.needs_rollback
     # One collective: a value that is not finite counts on any rank; spikes and rollbacks are decided by rank 0.
-    flags = torch.tensor([not is_finite, not (is_finite or overflow), is_spike, is_anomaly], dtype=torch.int64)
+    flags = torch.tensor([not is_finite, not (is_finite or overflow), spike_to_skip, alarm_to_undo], dtype=torch.int64)
     any_nonfinite, any_broken, skips_spike, needs_rollback = map(bool, mesh.sum(flags).tolist())
     if not any_nonfinite:
         if not skips_spike and skips:  # it was a hardware fault that did not recur
-            return Judgement(Verdict.SKIP, replace(state, skips_in_a_row=0, skipped=state.skipped + 1))
-        after = replace(state, skips_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
+            return Judgement(Verdict.SKIP, replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1))
+        after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
         if alarm is not None and alarm.kind.response != "record":
             after = replace(after, healthy_until=alarm.onset - 1)
         return Judgement(
@@ -102,9 +104,9 @@ def judge(
     if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
     by_norm = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
-    alarm = Alarm(NONFINITE, step - state.skips_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
-    in_a_row = state.skips_in_a_row + 1
-    after = replace(state, skips_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
+    alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
+    in_a_row = state.nonfinite_in_a_row + 1
+    after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
     return Judgement(
         Verdict.ROLL_BACK if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm, is_finite=False
     )

@@ -26,10 +26,11 @@ from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
-from bessemer.train.rollback import apply_step, compare_replicas, judge_step, respond
+from bessemer.train.rollback import compare_replicas, respond
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.start import is_continued
 from bessemer.train.state import TrainState
+from bessemer.train.step import apply_step, judge_step
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats

@@ -11,61 +11,22 @@ from bessemer.checkpoint.protocol import drop_newer, verified
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
 from bessemer.guard.incidents import CORRUPTION, NONFINITE, RECORDED, record
-from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
-from bessemer.guard.policy import Judgement, Verdict, judge
+from bessemer.guard.journal import Rollback, num_rollbacks_within
+from bessemer.guard.policy import Judgement, Verdict
 from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
 from bessemer.run import published
 from bessemer.terminal import counted, warn
 from bessemer.tokens import ledger
-from bessemer.tokens.loader import Batch
-from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.session import Training
 from bessemer.train.state import TrainState, restore
-from bessemer.train.trainer import StepStats
 
 # An incident names the documents of so many batches from the alarm's onset, and of at most so many samples.
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
 REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
-
-
-def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
-    """Judge the step after `state`. The history is cleared at the start of a data phase and after a scheduled re-warm-up;
-    during a re-warm-up after a rollback, steps are judged but not added to the history. Collective."""
-    sizes, schedule = training.pace.sizes, training.trainer.settings.schedule
-    first, end = state.samples, sizes.after(state.step + 1)
-    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    is_rewarming = schedule.is_rewarming(state.step)
-    is_fresh = begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming)
-    return judge(
-        training.recipe.guard, state.guard.restarted() if is_fresh else state.guard, state.step + 1, stats.loss, stats.grad_norm,
-        training.reference, overflow=stats.overflow, skips=training.journal.skips_step(state.step + 1),
-        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
-        mesh=training.trainer.mesh,
-    )  # fmt: skip
-
-
-def apply_step(
-    training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement
-) -> tuple[TrainState, float]:
-    """Update the weights, unless the judgement skips the update. Returns the state after the step and the learning rate, 0 of a
-    skipped update."""
-    rate, step = 0.0, state.step
-    if judgement.updates:
-        last = training.journal.governing(step)
-        factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
-        rate = training.trainer.update(step, stats.grad_norm, factor)
-    samples = batch.first + training.pace.sizes.sequences(step)
-    counts = state.counts.plus(batch, training.loader.mixture)
-    return TrainState(step + 1, samples, judgement.state, stats.scale, counts), rate
-
-
-def _rewarm_factor(journal: Journal, step: int) -> float:
-    last = journal.governing(step)
-    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
 
 
 def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
@@ -84,7 +45,11 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
     if judgement.verdict is not Verdict.ROLL_BACK:
         _report(training, step, alarm, "update skipped" if judgement.verdict is Verdict.SKIP else RECORDED)
         return None
-    why = f"{counted(judgement.state.skips_in_a_row, 'such step')} in a row" if alarm.kind is NONFINITE else "it lasts"
+    why = (
+        f"{counted(judgement.state.nonfinite_in_a_row, 'such step')} in a row"
+        if alarm.kind is NONFINITE
+        else "it lasts"
+    )
     return _roll_back_or_stop(training, state, step, alarm, why)
 
 
