@@ -194,7 +194,6 @@ class Planner:
     def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
         """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
         from bessemer.layout import derived_keys
-        from bessemer.train.start import is_continued
 
         train = recipe.train
         by_tokens = derived_keys.validation_share(recipe, self.held_out_tokens)
@@ -202,7 +201,7 @@ class Planner:
             return by_tokens
         assert train.steps is not None and train.validate_every is not None, "the recipe is resolved"
         tokens = by_tokens / derived_keys.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
-        count = math.ceil(train.steps / train.validate_every) + is_continued(recipe.model, train)
+        count = math.ceil(train.steps / train.validate_every) + recipe.is_continued
         step_seconds = timing.step * recipe.batches.tokens_before(train.steps) / (train.global_batch_tokens or 1)
         return tokens * timing.scored_token * count / step_seconds
 

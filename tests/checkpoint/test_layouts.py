@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from bessemer.checkpoint import latest, save, verify
 from bessemer.errors import BessemerError
+from bessemer.parallel.dtensors import as_shard_of, local
 from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join
-from bessemer.parallel.sharded import as_shard_of, local
 from bessemer.recipe import Parallel
 from tests.parallel.processes import run_on
 

@@ -115,9 +115,9 @@ def deviations(
     for name, changes in models.items():
         model = stirred(config(sequence_length=LENGTH, **changes)).to(dtype)
         split = copy.deepcopy(model)
-        context.apply(split, mesh)
+        context.apply_cp(split, mesh)
         if name == "llama":
-            recompute.apply(split, "full", 1)
+            recompute.apply_recompute(split, "full", 1)
         for kind, documents in batches().items():
             if kind == "one each" and name != "llama":
                 continue
@@ -232,8 +232,8 @@ def counted(mesh: ProcessMesh) -> dict[str, Any]:
         ("recomputed", torch.float32, 1),
     ):
         model = stirred(config(sequence_length=LENGTH, layers=3)).to(dtype)
-        context.apply(model, mesh)
-        recompute.apply(model, "full", blocks)
+        context.apply_cp(model, mesh)
+        recompute.apply_recompute(model, "full", blocks)
         mine = context.local_batch(mesh, inputs, inputs, Documents.from_starts(starts()))
         with Counted(ways) as count:
             results(model, mine.inputs_BS, mine.targets_BS, mine.documents, inputs.numel())
@@ -321,7 +321,7 @@ def test_what_cannot_be_split() -> None:
 
 def test_a_whole_context_is_left_as_it_is() -> None:
     model = stirred(config())
-    context.apply(model, SINGLE_PROCESS)
+    context.apply_cp(model, SINGLE_PROCESS)
     assert all(block.attention.attend is attention for block in model.blocks)
     tokens = torch.zeros(2, 24, dtype=torch.long)
     mine = context.local_batch(SINGLE_PROCESS, tokens, tokens, None)

@@ -12,8 +12,8 @@ from processes import run_on
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
+from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
-from bessemer.parallel.sharded import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from bessemer.errors import BessemerError
+from bessemer.parallel.dtensors import as_shard_of, fill, local, local_shard
 from bessemer.parallel.mesh import join
-from bessemer.parallel.sharded import as_shard_of, fill, local, local_shard
 from bessemer.recipe import Parallel
 
 

@@ -7,32 +7,32 @@ import sys
 import pytest
 import torch
 
-from bessemer.parallel import sharded
+from bessemer.parallel import dtensors
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.train import device
 
 
 def test_the_sums_of_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
-    expected = sharded._hash_sums("x", (6, 5, 4), (0, 0, 0), whole)
-    assert expected.tolist() != sharded._hash_sums("y", (6, 5, 4), (0, 0, 0), whole).tolist()
+    expected = dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), whole)
+    assert expected.tolist() != dtensors._hash_sums("y", (6, 5, 4), (0, 0, 0), whole).tolist()
     for chunk in (7, 1000):
-        monkeypatch.setattr(sharded, "HASH_CHUNK", chunk)
+        monkeypatch.setattr(dtensors, "HASH_CHUNK", chunk)
         for dim, first in ((0, 2), (1, 3), (2, 1)):
             left, right = whole.split([first, whole.shape[dim] - first], dim)
             offset = tuple(first if axis == dim else 0 for axis in range(3))
-            parts = sharded._hash_sums("x", (6, 5, 4), (0, 0, 0), left) + sharded._hash_sums(
+            parts = dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), left) + dtensors._hash_sums(
                 "x", (6, 5, 4), offset, right
             )
             assert parts.tolist() == expected.tolist(), (chunk, dim)
     moved = whole.flip(0)
-    assert sharded._hash_sums("x", (6, 5, 4), (0, 0, 0), moved).tolist() != expected.tolist()
+    assert dtensors._hash_sums("x", (6, 5, 4), (0, 0, 0), moved).tolist() != expected.tolist()
 
 
 def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
     ramp = torch.arange(3_000_000, dtype=torch.float32).view(1500, 2000)
     assert (
-        sharded.tensors_digest([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)
+        dtensors.tensors_digest([("a", ramp), ("b", torch.tensor(3.0))], SINGLE_PROCESS)
         == "e708e148c32d64470181532e1afb28cb"
     )
 
@@ -40,8 +40,8 @@ def test_the_tensors_digest_of_weights_that_were_saved_before_stays() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
 def test_the_tensors_digest_takes_little_memory() -> None:
     weights = torch.zeros(16_000_000)
-    sharded.tensors_digest([("small", weights[:10])], SINGLE_PROCESS)
+    dtensors.tensors_digest([("small", weights[:10])], SINGLE_PROCESS)
     device.reset_peak_resident()
     before = device.resident_bytes()
-    sharded.tensors_digest([("a", weights)], SINGLE_PROCESS)
+    dtensors.tensors_digest([("a", weights)], SINGLE_PROCESS)
     assert device.peak_resident_bytes() - before < 64e6, "less than the weights themselves"

@@ -118,7 +118,7 @@ def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.d
     keep_stages(model, held)
     if wrap == "recompute":
         model.use_linear(Counted())
-        recompute.apply(model, "full", config.layers)
+        recompute.apply_recompute(model, "full", config.layers)
     autocast = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False) if wrap == "bf16" else nullcontext
 
     def read(inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None) -> LocalBatch:

@@ -18,7 +18,7 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.parallel.collectives import RankGroup, VocabularyShard, scatter_tokens
 from bessemer.parallel.mesh import ProcessMesh, join
-from bessemer.parallel.tensor import check, reduce_partial_gradients, sharded_dimension, split
+from bessemer.parallel.tensor import apply_tp, check, reduce_partial_gradients, sharded_dimension
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.task import Causal, ClassifyTask, Masked, Task
@@ -106,8 +106,8 @@ def differences(mesh: ProcessMesh, case: dict[str, Any], dtype: torch.dtype) -> 
     """How far a split model's loss and gradients are from those of this process alone."""
     wanted = config_of(case)
     alone, model = stirred(wanted).to(dtype), stirred(wanted).to(dtype)
-    split(model, mesh)
-    recompute.apply(model, case.get("recompute", "none"), wanted.layers if "recompute" in case else 0)
+    apply_tp(model, mesh)
+    recompute.apply_recompute(model, case.get("recompute", "none"), wanted.layers if "recompute" in case else 0)
     task, (inputs, targets) = task_of(case, wanted), data_of(wanted)
     one, nats = step(alone, task, inputs, targets)
     here, nats_here = step(model, task, inputs, targets)
@@ -190,7 +190,7 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
         case = CASES[name]
         wanted = config_of(case)
         alone, model = stirred(wanted).double(), meta_model(wanted).double()
-        split(model, mesh)
+        apply_tp(model, mesh)
         for module in (*model.blocks, model):
             sharded = fully_shard(
                 module,

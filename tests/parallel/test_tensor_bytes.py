@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.layout.communication import tensor_bytes
 from bessemer.parallel.mesh import join
-from bessemer.parallel.tensor import reduce_partial_gradients, split
+from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.model.samples import stirred
@@ -44,18 +44,18 @@ def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int
         case = CASES[name]
         wanted = config_of(case)
         model = stirred(wanted)
-        split(model, mesh)
+        apply_tp(model, mesh)
         blocks = wanted.layers if "recompute" in case else 0
-        recompute.apply(model, case.get("recompute", "none"), blocks)
+        recompute.apply_recompute(model, case.get("recompute", "none"), blocks)
         inputs, targets = data_of(wanted)
         with Counter() as counter:
             step(model, task_of(case, wanted), inputs, targets)
             reduce_partial_gradients(model)
-        planned, gradients = tensor_bytes(
+        planned, replicated = tensor_bytes(
             wanted, layout.tensor, inputs.numel(), int((targets >= 0).sum()), recomputed=blocks,
             label_smoothing="label_smoothing=0.1" in case.get("terms", ()),
         )  # fmt: skip
-        planned["all_reduce"] += gradients
+        planned["all_reduce"] += 4 * replicated
         found[name] = (counter.found, planned)
     return found
 
@@ -67,5 +67,5 @@ def test_the_formula_is_what_is_exchanged() -> None:
 
 
 def test_one_process_sends_nothing() -> None:
-    kinds, gradients = tensor_bytes(config_of(CASES["llama"]), 1, 96, 96)
-    assert not any(kinds.values()) and gradients == 0
+    kinds, replicated = tensor_bytes(config_of(CASES["llama"]), 1, 96, 96)
+    assert not any(kinds.values()) and replicated == 0

@@ -33,7 +33,7 @@ class Gather(torch.autograd.Function):
 
 def counted() -> dict[str, dict[str, float]]:
     mesh = join(Parallel(shard=2), torch.device("cpu"))
-    traffic.count(mesh.control)  # as a second mesh of the process would
+    traffic.start_counting(mesh.control)  # as a second mesh of the process would
     group = mesh.group("shard")
     x = torch.ones(64)
 

@@ -75,3 +75,14 @@ def test_what_a_process_holds() -> None:
     assert sum(tensor_rank_parameters(config, Parallel(tensor=4))) == (config.parameters - norms) // 4 + norms
     assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2))) == tied.parameters + VOCABULARY * WIDTH
     assert sum(tensor_rank_parameters(tied, Parallel(pipeline=2, schedule="zbv"))) == tied.parameters
+
+
+def test_label_smoothing_adds_a_sum_a_target() -> None:
+    plain, smoothed = (
+        step_bytes(config_of(), Parallel(tensor=4), TOKENS, TOKENS, 4, FP32, label_smoothing=smooths)
+        for smooths in (False, True)
+    )
+    assert plain is not None and smoothed is not None
+    assert {kind: smoothed[kind] - plain[kind] for kind in plain} == {
+        "all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * 3 * TOKENS * 4,
+    }  # fmt: skip

@@ -305,4 +305,4 @@ def test_the_names_are_the_recipes() -> None:
 
     for name in NAMES:
         of = Parallel(schedule=name, pipeline=4)  # type: ignore[arg-type]
-        assert generate(name, 4, 8).virtual == of.stages_each
+        assert generate(name, 4, 8).virtual == of.stages_per_rank

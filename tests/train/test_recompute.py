@@ -62,7 +62,7 @@ def train(*overrides: str) -> Train:
 
 def held_after_forward(wanted: ModelConfig, mode: str, blocks: int, precision: str = "fp32") -> int:
     model = build_model(wanted, 0)
-    recompute.apply(model, mode, blocks)
+    recompute.apply_recompute(model, mode, blocks)
     arithmetic = precisions.PRECISIONS[precision]
     with Storages() as storages, precisions.autocast(arithmetic, torch.device("cpu")):
         hidden = model(torch.zeros(2, 128, dtype=torch.long))
@@ -214,7 +214,7 @@ def test_recomputed_flops_are_those_torch_counts(changes: dict[str, Any], monkey
 
     def counted(mode: str, blocks: int) -> int:
         model = build_model(wanted, 0)
-        recompute.apply(model, mode, blocks)
+        recompute.apply_recompute(model, mode, blocks)
         loss = model(torch.zeros(1, 128, dtype=torch.long)).sum()
         with FlopCounterMode(display=False) as counter:
             loss.backward()

@@ -9,7 +9,7 @@ import torch
 
 from bessemer.guard.trends import Trends
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
-from bessemer.parallel.sharded import tensors_digest
+from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.train import watch

@@ -16,7 +16,6 @@ from bessemer.preflight import USUAL_RATES
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, duration, size
 from bessemer.tokens.loader import Batch
-from bessemer.train.start import is_continued
 from bessemer.train.trainer import Trainer
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
@@ -49,7 +48,7 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     )
     if last >= guess - MARGIN:
         said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
-    if is_continued(recipe.model, recipe.train):
+    if recipe.is_continued:
         return judged(LEARNING, "starts below a uniform guess", first < guess and last < first + MARGIN, said)
     if recipe.train.objective == "classify":
         return judged(LEARNING, LEARNS, last < guess, said, otherwise="warn")

@@ -26,7 +26,6 @@ from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 from bessemer.tokens.shards import TokenStore, token_dtype
 from bessemer.train import device as devices
 from bessemer.train.learning_rate import learning_rate_share
-from bessemer.train.start import is_continued
 
 BUDGET, LAYOUT, MEMORY, DISK, DATA, ROLLBACK = "batch and budget", "layout", "memory", "disk", "data", "rollback"
 FEW_TOKENS, OPTIMAL_TOKENS = 1.0, 20  # a parameter: below the first it is warned of
@@ -48,7 +47,7 @@ def budget_rows(asked: Recipe, resolved: Recipe, plan: dict[str, Any]) -> Iterat
                  otherwise="warn")  # fmt: skip
     tokens, horizon = batches.tokens_before(steps), _horizon(asked)
     ratio = tokens / plan["parameters"] if plan.get("parameters") else None
-    is_few = ratio is not None and ratio < FEW_TOKENS and not is_continued(resolved.model, train)
+    is_few = ratio is not None and ratio < FEW_TOKENS and not resolved.is_continued
     each = "" if ratio is None else f", {amount(ratio) if ratio >= 0.01 else 'less than 0.01'} a parameter"
     each += f", where about {OPTIMAL_TOKENS} are usual (Hoffmann et al. 2022)" if is_few else ""
     said = f"{counted(steps, 'step')}, {amount(tokens)} tokens{each}; {horizon or 'derived'}"

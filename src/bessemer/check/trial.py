@@ -68,7 +68,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
                     and layout.fits_micro_batches(rows // layout.data // size))  # fmt: skip
         said.append(f"a batch of {rows} of {counted(sequences, 'sequence')}")
         sequences = rows
-    least = layout.pipeline * layout.stages_each
+    least = layout.pipeline * layout.stages_per_rank
     small = config
     while (seconds(small, sequences) > STEP_SECONDS or 24 * small.parameters > free) and small.layers > least:
         small = replace(small, layers=max(small.layers // 2, least))

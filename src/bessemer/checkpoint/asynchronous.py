@@ -95,7 +95,7 @@ class BackgroundWork:
         self.mesh = mesh
         if not mesh.is_single:
             self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-            traffic.count(self.mesh.control)  # not part of the concurrent step
+            traffic.start_counting(self.mesh.control)  # not part of the concurrent step
         self.process = WriterProcess()
         self.stagings: list[Staging] = []  # of the copies
         self._thread: Thread | None = None

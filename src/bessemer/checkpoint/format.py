@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import BessemerError
-from bessemer.parallel.sharded import Box, local_shard
+from bessemer.parallel.dtensors import Box, local_shard
 from bessemer.run import read_json
 
 MANIFEST = "manifest.json"

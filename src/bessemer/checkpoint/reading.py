@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bessemer.checkpoint.format import Contents, StoredShard, StoredTensor, assemble
 from bessemer.errors import BessemerError
-from bessemer.parallel.sharded import Box, fill
+from bessemer.parallel.dtensors import Box, fill
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def ground(session: Session, folder: Path) -> Ground:
     recipe, run = session.recipe, session.run
     if recipe.train.objective == "classify":
         raise InputError("ladder: a classifier's loss follows no law of size and tokens; give a recipe that pretrains")
-    if recipe.model.from_ is not None or recipe.train.start is not None:
+    if recipe.is_continued:
         key = "model.from" if recipe.model.from_ is not None else "train.start"
         raise InputError(f"ladder: {key} gives the weights, and small models of that kind have none; leave it out")
     if recipe.corpus.sources or not recipe.tokens.sources:

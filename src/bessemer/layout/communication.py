@@ -12,11 +12,11 @@ def tensor_bytes(
     config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = 4, bytes_per_sum: int = 4,
     label_smoothing: bool = False, recomputed: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
-    """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, of the gradients of
-    replicated parameters, which are all-reduced once a step.
+    """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
+    parameters, whose gradients are all-reduced once a step.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
-    stream; bytes_per_sum: of sums, and of a weight's gradient; recomputed: blocks, in full or selectively.
+    stream; bytes_per_sum: of sums; recomputed: blocks, in full or selectively.
     """
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
@@ -34,7 +34,7 @@ def tensor_bytes(
         "all_reduce": (2 * layers + recomputed) * squares + loss,
     }
     cut = layers * _divided_of_block(config) + config.vocabulary * config.width * config.tables()
-    return kinds, (config.parameters - cut - config.classifier_parameters) * bytes_per_sum
+    return kinds, config.parameters - cut - config.classifier_parameters
 
 
 def _divided_of_block(config: ModelConfig) -> int:
@@ -56,7 +56,7 @@ def pipeline_bytes(
     tokens: that the pipeline reads, fewer where sequences are divided; bytes_per_gradient: of a weight's gradient.
     """
     # Once fewer than there are stages; in a V the two stages at its bottom lie on one process.
-    crossings = layout.pipeline * layout.stages_each - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
+    crossings = layout.pipeline * layout.stages_per_rank - 1 - layout.is_v_shaped if layout.pipeline > 1 else 0
     matrix = config.vocabulary * config.width * bytes_per_gradient
     sent = 2 * crossings * tokens * config.width * bytes_per_activation
     return sent, matrix if _is_tied_across_ranks(config, layout) else 0
@@ -92,11 +92,12 @@ def step_bytes(
     micro_batches: int,
     of: ElementBytes,
     recomputed: int = 0,
+    label_smoothing: bool = False,
 ) -> dict[str, int] | None:
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
     tokens, targets: of the global batch; micro_batches: of each part of it; recomputed: blocks. Without what an optimizer
-    that gathers whole matrices adds, and without label smoothing. None where the number of gathers depends on the schedule:
+    that gathers whole matrices adds. None where the number of gathers depends on the schedule:
     stages of a pipeline that are sharded.
 
     Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
@@ -115,13 +116,13 @@ def step_bytes(
     copies = 2 * (layout.replicate - 1) / layout.replicate
     # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
     # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
-    tensor, gradients = tensor_bytes(
+    tensor, replicated = tensor_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=of.activation, bytes_per_sum=of.sums,
-        recomputed=recomputed,
+        label_smoothing=label_smoothing, recomputed=recomputed,
     )  # fmt: skip
     reductions = micro_batches if parts > 1 and layout.zero > 1 and not layout.is_v_shaped else 1
     element = of.gathered if parts > 1 else of.gradient
-    whole = gradients * element / of.sums * parts * reductions
+    whole = replicated * element * parts * reductions
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * of.activation * (layout.context - 1)
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.

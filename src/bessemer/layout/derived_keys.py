@@ -89,7 +89,7 @@ def resolve(
             "tokens": None,  # steps says it from here on
             "schedule": {"warmup_steps": max(min(int(steps * WARMUP_SHARE), WARMUP_LIMIT), 1) if warmup is None else warmup},
             "optimizer": {
-                "learning_rate": optimizer.learning_rate or _learning_rate(flops, config, _is_tuned(recipe)),
+                "learning_rate": optimizer.learning_rate or _learning_rate(recipe, flops, config),
                 "betas": optimizer.betas or UPDATE_RULES[optimizer.kind].betas,
             },
         },
@@ -156,16 +156,10 @@ def _imported(model: Model, folder: Path) -> Model:
     return model.changed(**{key: getattr(read, key) for key in found})
 
 
-def _is_tuned(recipe: Recipe) -> bool:
-    """Whether weights that are trained already are trained further, not only a new head on them."""
-    has_weights = recipe.model.from_ is not None or recipe.train.start is not None
-    return has_weights and not recipe.train.classify.frozen
-
-
-def _learning_rate(flops: float, config: ModelConfig, is_continued: bool) -> float:
-    """Of a model that is trained already: CONTINUED_RATE of the rate of its own training, which is taken to have been of 20
-    tokens a parameter."""
-    if not is_continued:
+def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
+    """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
+    training, which is taken to have been of 20 tokens a parameter."""
+    if not recipe.is_continued or recipe.train.classify.frozen:
         return float(f"{scaling_rules.learning_rate(flops):.4g}")
     whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
     return float(f"{CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")

@@ -314,6 +314,6 @@ def activation_bytes(
         in_backward = (block if num_recomputed else 0) * bytes_per_activation + hidden * bytes_per_activation
         in_backward += 2 * stream * 6 * (bytes_per_activation < 4) + 2 * config.width * bytes_per_activation
     in_flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, micro_batches
+        layout.schedule, layout.pipeline, layout.stages_per_rank, part.pipeline_rank, micro_batches
     )
     return round(tokens * in_flight * saved * bytes_per_activation), round(tokens * in_backward)

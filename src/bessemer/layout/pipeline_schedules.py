@@ -104,7 +104,7 @@ class ScheduleActions:
         return most / self.virtual
 
 
-def stages_each(name: str, virtual: int | None = None) -> int:
+def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
     """Stages on a rank, the schedule's own number when left out. Raises InputError where the schedule has another number."""
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
@@ -138,7 +138,7 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
     for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if number is not None and number < 1:
             raise InputError(f"schedule {name}: {what} = {number}; give 1 or more")
-    each = stages_each(name, virtual)
+    each = checked_stages_per_rank(name, virtual)
     if 3 * ranks * each * micro_batches > MAX_ACTIONS:
         raise InputError(
             f"schedule {name}: {ranks} x {each} stages and {micro_batches:,} micro-batches are more than "

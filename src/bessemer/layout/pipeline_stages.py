@@ -194,14 +194,14 @@ class Span:
 
 def spans(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> list[Span]:
     """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
-    count = layout.pipeline * layout.stages_each
+    count = layout.pipeline * layout.stages_per_rank
     if count > config.layers + 2 * (cut == "ends"):  # whose embedding and head may have a stage for themselves
-        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_each <= config.layers]
+        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= config.layers]
         advice = (
             f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
         )
         raise InputError(
-            f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_each} stages each are {count} stages, but "
+            f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
         )
     ends = [0, *accumulate(blocks_of_stages(config, count, cut))]
@@ -223,7 +223,7 @@ def rank_of(schedule: str, stage: int, ranks: int) -> int:
 
 def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
     """The stages that the process at `place` of the pipeline axis holds."""
-    return stages_of(layout.schedule, place, layout.pipeline, layout.stages_each)
+    return stages_of(layout.schedule, place, layout.pipeline, layout.stages_per_rank)
 
 
 def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:

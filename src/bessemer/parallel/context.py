@@ -168,7 +168,7 @@ def _tensor_masks(mesh: ProcessMesh, masks: DropoutMasks | None) -> DropoutMasks
     return replace(masks, stream_BS=masks.token_BT.chunk(size, dim=1)[rank], part=rank)
 
 
-def apply(model: Transformer, mesh: ProcessMesh) -> None:
+def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
     """Replace the model's attention by attention over all ranks' keys and values; before recompute and compile.
 
     Raises InputError for a model that cannot be split this way, see `require_config`.

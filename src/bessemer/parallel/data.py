@@ -25,7 +25,7 @@ from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
 
 
-def shard(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
+def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
     """Apply FSDP2 to each block and to the rest of `root`, in place.
 
     compute_dtype: the dtype that weights are gathered and computed in, None for their own. Gradients are reduced in fp32
@@ -54,7 +54,7 @@ def shard(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_d
             module.set_force_sum_reduction_for_comms(True)
 
 
-def replicate(root: nn.Module, device: torch.device) -> DistributedDataParallel:
+def apply_ddp(root: nn.Module, device: torch.device) -> DistributedDataParallel:
     """Wrap `root` in DDP, whose all-reduce sums gradients and overlaps the backward pass."""
     ids = [device.index or 0] if device.type == "cuda" else None
     has_new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # torch 2.13
@@ -64,7 +64,7 @@ def replicate(root: nn.Module, device: torch.device) -> DistributedDataParallel:
     return wrapped
 
 
-def micro_batch(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> AbstractContextManager[Any]:
+def gradient_sync(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> AbstractContextManager[Any]:
     """Context of one micro-batch's forward and backward pass: gradients are reduced as late as the layout allows.
 
     DDP and zero 1 reduce after the last micro-batch. Zero 2 and 3 reduce-scatter after each, since no rank may hold whole

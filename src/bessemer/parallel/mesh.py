@@ -171,8 +171,8 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
         _set_pg_timeout(TIMEOUT, device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    traffic.count(control)
-    waiting.count()
+    traffic.start_counting(control)
+    waiting.start_timing()
     return ProcessMesh(layout, rank, device_mesh, control)
 
 

@@ -189,7 +189,7 @@ class _ScheduledStage(PipelineStage):
         if not self.reduces_early:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
         assert backward_type == "full", "only V-shaped schedules have other kinds"
-        with data.micro_batch(self.submod, self.mesh, last=last_backward):
+        with data.gradient_sync(self.submod, self.mesh, last=last_backward):
             return stage_backward(*(bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))), None
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bessemer.parallel.sharded import Box, bits_of, local_shard
+from bessemer.parallel.dtensors import Box, bits_of, local_shard
 
 Key = tuple[str, Box, Box]  # name, offset and size of a shard
 Sums = dict[Key, int]

@@ -88,7 +88,7 @@ def check(config: ModelConfig, layout: Parallel) -> None:
             )
 
 
-def split(model: Transformer, mesh: ProcessMesh) -> None:
+def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
     """Shard a model (on meta, or with values equal on all ranks) over this process's tensor group, in place.
 
     Its parameters become DTensors on device_mesh["tensor"] under the same names; tied ones stay one. Modules of other

@@ -48,7 +48,7 @@ _uncounted: set[str] = set()
 _libraries: list[torch.library.Library] = []  # registrations last as long as these
 
 
-def count(control: dist.ProcessGroup) -> None:
+def start_counting(control: dist.ProcessGroup) -> None:
     """Start counting, except for the group `control`. Further calls add groups that are not counted."""
     _uncounted.add(control.group_name)
     if _libraries:

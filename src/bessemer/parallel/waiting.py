@@ -23,7 +23,7 @@ def waited() -> float:
     return _waited
 
 
-def count() -> None:
+def start_timing() -> None:
     """Start counting. All collectives and sends of torch end in `Work.wait`, which has no hook of its own."""
     global _is_counting
     if not _is_counting:

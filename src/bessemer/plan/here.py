@@ -80,9 +80,9 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
     bubble = 0.0
     if of.pipeline > 1:  # all stages alike
         count = min(micro_batches, MAX_MICRO_BATCHES)
-        bubble = 1.0 - simulate(generate(of.schedule, of.pipeline, count, of.stages_each)).utilisation
+        bubble = 1.0 - simulate(generate(of.schedule, of.pipeline, count, of.stages_per_rank)).utilisation
     layout = {name: getattr(of, name) for name in AXES}
-    layout |= {"virtual": of.stages_each, "micro_batch": train.micro_batch}
+    layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
     memory = {name: parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")}
     return {

@@ -80,7 +80,7 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     given = recipe.parallel
     return Layout(
         **{way: getattr(given, way) for way in AXES},
-        virtual=given.stages_each,
+        virtual=given.stages_per_rank,
         zero=given.zero if given.state_shards > 1 else 0,
         schedule=given.schedule,
         micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_schedules import Action, generate, stages_each
+from bessemer.layout.pipeline_schedules import Action, checked_stages_per_rank, generate
 from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
@@ -240,7 +240,7 @@ def plan(
 ) -> PipelinePlan:  # fmt: skip
     """Plan a schedule. backward and send: in forwards of a stage; model: its stages then take what
     they cost, and a time-step is the forward of their mean. Raises InputError for numbers that make no sense."""
-    stages_each(name, virtual)  # a name that is none is said before a duration that is none
+    checked_stages_per_rank(name, virtual)  # a name that is none is said before a duration that is none
     if not (isfinite(backward) and backward > 0):
         raise InputError(f"--backward: {backward:g} is not a duration; give a number above 0, in forwards of a stage")
     if not (isfinite(send) and send >= 0):

@@ -95,7 +95,7 @@ class Parallel(AxisSizes, Section):
         return self
 
     @property
-    def stages_each(self) -> int:
+    def stages_per_rank(self) -> int:
         """Pipeline stages on each process."""
         return stages_per_rank(self.schedule, self.pipeline, self.virtual)
 

@@ -125,6 +125,11 @@ class Recipe(Section):
     report: Report = Report()
     export: Export = Export()
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the run starts from trained weights."""
+        return self.model.from_ is not None or self.train.start is not None
+
     @model_validator(mode="after")
     def _objective_fits(self) -> Self:
         objective, family = self.train.objective, self.model.family

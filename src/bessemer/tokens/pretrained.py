@@ -215,7 +215,7 @@ def carry(source: Path, folder: Path) -> None:
 
 def keeps_tokenizer(recipe: Recipe) -> bool:
     """True when a run starts from trained weights and keeps their tokenizer."""
-    return recipe.tokenizer.path is not None and (recipe.model.from_ is not None or recipe.train.start is not None)
+    return recipe.tokenizer.path is not None and recipe.is_continued
 
 
 def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:

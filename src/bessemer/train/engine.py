@@ -106,7 +106,7 @@ class DataParallel:
         device = self.device
         two = self.mesh.is_single and runs_two_at_a_time(len(parts), device.torch_device, device.compile)
         losses = [partial(self._loss, part) for part in parts]
-        around = partial(data.micro_batch, self.root, self.mesh)
+        around = partial(data.gradient_sync, self.root, self.mesh)
         results = accumulate(losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around)
         reduce_partial_gradients(self.model)
         return results

@@ -11,8 +11,8 @@ from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
 from bessemer.layout.flops import devices_of
 from bessemer.model.config import ModelConfig
+from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.parallel.sharded import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
@@ -28,7 +28,6 @@ from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import compare_replicas, respond
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
-from bessemer.train.start import is_continued
 from bessemer.train.state import TrainState
 from bessemer.train.step import apply_step, judge_step
 from bessemer.train.stop import StopSignal
@@ -134,7 +133,7 @@ def train(training: Training) -> TrainSummary:
     ):  # fmt: skip
         if state.step:
             log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
-        elif is_continued(training.recipe.model, training.recipe.train):
+        elif training.recipe.is_continued:
             scores = _validate(training, state)
         for batch in training.batches():
             stats = trainer.forward_backward(batch, state.scale)

@@ -224,4 +224,6 @@ def planned_bytes(
     weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
     widths = ElementBytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
-    return step_bytes(config, layout, batch, batch if targets is None else targets, micro_batches, widths, recomputed)
+    targets = batch if targets is None else targets
+    smooths = train.label_smoothing > 0
+    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed, smooths)

@@ -89,7 +89,7 @@ def budget_bytes(budget: float | None, device: Device) -> int:
     return int((budget or 1.0) * (base_bytes(device) + available_bytes(device)))
 
 
-def apply(model: Transformer, mode: str, blocks: int) -> None:
+def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
     """Recompute the first `blocks` of the blocks that this process holds; before they are compiled.
 
     The first and not the last, because the backward pass frees the others' activations before it recomputes these.

@@ -32,8 +32,8 @@ from bessemer.layout.memory import rank_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.dtensors import clip_gradients
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
-from bessemer.parallel.sharded import clip_gradients
 from bessemer.recipe import Parallel, Recipe, Train
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
@@ -339,7 +339,7 @@ def _num_micro_batches(train: Train, layout: Parallel, sequence_length: int) -> 
     every = batch // sequence_length // layout.data // size
     if layout.pipeline == 1:
         return min(every, 2)
-    enough = range(2 * layout.pipeline * layout.stages_each, every)
+    enough = range(2 * layout.pipeline * layout.stages_per_rank, every)
     if layout.schedule == "gpipe":
         return every
     return next((count for count in enough if layout.fits_micro_batches(count)), every)

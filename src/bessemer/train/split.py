@@ -21,9 +21,9 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, pipeline, tensor, tied
+from bessemer.parallel.dtensors import put
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.pipeline import Pipeline, Stage
-from bessemer.parallel.sharded import put
 from bessemer.recipe import Batches, Parallel, Recipe, Train
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
@@ -91,18 +91,18 @@ def build(
         all_spans = spans(config, mesh.layout)
         local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
-    tensor.split(model, mesh)
-    context.apply(model, mesh)
+    tensor.apply_tp(model, mesh)
+    context.apply_cp(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, is_sharded=mesh.size("tensor") > 1)
     if local_spans:
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
     if mesh.layout.uses_fsdp:
-        data.shard(root, list(model.blocks), mesh, device.arithmetic.autocast)
+        data.apply_fsdp(root, list(model.blocks), mesh, device.arithmetic.autocast)
     with memory:
         materialise(model, mesh, device, weights)
         if mesh.layout.uses_ddp:
-            root = data.replicate(root, device.torch_device)
+            root = data.apply_ddp(root, device.torch_device)
     return model, DataParallel(model, root, mesh, device)
 
 
@@ -127,7 +127,7 @@ def _recompute_and_compile(
     if compile_first:
         for block in blocks:
             block.forward = torch.compile(block.forward)
-    recompute.apply(model, train.recompute, recomputed)
+    recompute.apply_recompute(model, train.recompute, recomputed)
     if not compile_first:
         for block in blocks:
             block.compile()
@@ -150,7 +150,7 @@ def _pipelined(
     stages = [Stage(pipeline.stage_model(model, span), span, task, autocast, read) for span in local_spans]
     if mesh.layout.uses_fsdp:
         for stage in stages:
-            data.shard(stage, stage.blocks, mesh, arithmetic.autocast)
+            data.apply_fsdp(stage, stage.blocks, mesh, arithmetic.autocast)
     with memory:
         materialise(model, mesh, device, weights)
     split_backward = train.recompute == "none" and not device.compile

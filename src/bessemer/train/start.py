@@ -14,7 +14,7 @@ from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import dropout_keys
 from bessemer.model.huggingface.weights import read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
-from bessemer.parallel.sharded import put
+from bessemer.parallel.dtensors import put
 from bessemer.recipe import Model, Train
 from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
@@ -56,11 +56,6 @@ def require_source(source: str | None, config: ModelConfig) -> None:
             f"tokens.sequence_length: {config.sequence_length}, but {folder} has only {config.max_positions} positions"
         )
     require_weights(folder, config)
-
-
-def is_continued(model: Model, train: Train) -> bool:
-    """Whether the run starts from trained weights."""
-    return model.from_ is not None or train.start is not None
 
 
 def carried_dropout(model: Model, train: Train) -> dict[str, float]:

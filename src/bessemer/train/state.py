@@ -26,7 +26,7 @@ from bessemer.guard.policy import GuardState
 from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
-from bessemer.parallel.sharded import as_shard_of
+from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train
 from bessemer.run import RunFolder, published, read_json_lines

@@ -14,8 +14,8 @@ from bessemer.model.attention import Documents
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.dtensors import clip_gradients, local, sum_of_squares
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.sharded import clip_gradients, local, sum_of_squares
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from bessemer.guard.trends import Trends
 from bessemer.model.attention import AttentionScope
 from bessemer.model.transformer import Attention
+from bessemer.parallel.dtensors import local, sum_of_squares
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.sharded import local, sum_of_squares
 from bessemer.tokens.loader import Batch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer

@@ -86,7 +86,7 @@ class Layout(AxisSizes):
         return self.world
 
     @property
-    def stages_each(self) -> int:
+    def stages_per_rank(self) -> int:
         """Pipeline stages on each device; schedules that need several have two unless `virtual` says more."""
         return stages_per_rank(self.schedule, self.pipeline, self.virtual if self.virtual > 1 else None)
 
@@ -98,7 +98,7 @@ def parallel(layout: Layout) -> Parallel:
     copies, shard = (layout.data, 1) if layout.zero == 0 else (layout.replicate, layout.shard)
     return Parallel.model_construct(
         **{axis: getattr(layout, axis) for axis in AXES} | {"replicate": copies, "shard": shard},
-        zero=zero, schedule=layout.schedule, virtual=layout.stages_each,
+        zero=zero, schedule=layout.schedule, virtual=layout.stages_per_rank,
     )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, layout.stages_each, part.pipeline_rank, max(job.micro_batches, 1)
+        layout.schedule, layout.pipeline, layout.stages_per_rank, part.pipeline_rank, max(job.micro_batches, 1)
     )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1

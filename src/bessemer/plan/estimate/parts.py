@@ -206,7 +206,7 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     framework, layout = job.framework, job.layout
     # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
     one_round = layout.schedule == "interleaved" and job.micro_batches <= layout.pipeline
-    at_once = own.all / layout.stages_each if one_round else own.all
+    at_once = own.all / layout.stages_per_rank if one_round else own.all
     several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
     buffers = 0.0
     if n > 1:

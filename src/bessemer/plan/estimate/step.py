@@ -14,7 +14,7 @@ from math import log, sqrt
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
-from bessemer.layout.pipeline_schedules import stages_each
+from bessemer.layout.pipeline_schedules import checked_stages_per_rank
 from bessemer.layout.pipeline_stages import blocks_of_stages, stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
@@ -135,7 +135,7 @@ def refuse(job: Job) -> str | None:
             f"{counted(layout.data, 'data rank')}; take a multiple of {layout.data * layout.micro_batch}"
         )
     try:
-        each = stages_each(layout.schedule, layout.virtual if layout.virtual > 1 else None)
+        each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
     except InputError as error:
         return str(error)
     if layout.pipeline > 1 and each != layout.virtual:

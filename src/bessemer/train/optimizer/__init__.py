@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.errors import BessemerError
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.sharded import as_shard_of, local
+from bessemer.parallel.dtensors import as_shard_of, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES

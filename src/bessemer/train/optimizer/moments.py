@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bessemer.parallel.sharded import local
+from bessemer.parallel.dtensors import local
 
 BLOCK = 256  # elements that share a scale
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)

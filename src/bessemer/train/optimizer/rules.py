@@ -19,7 +19,7 @@ from torch.optim.adamw import adamw as fused_adamw
 
 from bessemer.errors import InputError
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.sharded import as_shard_of, local, put
+from bessemer.parallel.dtensors import as_shard_of, local, put
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
 
