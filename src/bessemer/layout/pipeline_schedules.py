@@ -149,7 +149,7 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
     if name == "dualpipev" and micro_batches < 2 * ranks:
         raise InputError(
             f"schedule dualpipev: needs as many micro-batches as stages, {2 * ranks} on {ranks} processes, not "
-            f"{micro_batches}; zbv takes any number"
+            f"{micro_batches}; zbv trains with {ranks} or more"
         )
     lists: dict[str, Callable[[int], list[Step]]] = {
         "gpipe": lambda rank: _gpipe(rank, micro_batches),
