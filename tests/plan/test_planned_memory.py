@@ -13,13 +13,14 @@ from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import peak_memory
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.layout.pipeline_stages import balanced, blocks_of_stages, parts_of
+from bessemer.layout.pipeline_stages import balanced
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory, stages
 from bessemer.plan.estimate.parts import each
+from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_of
 from bessemer.recipe import parse
 
 GB = 1e9

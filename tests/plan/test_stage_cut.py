@@ -14,12 +14,12 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 
 
-def every_cut(number: int, stages: int, fewest: int) -> list[tuple[range, ...]]:
+def every_cut(number: int, stages: int) -> list[tuple[range, ...]]:
     """All ways to cut so many blocks, by trying them."""
     found = []
     for borders in itertools.combinations_with_replacement(range(number + 1), stages - 1):
         cut = tuple(itertools.starmap(range, itertools.pairwise((0, *borders, number))))
-        if all(len(blocks) >= fewest for blocks in cut):
+        if all(blocks for blocks in cut):
             found.append(cut)
     return found
 
@@ -27,18 +27,18 @@ def every_cut(number: int, stages: int, fewest: int) -> list[tuple[range, ...]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
     draw = random.Random(seed)
-    number, stages, fewest = draw.randint(4, 9), draw.randint(1, 4), draw.choice([0, 1])
+    number, stages = draw.randint(4, 9), draw.randint(1, 4)
     # whole numbers, so that sums are exact and ties happen
     of = Costs(tuple(float(draw.randint(1, 6)) for _ in range(number)), draw.randint(0, 2), draw.randint(0, 12))
-    cut = balanced(of.blocks, of.embedding, of.head, stages, fewest)
+    cut = balanced(of.blocks, of.embedding, of.head, stages)
     assert [block for blocks in cut for block in blocks] == list(range(number))
-    assert len(cut) == stages and all(len(blocks) >= fewest for blocks in cut)
+    assert len(cut) == stages and all(blocks for blocks in cut)
 
     def rank(cut: tuple[range, ...]) -> tuple[float, float]:
         found = stage_costs(of, cut)
         return max(found), sum(one * one for one in found)
 
-    assert rank(cut) == min(map(rank, every_cut(number, stages, fewest)))
+    assert rank(cut) == min(map(rank, every_cut(number, stages)))
 
 
 def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None:
@@ -47,7 +47,6 @@ def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None
 
 def test_a_head_as_dear_as_three_blocks_takes_their_place() -> None:
     assert [len(blocks) for blocks in balanced([1.0] * 13, 0, 3.0, 4)] == [4, 4, 4, 1]
-    assert [len(blocks) for blocks in balanced([1.0] * 12, 0, 4.0, 4, fewest=0)] == [4, 4, 4, 0]
 
 
 def test_too_few_blocks_are_refused() -> None:

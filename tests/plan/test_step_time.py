@@ -11,10 +11,10 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics, parallel
+from bessemer.plan.estimate.stage_cuts import parts_of
 from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import inf
-from typing import Literal
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import V_SHAPED
-
-Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @dataclass(frozen=True)
@@ -59,19 +56,18 @@ class Costs:
         return sum(self.blocks) + self.embedding + self.head
 
 
-def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int, fewest: int = 1) -> tuple[range, ...]:
-    """The blocks of each stage, so that the most expensive stage is as cheap as can be.
+def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int) -> tuple[range, ...]:
+    """The blocks of each stage, one or more, minimising the cost of the costliest stage.
 
-    blocks: cost of each; embedding is added to the first stage and head to the last; fewest: blocks that a stage has at
-    least (0: one of only the head is allowed). Of the cuts that do this, one with the smallest sum of squares, and then
-    the one whose later stages are larger, since in 1F1B the earlier ones hold more activations. Dynamic programming over
-    (stage, block), stages x blocks^2. Raises InputError where there are too few blocks.
+    blocks: cost of each; embedding is added to the first stage and head to the last. Of the cuts that do this, one with the
+    smallest sum of squares, and then the one whose later stages are larger, since in 1F1B the earlier ones hold more
+    activations. Dynamic programming over (stage, block), stages x blocks^2. Raises InputError where there are too few blocks.
     """
     number = len(blocks)
-    if stages < 1 or stages * fewest > number:
+    if not 1 <= stages <= number:
         raise InputError(
-            f"pipeline: {number} blocks cannot be cut into {stages} stages of {fewest} or more; take 1 to "
-            f"{number // max(fewest, 1)} stages (pipeline x virtual), or a deeper model"
+            f"pipeline: {number} blocks cannot be cut into {stages} stages; take 1 to {number} stages (pipeline x virtual), "
+            "or a deeper model"
         )
     before = [0.0, *accumulate(blocks)]
 
@@ -86,7 +82,7 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
         for stage in range(stages):
             now, of = [inf] * (number + 1), [0] * (number + 1)
             for end in range(number + 1):
-                for first in range(end - fewest + 1):
+                for first in range(end):
                     one = cost(stage, first, end)
                     if one > limit or value[first] == inf:
                         continue
@@ -106,24 +102,11 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
 
 
 @lru_cache(maxsize=4096)
-def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, as a program cuts them: balanced here, of others see plan/estimate/frameworks.toml."""
-    layers, (least, extra) = config.layers, divmod(config.layers, count)
-    if cut == "even":
-        return tuple(least + (stage < extra) for stage in range(count))
-    if cut == "ceiling":  # every stage takes the larger number while there are blocks
-        most = -(-layers // count)
-        return tuple(min(most, max(layers - stage * most, 0)) for stage in range(count))
-    if cut == "ends":
-        least, extra = divmod(layers + 2, count)
-        return tuple(least + (stage < extra) - (stage == 0) - (stage == count - 1) for stage in range(count))
-    if cut == "middle":
-        return tuple(least + (0 < stage <= extra) for stage in range(count))
-    if cut == "cumulative":
-        return _cumulative(config, count)
+def balanced_blocks(config: ModelConfig, count: int) -> tuple[int, ...]:
+    """Blocks of each of `count` stages, cut by `balanced`."""
     costs = Costs.of(config)
     if min(costs.blocks) == max(costs.blocks):
-        return _balanced_alike(layers, costs.blocks[0], costs.embedding, costs.head, count)
+        return _balanced_alike(config.layers, costs.blocks[0], costs.embedding, costs.head, count)
     return tuple(len(part) for part in balanced(costs.blocks, costs.embedding, costs.head, count))
 
 
@@ -146,24 +129,6 @@ def _balanced_alike(layers: int, block: float, embedding: float, head: float, co
     assert best is not None, "there are as many blocks as stages"
     least, extra = divmod(layers - best[2], count - 1)
     return (*(least + (stage >= count - 1 - extra) for stage in range(count - 1)), best[2])
-
-
-def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
-    """Blocks in order, a new stage once the costs so far have passed the next equal part of the whole; the head costs too.
-
-    nanotron: costs of a block 4 h^2 + 3 h f and of the head V h (its `get_block_compute_costs` and `build_model`).
-    """
-    attention = 4 * config.heads * config.head_dim * config.width
-    block = attention + 3 * config.mlp_width * config.width
-    head = config.vocabulary * config.width
-    total, so_far, stage = config.layers * block + head, 0.0, 0
-    found = [0] * count
-    for _ in range(config.layers):
-        so_far += block
-        found[stage] += 1
-        if so_far > total * (stage + 1) / count and stage < count - 1:
-            stage += 1
-    return tuple(found)
 
 
 def stage_costs(of: Costs, cut: Sequence[range]) -> tuple[float, ...]:
@@ -192,10 +157,10 @@ class Span:
         return self.stage == self.count - 1
 
 
-def spans(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> list[Span]:
-    """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
+def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
+    """Pipeline stages of a layout. stages_without_blocks: that a cut may have. Raises InputError when blocks are too few."""
     count = layout.pipeline * layout.stages_per_rank
-    if count > config.layers + 2 * (cut == "ends"):  # whose embedding and head may have a stage for themselves
+    if count > config.layers + stages_without_blocks:
         fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= config.layers]
         advice = (
             f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
@@ -204,7 +169,13 @@ def spans(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> list[
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
         )
-    ends = [0, *accumulate(blocks_of_stages(config, count, cut))]
+    return count
+
+
+def spans(config: ModelConfig, layout: Parallel) -> list[Span]:
+    """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
+    count = num_stages(config, layout)
+    ends = [0, *accumulate(balanced_blocks(config, count))]
     return [Span(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
 
 
@@ -232,14 +203,15 @@ def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def parts_of(config: ModelConfig, layout: Parallel, cut: Cut = "balanced") -> tuple[PipelinePart, ...]:
-    """What each place of the pipeline axis holds, all of its stages together."""
-    found = spans(config, layout, cut)
-    held = ([found[stage] for stage in stages_at(layout, place)] for place in range(layout.pipeline))
+def parts_of(config: ModelConfig, layout: Parallel) -> tuple[PipelinePart, ...]:
+    """What each rank of the pipeline axis holds, all of its stages together."""
+    return parts_with_blocks(layout, balanced_blocks(config, num_stages(config, layout)))
+
+
+def parts_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[PipelinePart, ...]:
+    """As `parts_of`, by the number of blocks of each stage."""
+    stages_by_rank = [stages_at(layout, place) for place in range(layout.pipeline)]
     return tuple(
-        PipelinePart(
-            place, sum(span.end - span.first for span in mine), any(span.has_embedding for span in mine),
-            any(span.has_head for span in mine),
-        )
-        for place, mine in enumerate(held)
-    )  # fmt: skip
+        PipelinePart(rank, sum(blocks[stage] for stage in stages), 0 in stages, len(blocks) - 1 in stages)
+        for rank, stages in enumerate(stages_by_rank)
+    )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import Selective
-from bessemer.layout.pipeline_stages import Cut
+from bessemer.plan.estimate.stage_cuts import Cut
 
 
 @dataclass(frozen=True)

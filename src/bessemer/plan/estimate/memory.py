@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
-from bessemer.layout.pipeline_stages import PipelinePart, parts_of
+from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
+from bessemer.plan.estimate.stage_cuts import parts_of
 from bessemer.recipe import Train
 from bessemer.terminal import size
 

@@ -15,10 +15,11 @@ from math import log, sqrt
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import checked_stages_per_rank
-from bessemer.layout.pipeline_stages import blocks_of_stages, stages_of
+from bessemer.layout.pipeline_stages import stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics
+from bessemer.plan.estimate.stage_cuts import blocks_of_stages
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import AXES, interleaved_rounds
 from bessemer.terminal import counted
