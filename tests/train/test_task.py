@@ -71,7 +71,7 @@ def test_the_masked_loss_is_the_mean_over_hidden_tokens(recipe_file: Path, mask:
     ours = gradient(trainer).clone()
     trainer.model.zero_grad()
     inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
-    logits = trainer.model.logits(inputs, trainer.documents(inputs))
+    logits = trainer.model.logits(inputs, trainer.task.documents(inputs))
     plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
     plain.backward()
     assert found.loss == pytest.approx(float(plain.detach()), rel=1e-6)

@@ -117,7 +117,7 @@ def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
 
     def logits(trainer: Trainer, tokens: np.ndarray) -> torch.Tensor:
         inputs = torch.from_numpy(tokens)
-        return trainer.model(inputs, trainer.documents(inputs))[:, tail]
+        return trainer.model(inputs, trainer.task.documents(inputs))[:, tail]
 
     assert torch.equal(logits(masked, data.inputs), logits(masked, changed))
     assert not torch.allclose(logits(open_, data.inputs), logits(open_, changed))

@@ -44,7 +44,7 @@ def _ways(subject: Subject) -> Iterator[CheckRow]:
     features = _features(subject)
     yield CheckRow(learning.RESUME, "what is trained", "ok", f"{subject.described()}; {', '.join(features)}")
     sequences = sum(task_of(own.train, False, subject.config, store.end_of_text).loader(own, store).mixture.sequences)
-    edge = min(trial.epoch_edge(alone, sequences), STEPS - 2)
+    edge = min(alone.batches.steps_for(sequences), STEPS - 2)
     stops = {
         "stopped in an epoch": (edge // 2,),
         "stopped at an epoch's edge": (edge,),

@@ -21,7 +21,7 @@ from bessemer.errors import BessemerError, Stopped
 from bessemer.launch.group import ALONE, run_group
 from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Batches, BatchRamp, Parallel, Recipe, dump, load
+from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
 from bessemer.run import RunFolder, published, read_json, read_json_lines, write_atomic, write_json
 from bessemer.terminal import counted
 
@@ -171,11 +171,6 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
     import torch
 
     return layout.world <= (torch.cuda.device_count() if is_cuda else max(2 * num_cores(), 2))
-
-
-def epoch_edge(recipe: Recipe, sequences: int) -> int:
-    """The number of steps after which a trial has read so many sequences."""
-    return Batches.of(recipe.train, recipe.tokens.sequence_length).steps_for(sequences)
 
 
 def main() -> None:

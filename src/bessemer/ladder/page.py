@@ -183,7 +183,7 @@ def _ladder_sections(found: Json, said: dict[str, str]) -> list[Section]:
     off = [100 * rung["residual"] for rung in rungs]
     y = parts.axis("difference", ticksuffix="%", zeroline=True)
     points = _points("rungs", _column(rungs, "flops"), off, "train", _column(rungs, "name"))
-    residuals = _figure("residuals", "Measured and fitted", [points], _log("compute, FLOPs"), y)
+    residuals = parts.point_figure("residuals", "Measured and fitted", [points], _log("compute, FLOPs"), y)
     columns = _columns(LADDER_COLUMNS)
     sections: list[Section] = [
         ("loss", "Loss over compute", [f"{said['law']}."], [_loss(found)], (), ()),
@@ -218,7 +218,7 @@ def _loss(found: Json) -> Figure:
     if planned["measured"] is not None:
         at, loss = [planned["flops"]], [planned["measured"]["loss"]]
         traces.append(_points("planned run, measured", at, loss, "good", ["measured"], "star"))
-    return _figure("loss", "Held-out loss", traces, _log("compute, FLOPs"), "nats a token")
+    return parts.point_figure("loss", "Held-out loss", traces, _log("compute, FLOPs"), "nats a token")
 
 
 def _profiles(found: Json) -> Figure:
@@ -233,7 +233,7 @@ def _profiles(found: Json) -> Figure:
         x = np.geomspace(min(sizes) / 1.15, max(sizes) * 1.15, 31)
         y = np.polyval(profile["curve"], np.log(x))
         traces.append(parts.trace("parabola", x, y, ink, width=1.25, showlegend=False, hoverinfo="skip"))
-    return _figure("profiles", "IsoFLOP profiles", traces, _log("parameters in matmuls"), "nats a token")
+    return parts.point_figure("profiles", "IsoFLOP profiles", traces, _log("parameters in matmuls"), "nats a token")
 
 
 # --- A mixture search -------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _mixture_sections(found: Json, said: dict[str, str]) -> list[Section]:
     pairs = (("given", found["given"], "raw"), ("proposed", found["proposed"]["shares"], "accent"))
     bars = [parts.bars(name, list(by), [round(100 * share, 3) for share in by.values()], ink, "%{y:.1f}%")
             for name, by, ink in pairs]  # fmt: skip
-    shares = _figure("mixture", "Shares of the tokens", bars, parts.axis("source", type="category"),
+    shares = parts.point_figure("mixture", "Shares of the tokens", bars, parts.axis("source", type="category"),
                      parts.axis("share", ticksuffix="%", rangemode="tozero"), barmode="group", bargap=0.3)  # fmt: skip
     return [
         ("shares", "Shares", [f"Gain: {said['gain']}."], [shares], (), ()),
@@ -320,7 +320,7 @@ def _unseen(found: Json) -> Figure:
     if (checked := found["verify"]) is not None:
         place = [checked["measured"]], [checked["predicted"]]
         traces.append(_points("proposed", *place, "accent", ["proposed"], "diamond"))
-    return _figure("unseen", "Predicted from the others", traces, "measured, nats a token", "predicted")
+    return parts.point_figure("unseen", "Predicted from the others", traces, "measured, nats a token", "predicted")
 
 
 def _by_share(found: Json) -> list[Figure]:
@@ -334,15 +334,11 @@ def _by_share(found: Json) -> list[Figure]:
             for place, target in enumerate(losses[0])
         ]
         title, axis = f"Held-out losses by the share of {source}", parts.axis(f"share of {source}", ticksuffix="%")
-        made.append(_figure(f"share-{number}", title, traces, axis, "nats a token"))
+        made.append(parts.point_figure(f"share-{number}", title, traces, axis, "nats a token"))
     return made
 
 
 # --- Both -------------------------------------------------------------------------------------------------------------
-
-
-def _figure(name: str, title: str, traces: list[Block], x: Block | str, y: Block | str, **layout: Any) -> Figure:
-    return parts.figure(name, title, traces, x, y, hovermode="closest", **layout)
 
 
 def _log(title: str) -> Block:

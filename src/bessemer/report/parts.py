@@ -36,6 +36,11 @@ def figure(
     }  # fmt: skip
 
 
+def point_figure(name: str, title: str, traces: list[Block], x: Block | str, y: Block | str, **more: Any) -> Figure:
+    """A figure that names the point nearest to the cursor, where others name all at its x."""
+    return figure(name, title, traces, x, y, hovermode="closest", **more)
+
+
 def axis(title: str, **more: Any) -> Block:
     """An axis of a figure, in plotly's terms."""
     return {"title": {"text": title}, **more}

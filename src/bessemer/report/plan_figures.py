@@ -152,7 +152,7 @@ def loss_surface(of: Json) -> Figure | None:
     traces.append(_mark("this run", *own))
     x, y = log_axis("parameters", across[0], across[-1], amount), log_axis("training tokens", up[0], up[-1], amount)
     note = f"Nats a token, by {of.get('law')}; dotted: equal compute, 6 N D."
-    return _figure("surface", "Predicted loss", traces, x, y, note=note, annotations=labels)
+    return parts.point_figure("surface", "Predicted loss", traces, x, y, note=note, annotations=labels)
 
 
 def _equal_compute(budgets: list[Json], across: list[float], up: list[float]) -> tuple[list[Block], list[Block]]:
@@ -188,7 +188,7 @@ def checkpoints(of: Json) -> Figure:
     ]
     top = min(max(max(lost), 1.1 * own), 8 * max(own, min(lost)))
     y = parts.axis("share of the time lost", ticksuffix="%", range=[0, top])
-    return _figure("checkpoints", "Lost time against the checkpoint interval", traces, x, y)
+    return parts.point_figure("checkpoints", "Lost time against the checkpoint interval", traces, x, y)
 
 
 def layouts(of: Json) -> Figure | None:
@@ -213,7 +213,9 @@ def layouts(of: Json) -> Figure | None:
     x = parts.axis("GB on the fullest device", range=[0, 1.04 * capacity])
     y = parts.axis("tokens/s a device", rangemode="tozero", tickformat=",.3~s")
     shapes = [parts.vertical(capacity, "dash")]
-    return _figure("layouts", "Layouts that fit", traces, x, y, shapes=shapes, note="Dashed: the device's memory.")
+    return parts.point_figure(
+        "layouts", "Layouts that fit", traces, x, y, shapes=shapes, note="Dashed: the device's memory."
+    )
 
 
 def log_axis(
@@ -257,7 +259,3 @@ def _mark(name: str, x: float, y: float, unit: str = "") -> Block:
     made = parts.trace(name, [x], [y], "accent", lines=False, marks=12, symbol="diamond", cliponaxis=False,
                        hover=f"{name}: %{{y:,.4~g}} {unit}<extra></extra>")  # fmt: skip
     return {**made, "x": [x], "y": [y]}
-
-
-def _figure(name: str, title: str, traces: list[Block], x: Block, y: Block, **more: Any) -> Figure:
-    return parts.figure(name, title, traces, x, y, hovermode="closest", **more)

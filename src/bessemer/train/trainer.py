@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.hashing import key_of
-from bessemer.model.attention import Documents
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
@@ -162,11 +161,7 @@ class Trainer:
         """Context in which matmuls run in the recipe's precision."""
         return precisions.autocast(self.device.arithmetic, self.device.torch_device)
 
-    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None:
-        """The documents that attention is masked by. starts_BT: where pieces of packed documents begin."""
-        return self.task.documents(inputs_BT, starts_BT)
-
     def hidden(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Hidden states of a batch on the device, (B, T, D)."""
-        hidden_BTD: Tensor = self.model(inputs_BT, self.documents(inputs_BT, starts_BT))
+        hidden_BTD: Tensor = self.model(inputs_BT, self.task.documents(inputs_BT, starts_BT))
         return hidden_BTD

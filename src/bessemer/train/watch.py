@@ -87,7 +87,7 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
     model.blocks = nn.ModuleList(_Observed(block, record_output) for block in blocks)
     try:
         with trainer.autocast():
-            model(tokens_BT, trainer.documents(tokens_BT, starts_BT))
+            model(tokens_BT, trainer.task.documents(tokens_BT, starts_BT))
     finally:
         model.blocks = blocks
         for hook in hooks:
