@@ -20,7 +20,7 @@ from bessemer.checkpoint.format import MANIFEST
 from bessemer.checkpoint.staging import HAS_MEMORY_FILES
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.run import checkpoint_name, published
+from bessemer.run import checkpoint_name, published, read_json
 
 FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
 SETS, PARTS = 2, 4  # sets of files that are written in turn; files of a set: model, optimizer, ema, rng
@@ -68,7 +68,7 @@ class NodeMemory:
         if folder is None or not (folder / HELD).exists():
             return None
         local, node = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("GROUP_RANK", "0"))
-        by_process = json.loads((folder / HELD).read_text())
+        by_process = read_json(folder / HELD)
         num_local = min(len(by_process), mesh.world - (mesh.rank - local))  # the last processes of all may be spare
         return cls(folder, by_process[local], local, num_local, node)
 

@@ -25,6 +25,7 @@ from bessemer.model.huggingface.config import FREE_OPTIONS, family_of, family_st
 from bessemer.model.huggingface.weights import HubTensor, ParameterReader, hub_tensors
 from bessemer.model.layers import rotary_frequencies
 from bessemer.model.transformer import Transformer
+from bessemer.run import read_json
 from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pre_tokenization
 from bessemer.tokens.pieces import Framing
 
@@ -270,7 +271,7 @@ def vocabulary_of(tokenizer_json: Path, rows: int) -> GgufVocabulary:
 
     Raises InputError, with the reason, for a tokenizer that llama.cpp would encode another way.
     """
-    description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    description = read_json(tokenizer_json)
     model, added = description["model"], {token["id"]: token for token in description["added_tokens"]}
     pre = pre_tokenizer(description)
     tokens = {number: token for token, number in model["vocab"].items()}

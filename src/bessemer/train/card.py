@@ -66,7 +66,7 @@ def _template() -> Any:
 
 def _framing_words(store: TokenStore) -> str:
     """The special tokens before and after a text, in words; empty: none."""
-    tokens = json.loads((store.folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    tokens = read_json(store.folder / "tokenizer.json")["added_tokens"]
     name_of = {token["id"]: f"`{token['content']}` (id {token['id']})" for token in tokens}
     sides = {"before": store.framing.before, "after": store.framing.after}
     return " and ".join(

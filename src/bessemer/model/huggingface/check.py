@@ -3,7 +3,6 @@ declares besides (special tokens, classes, dtype, chat template)."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from bessemer.model.huggingface.gate import logits_of, one_line, quiet_transform
 from bessemer.model.huggingface.settings import ForeignConfig
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.run import write_json
+from bessemer.run import read_json, write_json
 from bessemer.terminal import warn
 from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, chat_template, read_table, template_error, token_ids
 
@@ -170,7 +169,7 @@ def _reduce_folder(folder: Path, copy: Path, layers: int, window: int) -> None:
     for path in folder.resolve().iterdir():
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             (copy / path.name).symlink_to(path)
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings = read_json(folder / "config.json")
     settings[FAMILIES[read_config(folder)[0]].keys["layers"]] = layers
     if settings.get("layer_types"):
         settings["layer_types"] = settings["layer_types"][:layers]

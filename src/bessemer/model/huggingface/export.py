@@ -6,7 +6,6 @@ through the gate before it is published; one that does not fit into memory is st
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -266,7 +265,7 @@ def _dtype_keys(dtype: torch.dtype) -> dict[str, str]:
 def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> None:
     """Write the tokenizer's files: tokenizer.json with the ids that the model saw around each text, settings, chat template."""
     framing = files.own_framing
-    description = json.loads(files.tokenizer_json.read_text(encoding="utf-8"))
+    description = read_json(files.tokenizer_json)
     write_json(folder / "tokenizer.json", with_framing(description, framing))
     added = {token["id"]: token["content"] for token in description["added_tokens"]}
     token = added[files.end_of_text]
