@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import require_context
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.parallel import context
@@ -312,11 +313,11 @@ def test_lengths_that_do_not_divide_are_refused(ways: int, length: int, says: st
 
 
 def test_what_cannot_be_split() -> None:
-    context.require_config(config(labels=3), Parallel())
+    require_context(config(labels=3), Parallel())
     with pytest.raises(InputError, match="parallel.context: 2 processes cannot share the texts of a classifier"):
-        context.require_config(config(labels=3), Parallel(context=2))
+        require_context(config(labels=3), Parallel(context=2))
     with pytest.raises(InputError, match="tokens.sequence_length: 50"):
-        context.require_config(config(sequence_length=50), Parallel(context=2))
+        require_context(config(sequence_length=50), Parallel(context=2))
 
 
 def test_a_whole_context_is_left_as_it_is() -> None:

@@ -18,6 +18,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
+from bessemer.layout.fit import require_micro_batches
 from bessemer.layout.pipeline_stages import Costs, rank_of, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
@@ -392,8 +393,8 @@ def test_stages_have_every_weight_once(family: str) -> None:
 )
 def test_too_few_micro_batches_say_how_many_fit(layout: Parallel, count: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        pipeline.require_micro_batches(layout, count)
-    pipeline.require_micro_batches(layout, 8)
+        require_micro_batches(layout, count)
+    require_micro_batches(layout, 8)
 
 
 def test_more_stages_than_blocks_are_refused() -> None:

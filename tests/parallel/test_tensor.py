@@ -13,12 +13,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.parallel.collectives import RankGroup, VocabularyShard, scatter_tokens
 from bessemer.parallel.mesh import ProcessMesh, join
-from bessemer.parallel.tensor import apply_tp, check, reduce_partial_gradients, sharded_dimension
+from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
 from bessemer.recipe import Parallel, parse
 from bessemer.train import recompute
 from bessemer.train.task import Causal, ClassifyTask, Masked, Task
@@ -243,11 +244,11 @@ def test_fsdp_over_a_split_model_is_the_same_model() -> None:
 )  # fmt: skip
 def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any], layout: Parallel, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        check(config(**{"heads": 4, **changes}), layout)
+        require_tensor(config(**{"heads": 4, **changes}), layout)
 
 
 def test_a_vocabulary_need_not_divide() -> None:
-    check(config(vocabulary=97), Parallel(tensor=2))
+    require_tensor(config(vocabulary=97), Parallel(tensor=2))
     shards = [VocabularyShard.of(97, RankGroup(place, 4, GroupName(""))) for place in range(4)]
     assert [(shard.first, shard.size) for shard in shards] == [(0, 25), (25, 25), (50, 25), (75, 22)]
     rows, here = shards[3].local(torch.tensor([74, 75, 96, -1]))

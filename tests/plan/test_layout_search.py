@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 from time import process_time
 
 import pytest
+import torch
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory
-from bessemer.plan.estimate.step import step
+from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.jobs import divisors
 from bessemer.plan.search import MICRO_BATCHES, RECOMPUTE, STAGES_EACH, search
+from bessemer.recipe import Train
+from bessemer.train.split import require_fit
 
 
 def job(
@@ -35,7 +39,7 @@ def everything(of: Job) -> list[Job]:
     found = []
     count, per_node = of.cluster.devices, of.cluster.per_node
     for tensor, pipeline in product(divisors(per_node), divisors(count)):
-        if count % (tensor * pipeline) or pipeline > of.model.layers or of.model.kv_heads % tensor:
+        if count % (tensor * pipeline):
             continue
         data = count // (tensor * pipeline)
         for shard, micro, zero, mode, virtual in product(
@@ -43,15 +47,13 @@ def everything(of: Job) -> list[Job]:
         ):
             if (zero == 0) != (shard == 1) or of.batch % (data * micro):
                 continue
-            if virtual > 1 and (
-                pipeline == 1 or pipeline * virtual > of.model.layers or of.batch // (data * micro) % pipeline
-            ):
+            if virtual > 1 and pipeline == 1:
                 continue
             found.append(of.with_layout(
                 replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, zero=zero,
                 schedule="interleaved" if virtual > 1 else "1f1b", micro_batch=micro, recompute=mode,
             ))  # fmt: skip
-    return found
+    return [one for one in found if refuse(one) is None]
 
 
 @pytest.mark.parametrize(("count", "device", "layers"), [(8, "H100", 8), (16, "A100 40GB", 8), (16, "L40S", 12)])
@@ -75,6 +77,38 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
     assert [one.step.seconds for one in pareto] == sorted(one.step.seconds for one in pareto)
     for faster, slower in pairwise(pareto):
         assert slower.memory.total < faster.memory.total
+
+
+def trains(of: Job) -> bool:
+    """Whether a training takes the job's layout."""
+    tokens = of.batch * of.model.sequence_length
+    train = Train(steps=1, global_batch_tokens=tokens, micro_batch=of.layout.micro_batch)
+    try:
+        require_fit(train, parallel(of.layout), of.model, torch.device("cuda"))
+    except InputError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"mlp_width": 50}, {"vocabulary": 5}, {"sequence_length": 36}, {"kv_heads": 2}, {"labels": 3}],
+    ids=str,
+)
+def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None:
+    sizes = {"heads": 8, "kv_heads": 4, "mlp_width": 96, "vocabulary": 256, "sequence_length": 48, **changes}
+    schedules = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("dualpipev", 2)]
+    answers = set()
+    for tensor, context, pipeline in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 4, 16)):
+        for (schedule, virtual), batch in product(schedules if pipeline > 1 else schedules[:1], (3, 8, 9)):
+            split = Layout(
+                tensor=tensor, context=context, pipeline=pipeline, virtual=virtual, schedule=schedule,  # type: ignore[arg-type]
+            )  # fmt: skip
+            asked = replace(job(split.devices, batch, **sizes), layout=split)
+            assert (refuse(asked) is None) == trains(asked), split
+            answers.add(trains(asked))
+    assert answers == {True, False}
+    assert all(trains(one.job) for one in search(job(16, 64, **sizes)).ranked)
 
 
 def test_what_the_recipe_says_is_kept() -> None:

@@ -23,14 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.errors import InputError
+from bessemer.layout.fit import require_context, require_length
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
-from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.collectives import RankGroup, all_gather, exchange, require_divisible_tokens
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Parallel
 
 
 @dataclass(frozen=True)
@@ -171,11 +169,11 @@ def _tensor_masks(mesh: ProcessMesh, masks: DropoutMasks | None) -> DropoutMasks
 def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
     """Replace the model's attention by attention over all ranks' keys and values; before recompute and compile.
 
-    Raises InputError for a model that cannot be split this way, see `require_config`.
+    Raises InputError for a model that cannot be split this way, see `require_context`.
     """
     if mesh.size("context") == 1:
         return
-    require_config(model.config, mesh.layout)
+    require_context(model.config, mesh.layout)
     model.use_attention(functools.partial(attend, group=RankGroup.of(mesh, "context")))
 
 
@@ -212,36 +210,3 @@ def gather_sequences(mesh: ProcessMesh, x_BS: Tensor) -> Tensor:
     gathered_BT, length = all_gather(x_BS.detach(), group, 1), x_BS.shape[1] * group.size
     index = [SequenceShard(group.size, rank, length).positions(x_BS.device) for rank in range(group.size)]
     return gathered_BT[:, torch.cat(index).argsort()]
-
-
-def require_length(num_ranks: int, length: int) -> None:
-    """Raise InputError, with the nearest lengths that work, when sequences do not divide into 2 x num_ranks chunks."""
-    unit = 2 * num_ranks
-    if num_ranks == 1 or length % unit == 0:
-        return
-    below, above = length // unit * unit, -(-length // unit) * unit
-    nearest = f"{below} or {above}" if below else f"{above}"
-    raise InputError(
-        f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
-        f"into {unit} equal parts; the nearest that does is {nearest}"
-    )
-
-
-def require_config(config: ModelConfig, layout: Parallel) -> None:
-    """Raise InputError for a model that context parallelism cannot train.
-
-    A classifier reads one token of a text, or the mean over it, and a rank holds only some of its tokens.
-    """
-    if layout.context == 1:
-        return
-    if config.labels:
-        raise InputError(
-            f"parallel.context: {layout.context} processes cannot share the texts of a classifier; "
-            "use parallel.replicate or parallel.shard instead"
-        )
-    if config.position_padding is not None:
-        raise InputError(
-            f"parallel.context: {layout.context} processes cannot share a sequence whose learned positions pass over "
-            "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
-        )
-    require_length(layout.context, config.sequence_length)

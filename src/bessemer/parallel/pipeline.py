@@ -22,6 +22,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import require_micro_batches
 from bessemer.layout.pipeline_stages import Span, rank_of
 from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
@@ -56,19 +57,6 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
             f"parallel.schedule: {layout.schedule} hangs on CPUs (gloo) with torch {torch.__version__}; it needs 2.13 or "
             "later, or take 1f1b or interleaved"
         )
-
-
-def require_micro_batches(layout: Parallel, count: int) -> None:
-    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run `count` micro-batches a step."""
-    if layout.fits_micro_batches(count):
-        return
-    below = next((n for n in range(count - 1, 0, -1) if layout.fits_micro_batches(n)), None)
-    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if layout.fits_micro_batches(n))
-    nearest = f"{above}" if below is None else f"{below} or {above}"
-    raise InputError(
-        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
-        f"each part of the batch), but {nearest}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
-    )
 
 
 def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:

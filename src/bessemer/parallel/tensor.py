@@ -13,7 +13,6 @@ Shapes: B sequences, T tokens, t ranks of the group, D width, K width of a head,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import upcast
@@ -38,7 +38,6 @@ from bessemer.parallel.collectives import (
     sum_over,
 )  # fmt: skip
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Parallel
 
 # Sharded parameters of every block, with their dimension. The biases of qkv and gate_up are sharded with them. Those of `up`
 # and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
@@ -62,42 +61,16 @@ def sharded_dimension(name: str) -> int | None:
     return next((dimension for ending, dimension in _SHARDED.items() if name.endswith(f".{ending}")), None)
 
 
-def check(config: ModelConfig, layout: Parallel) -> None:
-    """Raise InputError, with the sizes that work, when a model does not divide by parallel.tensor.
-
-    The vocabulary need not divide: the last rank then has fewer ids.
-    """
-    if layout.tensor == 1:
-        return
-
-    heads = "model.kv_heads" if config.kv_heads != config.heads else "model.heads"
-    vocabulary, length = config.vocabulary, config.sequence_length
-    wanted: dict[str, tuple[int, Callable[[int], bool]]] = {
-        heads: (config.kv_heads, lambda size: config.kv_heads % size == 0),
-        "model.mlp_width": (config.mlp_width, lambda size: config.mlp_width % size == 0),
-        "model.vocabulary": (vocabulary, lambda size: -(-vocabulary // size) * (size - 1) < vocabulary),
-        "tokens.sequence_length": (length, lambda size: length % (layout.context * size) == 0),
-    }
-    for key, (value, fits) in wanted.items():
-        if not fits(layout.tensor):
-            sizes = [size for size in range(1, config.kv_heads + 1) if all(test(size) for _, test in wanted.values())]
-            over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
-            raise InputError(
-                f"parallel.tensor: {key} = {value}{over} cannot be divided by {layout.tensor} processes; "
-                f"sizes that work for this model: {', '.join(map(str, sizes)) or 'none'}"
-            )
-
-
 def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
     """Shard a model (on meta, or with values equal on all ranks) over this process's tensor group, in place.
 
     Its parameters become DTensors on device_mesh["tensor"] under the same names; tied ones stay one. Modules of other
     pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a step.
-    Raises InputError as `check` does.
+    Raises InputError as `require_tensor` does.
     """
     if mesh.size("tensor") == 1:
         return
-    check(model.config, mesh.layout)
+    require_tensor(model.config, mesh.layout)
     assert mesh.device_mesh is not None
     group = RankGroup.of(mesh, "tensor")
     _distribute(model, mesh.device_mesh["tensor"])

@@ -9,19 +9,20 @@ Also the same plan with changes (`--what-if`).
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import indivisible_by_tensor, require_context
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
-from bessemer.plan.estimate.job import Job, Layout, Recompute
+from bessemer.plan.estimate.job import Job, Layout, Recompute, parallel
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import divisors
+from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import PipelineSchedule
 from bessemer.terminal import counted
 
@@ -95,12 +96,17 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
     model, cluster = job.model, job.cluster
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
     for tensor in divisors(cluster.per_node):
-        if reason := tensor_refusal(model, tensor):
-            impossible[reason] += 1
+        if key := indivisible_by_tensor(model, tensor):
+            impossible[f"{key} does not divide over tensor"] += 1
             continue
         for context in (c for c in divisors(cluster.devices // tensor) if c <= most_context):
-            if context > 1 and model.sequence_length % (2 * context * tensor):
-                impossible["the sequence does not divide over context x tensor"] += 1
+            try:
+                require_context(model, Parallel(context=context))
+            except InputError:
+                impossible["the sequences do not divide over context"] += 1
+                continue
+            if indivisible_by_tensor(model, tensor, context):
+                impossible["the sequences do not divide over context x tensor"] += 1
                 continue
             for pipeline in divisors(cluster.devices // (tensor * context)):
                 if pipeline > model.layers:
@@ -117,16 +123,6 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                         replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
                         schedule=schedule, sequence_parallel=job.layout.sequence_parallel,
                     )  # fmt: skip
-
-
-def tensor_refusal(model: ModelConfig, tensor: int) -> str | None:
-    """Why a model cannot be split over `tensor` tensor ranks; None: it can."""
-    divided = {
-        "heads or key/value heads do not divide over tensor": math.gcd(model.heads, model.kv_heads),
-        "the MLP's width does not divide over tensor": model.mlp_width,
-        "the sequence does not divide over tensor": model.sequence_length,
-    }
-    return next((reason for reason, number in divided.items() if number % tensor), None)
 
 
 def _shards(job: Job, data: int, inner: int) -> list[int]:
@@ -157,8 +153,8 @@ def _try_split(
             impossible["the micro-batch does not divide a part of the batch"] += 1
             continue
         count = each // micro_batch
-        if split.schedule == "interleaved" and count % split.pipeline:
-            impossible["interleaving needs a multiple of the stages as micro-batches"] += 1
+        if not parallel(split).fits_micro_batches(count):
+            impossible[f"{split.schedule} cannot run that number of micro-batches"] += 1
             continue
         missed: RejectedLayout | None = None
         for zero in (1, 2, 3) if split.state_shards > 1 else (0,):

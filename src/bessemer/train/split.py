@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
+from bessemer.layout import derived_keys, fit
 from bessemer.layout.pipeline_stages import Span, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -48,15 +48,10 @@ def require_fit(train: Train, layout: Parallel, config: ModelConfig, device: tor
             "train.optimizer.state: 8bit keeps scales of 256 neighbouring elements, which no cut respects; with several "
             "processes take fp32 or bf16 and parallel.shard, which divides it"
         )
-    tensor.check(config, layout)
-    context.require_config(config, layout)
-    if layout.pipeline > 1:
-        spans(config, layout)
-        pipeline.require_schedule(layout, device)
-        batches = Batches.of(train, length)
-        for step in range(batches.ramp_steps + 1):
-            count = batches.sequences(step) // layout.data // train.micro_batch
-            pipeline.require_micro_batches(layout, count)
+    batches = Batches.of(train, length)
+    for step in range(batches.ramp_steps + 1):
+        fit.require_fit(config, layout, batches.sequences(step) // layout.data // train.micro_batch)
+    pipeline.require_schedule(layout, device)
 
 
 def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:

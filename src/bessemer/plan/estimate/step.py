@@ -13,15 +13,16 @@ from functools import lru_cache
 from math import log, sqrt
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import require_fit
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import checked_stages_per_rank
 from bessemer.layout.pipeline_stages import stages_of
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
-from bessemer.plan.estimate.job import PHYSICS, Job, Physics
+from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.estimate.stage_cuts import blocks_of_stages
 from bessemer.plan.timetable import pipeline_seconds
-from bessemer.recipe.parallel import AXES, interleaved_rounds
+from bessemer.recipe.parallel import AXES
 from bessemer.terminal import counted
 
 
@@ -141,16 +142,10 @@ def refuse(job: Job) -> str | None:
         return str(error)
     if layout.pipeline > 1 and each != layout.virtual:
         return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
-    m = job.micro_batches
-    if layout.schedule == "interleaved" and layout.pipeline > 1 and m % interleaved_rounds(layout.pipeline, m):
-        return f"schedule interleaved: {m} micro-batches on {layout.pipeline} stages do not make equal groups"
-    stages = layout.pipeline * layout.virtual
-    if stages > model.layers:
-        return f"pipeline x virtual = {stages} stages, but the model has {counted(model.layers, 'layer')}"
-    if model.heads % layout.tensor:
-        return f"tensor = {layout.tensor}: does not divide the {counted(model.heads, 'head')}"
-    if model.sequence_length % layout.context:
-        return f"context = {layout.context}: does not divide the sequence of {model.sequence_length}"
+    try:
+        require_fit(model, parallel(layout), job.micro_batches)
+    except InputError as error:
+        return str(error)
     return None
 
 

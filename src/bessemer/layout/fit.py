@@ -1,0 +1,92 @@
+"""Whether a layout can train a model: the rule of training, of the planner and of its search.
+
+Every refusal is an InputError that names what would do.
+"""
+
+from __future__ import annotations
+
+from bessemer.errors import InputError
+from bessemer.layout.pipeline_stages import num_stages
+from bessemer.model.config import ModelConfig
+from bessemer.recipe import Parallel
+
+
+def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int) -> None:
+    """Raise InputError when a layout cannot train a model with this number of micro-batches a step."""
+    require_tensor(config, layout)
+    require_context(config, layout)
+    num_stages(config, layout)
+    require_micro_batches(layout, micro_batches)
+
+
+def indivisible_by_tensor(config: ModelConfig, tensor: int, context: int = 1) -> str | None:
+    """The key of the recipe, with its value, that `tensor` ranks cannot divide; None: the model divides.
+
+    The vocabulary need not divide: the last rank then has fewer ids.
+    """
+    vocabulary, heads = config.vocabulary, "heads" if config.kv_heads == config.heads else "kv_heads"
+    divides = {
+        f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0,
+        f"model.mlp_width = {config.mlp_width}": config.mlp_width % tensor == 0,
+        f"model.vocabulary = {vocabulary}": -(-vocabulary // tensor) * (tensor - 1) < vocabulary,
+        f"tokens.sequence_length = {config.sequence_length}": config.sequence_length % (context * tensor) == 0,
+    }
+    return next((key for key, does in divides.items() if not does), None)
+
+
+def require_tensor(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError, with the sizes that work, when a model does not divide by parallel.tensor."""
+    key = indivisible_by_tensor(config, layout.tensor, layout.context) if layout.tensor > 1 else None
+    if key is not None:
+        sizes = [n for n in range(1, config.kv_heads + 1) if indivisible_by_tensor(config, n, layout.context) is None]
+        over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
+        raise InputError(
+            f"parallel.tensor: {key}{over} cannot be divided by {layout.tensor} processes; "
+            f"sizes that work for this model: {', '.join(map(str, sizes)) or 'none'}"
+        )
+
+
+def require_context(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError for a model that context parallelism cannot train.
+
+    A classifier reads one token of a text, or the mean over it, and a rank holds only some of its tokens.
+    """
+    if layout.context == 1:
+        return
+    if config.labels:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot share the texts of a classifier; "
+            "use parallel.replicate or parallel.shard instead"
+        )
+    if config.position_padding is not None:
+        raise InputError(
+            f"parallel.context: {layout.context} processes cannot share a sequence whose learned positions pass over "
+            "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
+        )
+    require_length(layout.context, config.sequence_length)
+
+
+def require_length(num_ranks: int, length: int) -> None:
+    """Raise InputError, with the nearest lengths that work, when sequences do not divide into 2 x num_ranks chunks."""
+    unit = 2 * num_ranks
+    if num_ranks == 1 or length % unit == 0:
+        return
+    below, above = length // unit * unit, -(-length // unit) * unit
+    nearest = f"{below} or {above}" if below else f"{above}"
+    raise InputError(
+        f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
+        f"into {unit} equal parts; the nearest that does is {nearest}"
+    )
+
+
+def require_micro_batches(layout: Parallel, count: int) -> None:
+    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run `count` micro-batches a step."""
+    if layout.fits_micro_batches(count):
+        return
+    below = next((n for n in range(count - 1, 0, -1) if layout.fits_micro_batches(n)), None)
+    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if layout.fits_micro_batches(n))
+    nearest = f"{above}" if below is None else f"{below} or {above}"
+    raise InputError(
+        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
+        f"each part of the batch), but {nearest}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
+    )
