@@ -206,7 +206,8 @@ def test_a_model_whose_gradient_does_not_arrive_does_not_overfit(small: tuple[Re
 def trained(small: tuple[Recipe, TokenStore], tmp_path: Path) -> tuple[Recipe, TrialResult]:
     """A recipe for a trial, and a trial of six steps."""
     recipe, store = small
-    recipe = trial.with_steps(trial.scaled(recipe, trainer_of(recipe, store).model.config, 1e12, 1e10)[0], 6)
+    recipe = trial.scaled(recipe, trainer_of(recipe, store).model.config, 1e12, 1e10)[0]
+    recipe = recipe.changed(train={"steps": 6, "validate_every": 3})
     (tmp_path / "trials").mkdir()
     plan = {"peak_flops": 1e10, "memory_bytes": {"total": 1}}
     run = trial.lay_out(tmp_path / "trials", "straight", recipe, store.folder, plan)

@@ -107,12 +107,6 @@ def _fewer_layers(recipe: Recipe, layers: int) -> dict[str, Any]:
     return {key: tuple(n for n in numbers if n < layers) for key, numbers in lists.items() if numbers}
 
 
-def with_steps(recipe: Recipe, steps: int) -> Recipe:
-    """A trial of another length."""
-    train = recipe.train.model_copy(update={"steps": steps, "validate_every": max(steps // 2, 1)})
-    return recipe.model_copy(update={"train": train})
-
-
 def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunFolder:
     """A new run folder that is ready to train, over the tokens of another one."""
     run = RunFolder(place / name)

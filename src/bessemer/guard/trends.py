@@ -65,10 +65,8 @@ class Trends:
             return
         now, share = median(self._seconds), sum(self._waits) / sum(self._seconds)
         self._fastest = min(now, self._fastest or now)
-        before, self._last = (
-            self._last,
-            DATA_WAIT if share > WAIT_SHARE else SLOW if now > SLOWER * self._fastest else None,
-        )
+        before = self._last
+        self._last = DATA_WAIT if share > WAIT_SHARE else SLOW if now > SLOWER * self._fastest else None
         if self._last is None or self._last != before:  # another program may run for a minute
             return
         slow = f"a step takes {now:.3g} s in the median of the last {STEPS}; it was {self._fastest:.3g} s"

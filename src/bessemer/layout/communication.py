@@ -85,15 +85,9 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
 
 
 def step_bytes(
-    config: ModelConfig,
-    layout: Parallel,
-    tokens: int,
-    targets: int,
-    micro_batches: int,
-    of: ElementBytes,
-    recomputed: int = 0,
-    label_smoothing: bool = False,
-) -> dict[str, int] | None:
+    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, of: ElementBytes,
+    recomputed: int = 0, label_smoothing: bool = False,
+) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
     tokens, targets: of the global batch; micro_batches: of each part of it; recomputed: blocks. Without what an optimizer

@@ -73,12 +73,8 @@ def peak_memory(
     """
     if recomputed is None:
         recomputed = 0 if train.recompute == "none" else config.layers
-    ranks = (
-        rank_memory(
-            train, layout, config, part, bytes_per_activation, base, recomputed, bytes_per_cast, is_cuda, concurrent
-        )
-        for part in parts_of(config, layout)
-    )
+    options = bytes_per_activation, base, recomputed, bytes_per_cast, is_cuda, concurrent
+    ranks = (rank_memory(train, layout, config, part, *options) for part in parts_of(config, layout))
     return max(ranks, key=lambda memory: memory.total)
 
 
@@ -116,7 +112,8 @@ def rank_memory(
         activations, logits = concurrent * (activations + scores), concurrent * logits
         # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
         gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
-        slack = heap_slack(gradients + activations + logits, micro_batches, concurrent)
+        slack_share = SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE
+        slack = RUN_BYTES + int(slack_share * (gradients + activations + logits)) if concurrent == 1 else PAIRED_BYTES
     not_recomputed = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
     return Memory(
         weights=weights,
@@ -138,13 +135,6 @@ def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: in
     rows = -(-config.vocabulary // layout.tensor)
     chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
     return 2 * 4 * chunk * rows + 4 * rows * config.width
-
-
-def heap_slack(transient: int, micro_batches: int, concurrent: int) -> int:
-    """Bytes that a process alone holds on a CPU beyond its tensors; transient: bytes that a step allocates and frees."""
-    if concurrent > 1:
-        return PAIRED_BYTES
-    return RUN_BYTES + int((SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE) * transient)
 
 
 def activation_elements_per_block(config: ModelConfig) -> int:
@@ -229,9 +219,7 @@ class PartParameters:
     def of(cls, config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
         """Matrices are divided over the tensor group; vectors, and what has no row of its own for an id, are not."""
         outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
-        vectors = outside // (
-            config.layers + 1
-        )  # norms and biases, those outside of blocks as if they were of one more
+        vectors = outside // (config.layers + 1)  # norms and biases, those outside of blocks as if of one more
         tables = config.tables(part.has_embedding, part.has_head)
         table = -(-config.vocabulary // tensor) * config.width
         rest = (tables * table) + (vectors if part.has_head else 0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import indivisible_by_tensor, require_context
+from bessemer.layout.fit import indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute, parallel
@@ -101,11 +101,9 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
             continue
         for context in (c for c in divisors(cluster.devices // tensor) if c <= most_context):
             try:
+                require_tensor(model, Parallel(tensor=tensor, context=context))
                 require_context(model, Parallel(context=context))
             except InputError:
-                impossible["the sequences do not divide over context"] += 1
-                continue
-            if indivisible_by_tensor(model, tensor, context):
                 impossible["the sequences do not divide over context x tensor"] += 1
                 continue
             for pipeline in divisors(cluster.devices // (tensor * context)):

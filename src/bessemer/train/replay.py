@@ -133,11 +133,8 @@ def replay(recipe: Recipe, run: RunFolder, journal: Journal, step: int, has_inci
                 replaying.until(start or max(step - 1 - EARLIER_STEPS, 0))
                 earlier = replaying.with_neighbours(step)
             replaying.until(step - 1)
-            current, repeated, sequences = (
-                replaying.with_neighbours(step),
-                replaying.figures(step),
-                replaying.ranked(step),
-            )
+            current, repeated = replaying.with_neighbours(step), replaying.figures(step)
+            sequences = replaying.ranked(step)
             named = training.trainer.model.state_dict().items()
             weights = {name: value.detach().cpu().clone() for name, value in named}
     window, device = replaying.state.guard.history, training.trainer.device

@@ -72,7 +72,8 @@ class DeviceMemory:
 
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
-    return max((_of(job, part) for part in _contenders(job)), key=lambda found: found.total)
+    parts = _undominated(parts_of(job.model, parallel(job.layout), job.framework.cut))
+    return max((_of(job, part) for part in parts), key=lambda found: found.total)
 
 
 def stages(job: Job) -> list[DeviceMemory]:
@@ -80,14 +81,9 @@ def stages(job: Job) -> list[DeviceMemory]:
     return [_of(job, part) for part in parts_of(job.model, parallel(job.layout), job.framework.cut)]
 
 
-def _contenders(job: Job) -> tuple[PipelinePart, ...]:
-    """Places one of which is the fullest."""
-    return _undominated(parts_of(job.model, parallel(job.layout), job.framework.cut))
-
-
 @lru_cache(maxsize=4096)
 def _undominated(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
-    """Those that no earlier place, which has as many micro-batches in flight or more, holds at least as much as."""
+    """Those of which one is the fullest: no earlier one, which has as many micro-batches in flight or more, holds as much."""
     found: list[PipelinePart] = []
     for part in parts:
         if not any(

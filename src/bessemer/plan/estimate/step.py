@@ -138,11 +138,8 @@ def refuse(job: Job) -> str | None:
         )
     try:
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
-    except InputError as error:
-        return str(error)
-    if layout.pipeline > 1 and each != layout.virtual:
-        return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
-    try:
+        if layout.pipeline > 1 and each != layout.virtual:
+            return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
         require_fit(model, parallel(layout), job.micro_batches)
     except InputError as error:
         return str(error)
