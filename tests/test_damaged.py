@@ -164,6 +164,25 @@ def test_a_plan_and_stages_that_are_damaged_are_made_again(trained: Path, capsys
         f"{name}: damaged, not JSON" in said and "it is made again" in said for name in ("plan.json", "stages.json")
     )
     assert "memory_bytes" in read_json(trained / "plan.json") and read_json(trained / "stages.json")["stages"]
+    (trained / "plan.json").write_text("[]")
+    assert train(trained) == 0
+    assert "plan.json: damaged, not a JSON object: it is made again" in capsys.readouterr().err
+
+
+def test_lines_of_the_metrics_that_are_lost_are_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (trained / "metrics.jsonl").read_text().splitlines(keepends=True)
+    steps = {json.loads(line)["step"]: line for line in lines if json.loads(line)["kind"] == "train"}
+    number = sorted(steps)[1]
+    (trained / "metrics.jsonl").write_text("".join(line for line in lines if line != steps[number]))
+    assert train(trained, *LONGER) == 0
+    assert f"the lines of step {number} are missing" in capsys.readouterr().err
+
+
+def test_a_file_beside_the_shards_is_missed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trained / "tokens" / "token_bytes.npy").unlink()
+    assert train(trained, *LONGER) == 2
+    said = capsys.readouterr().err
+    assert "token_bytes.npy: missing" in said and "write it again with `bessemer tokens" in said
 
 
 def test_an_earlier_result_that_cannot_be_set_aside(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import InputError
+from bessemer.guard.goodput import last_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
@@ -351,7 +352,7 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
 def checkpoints_of(run: RunFolder) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = published(run.checkpoints)
-    if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists()):
+    if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists() or last_saved(run.times)):
         raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
             "(what is left of the training is set aside, not removed)"

@@ -61,12 +61,18 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
 
 
 def require_warmup(resolved: Recipe) -> None:
-    """Raise InputError when the warmup of a resolved recipe, or that after a rollback, is longer than the run."""
+    """Raise InputError when the warmup of a resolved recipe, that after a rollback, or a rollback's distance, is longer than the
+    run."""
     warmup, steps = resolved.train.schedule.warmup_steps or 0, resolved.train.steps or 0
     if warmup > steps:
         raise InputError(
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
             "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
+        )
+    if (resolved.guard.rollback_distance or 0) >= steps:
+        raise InputError(
+            f"guard.rollback_distance = {resolved.guard.rollback_distance} is not less than the {steps} steps of the run, so "
+            f"that no checkpoint would be old enough; leave it out ({resolved.guard.distance(steps)})"
         )
     if (resolved.guard.rewarm_steps or 0) > steps:
         raise InputError(

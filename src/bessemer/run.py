@@ -140,10 +140,14 @@ def read_json(path: Path) -> Any:
 def read_json_again(path: Path) -> Any:
     """As `read_json`, of a file that is made again where it is damaged: None then, with a warning; and where it is not there."""
     try:
-        return read_json(path) if path.exists() else None
+        value = read_json(path) if path.exists() else None
     except InputError as error:
         warn(f"{str(error).partition(';')[0]}: it is made again")
         return None
+    if not isinstance(value, dict | None):
+        warn(f"{path}: damaged, not a JSON object: it is made again")
+        return None
+    return value
 
 
 def read_json_lines(path: Path) -> list[Any]:

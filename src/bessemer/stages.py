@@ -6,6 +6,7 @@ passes from one to the next lies in the folder.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,8 @@ def run_all(session: Session) -> None:
         train(session, prepared)
     except BessemerError as error:
         if not isinstance(error, Stopped | InputError) and session.run.metrics.exists():
-            report(session)
+            with contextlib.suppress(OSError, BessemerError):  # a full disk, of which the first error tells more
+                report(session)
         raise
     evaluate(session, prepared.recipe)
     if session.recipe.export.hf:

@@ -33,6 +33,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "start": 10.0,
         "recovery": 3.0,
         "redone": pytest.approx(23 + 5),
+        "stalled": 0.0,
         "stopped": 7.0,
         "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
         "total": 190.0,
@@ -89,3 +90,16 @@ def test_a_line_that_a_kill_cut_short_does_not_take_the_next_one_with_it(tmp_pat
         path.write_text(torn)
         WallClock(path, 0, 2.0).write(10)
         assert [row.get("step") for row in read_json_lines(path)][-1:] == [10], torn
+
+
+def test_a_step_that_hung_is_not_productive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([100.0, *(100.0 + step for step in range(1, 11)), 110.0 + 21.0, 132.0, 132.0])
+    monkeypatch.setattr(goodput, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(goodput, "WRITE_SECONDS", 1e9)
+    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
+    for step in range(1, 13):
+        clock.stepped(step, 0.0)
+    monkeypatch.setattr(goodput, "time", lambda: clock._began + 32.0)
+    clock.write(12)
+    found = accounts(tmp_path / "time.jsonl")
+    assert found is not None and (found["stalled"], found["productive"]) == (20.0, 12.0)

@@ -155,6 +155,22 @@ def test_a_restart_forgets_the_windows() -> None:
     assert history.restarted() == replace(History(), first_losses=history.first_losses)
 
 
+def test_what_was_learned_must_not_be_lost_by_a_second_warm_up() -> None:
+    """Its loss may rise, and the windows are emptied; but not by more than a quarter of what was gained on a guess."""
+    history = History()
+    for step, (loss, norm) in enumerate(curve(300), start=1):
+        history, _ = observe(history, step, loss, norm, SCALE)
+    lost = 0.5 * (SCALE.uniform_loss + history.losses[-1])
+    for keeps_level, found in ((True, [308]), (False, [])):
+        after, alarms_of = history.restarted(keeps_level=keeps_level), []
+        for step in range(301, 320):
+            after, alarm = observe(after, step, lost, 1.0, SCALE)
+            alarms_of += [step] if alarm is not None and alarm.kind.name == "diverged" else []
+        assert alarms_of == found
+    kept = History.from_dict(json.loads(json.dumps(asdict(history.restarted(keeps_level=True)))))
+    assert kept.restarted(keeps_level=True).reached == kept.reached == history.level, "twice in a row"
+
+
 def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
     draw = np.random.default_rng(0)
     numbers = [(5.9 + noise, 1.0) for noise in draw.normal(0, 0.05, 1500).tolist()]

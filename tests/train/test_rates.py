@@ -50,6 +50,7 @@ def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_precision_of_the_ste
         return product
 
     monkeypatch.setattr(devices, "CPU_MATMUL_EDGES", (256, 512, 1024))
+    monkeypatch.setattr(devices, "MATMUL_SECONDS", 0.06)
     monkeypatch.setattr(devices, "perf_counter", lambda: now)
     monkeypatch.setattr(devices, "linear_kernel", product_of("steps"))
     monkeypatch.setattr(torch, "mm", product_of("torch"))

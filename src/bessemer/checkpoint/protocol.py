@@ -213,14 +213,15 @@ def latest(
                 "--restart (what is left of the old training is set aside, not removed)"
             )
         on_damage(
-            f"{folder}: `{LATEST}` names {named}, which is gone; falling back to the newest checkpoint that is there"
+            f"{folder}: `{LATEST}` names {named or 'nothing'}, which is gone; falling back to the newest checkpoint "
+            "that is there"
         )
     consequence = "falling back to the next older checkpoint"
     newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
         raise InputError(
-            f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over under "
-            "another name with --set run.name=NAME"
+            f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over with "
+            "--restart (what is left of the old training is set aside, not removed)"
         )
     return newest_verified
 

@@ -98,7 +98,7 @@ def verdict(run: RunFolder) -> str:
     usual = learning_rate(planned["total_flops"]) if planned.get("total_flops") else math.inf
     if rate > FAR_ABOVE * usual and not nothing:
         above = f"its learning rate, {rate:g}, is {rate / usual:.0f} times what is usual for a run of this size"
-        return f"{behind}; {above}: {lower}{usual:.2g}"
+        return f"{behind}; {above}: {has_risen(run) or lower + f'{usual:.2g}'}"
     if rollbacks := Journal.read(run.journal).num_rollbacks_of_training:
         times = "once" if rollbacks == 1 else f"{rollbacks} times"
         asked = f"unless the text was at fault, try a third of the rate: {lower}{rate / 3:.2g}"

@@ -69,7 +69,8 @@ class History:
     window of the spike rule, the last 128 losses and log gradient norms without spikes; first_losses: of the first steps;
     best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until: no alarm that
     needs a rollback is raised before this step, so that one anomaly raises one alarm; explosion_quiet_until,
-    plateau_quiet_until: the same of these two.
+    plateau_quiet_until: the same of these two; reached: the median loss before the windows were emptied at the end of a
+    re-warm-up, against which the first losses after it are judged.
     """
 
     losses: tuple[float, ...] = ()
@@ -82,6 +83,7 @@ class History:
     quiet_until: int = 0
     explosion_quiet_until: int = 0
     plateau_quiet_until: int = 0
+    reached: float | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
@@ -93,10 +95,17 @@ class History:
             fields["explosion_quiet_until"] = fields["plateau_quiet_until"] = fields.pop(name)
         return cls(**fields)
 
-    def restarted(self) -> History:
+    @property
+    def level(self) -> float | None:
+        """The loss that the run had reached: the median of its window; None before there is one."""
+        return median(self.losses) if len(self.losses) >= SHIFT_MIN else self.reached
+
+    def restarted(self, *, keeps_level: bool = False) -> History:
         """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
-        mixture of sources."""
-        return replace(self, losses=(), recent=(), spike_losses=(), spike_norms=(), best_mean=None, num_zero=0)
+        mixture of sources. keeps_level: the same text is read on, so that much of what was learned must not be lost."""
+        reached = self.level if keeps_level else None
+        emptied: dict[str, Any] = dict.fromkeys(("losses", "recent", "spike_losses", "spike_norms"), ())
+        return replace(self, **emptied, best_mean=None, num_zero=0, reached=reached)
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
     recent = history.recent[-DIVERGED_STEPS:]
     limit = DIVERGED_RATIO * max(reference.uniform_loss, min(history.first_losses))
-    reached = median(history.losses) if len(history.losses) >= SHIFT_MIN else math.inf
+    reached = math.inf if history.level is None else history.level
     has_learned = reached < reference.uniform_loss
     if has_learned:
         limit = min(limit, reached + DIVERGED_SHARE * (reference.uniform_loss - reached))

@@ -7,19 +7,25 @@ and the time between sessions from the lines.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from time import perf_counter, time
 from typing import Any
 
 from bessemer.errors import Stopped
 from bessemer.logfile import LogFile, end_torn_line, json_line
-from bessemer.run import read_json_lines
+from bessemer.run import RunFolder, published, read_json_lines
 
 WRITE_SECONDS = 5.0
+STALL_SECONDS, STALL_RATIO, STALL_STEPS = (
+    5.0,
+    10.0,
+    8,
+)  # a step hung that takes so long, and so many times the median of so many
 TIME_KINDS = {
     "productive": "productive steps",
     "data_wait": "waiting for data",
@@ -29,6 +35,7 @@ TIME_KINDS = {
     "start": "start-up",
     "recovery": "rolling back",
     "redone": "repeated steps",
+    "stalled": "steps that hung",
     "stopped": "stopped, until the restart",
     "other": "other",
 }
@@ -51,6 +58,7 @@ class WallClock:
         self._step, self._has_ended = step, False
         self._seconds: defaultdict[str, float] = defaultdict(float, start=seconds)
         self._counts: Counter[str] = Counter()
+        self._recent = deque[float](maxlen=STALL_STEPS)  # seconds of the last steps
         self._written = self._mark = perf_counter()
 
     @contextmanager
@@ -85,7 +93,13 @@ class WallClock:
     def stepped(self, step: int, data_wait: float) -> None:
         """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
         now, self._step = perf_counter(), step
-        self._seconds["steps"] += now - self._mark
+        seconds = now - self._mark
+        usual = median(self._recent) if len(self._recent) == STALL_STEPS else seconds
+        if seconds > max(STALL_SECONDS, STALL_RATIO * usual):
+            self._seconds["stalled"] += seconds - usual
+            seconds = usual
+        self._recent.append(seconds)
+        self._seconds["steps"] += seconds
         self._seconds["data_wait"] += data_wait
         self._mark = now
         if now - self._written > WRITE_SECONDS:
@@ -109,9 +123,17 @@ class WallClock:
                 "redone_steps": self._redone,
             }
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
+            saved = published(RunFolder(self._log.path.parent).checkpoints)
+            row |= {"saved": saved[-1]} if saved else {}
             row |= {"finished": True} if is_finished else {}
             row |= {"stopped_by": stopped_by} if stopped_by else {}
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
+
+
+def last_saved(path: Path) -> int:
+    """The newest checkpoint that the last session knew of; 0 where there was none."""
+    rows = [row for row in read_json_lines(path) if isinstance(row, dict)]
+    return int(rows[-1].get("saved", 0)) if rows else 0
 
 
 def accounts(path: Path) -> dict[str, Any] | None:

@@ -42,9 +42,9 @@ class GuardState:
     num_rollbacks: int = 0
     healthy_until: int = 0
 
-    def restarted(self) -> GuardState:
+    def restarted(self, *, keeps_level: bool) -> GuardState:
         """Without the windows of the history."""
-        return replace(self, history=self.history.restarted())
+        return replace(self, history=self.history.restarted(keeps_level=keeps_level))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:

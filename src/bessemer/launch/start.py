@@ -149,7 +149,7 @@ class EndOfNode:
     @property
     def cause(self) -> str:
         """The root of a crash, in a line."""
-        if self.crash is not None:
+        if self.crash is not None and not (self.lost and status.is_from_neighbour(self.crash)):
             return f"rank {self.crash['rank']}: {self.crash['error']}"
         if self.lost:
             return f"process {', '.join(map(str, self.lost))} of this node was killed"

@@ -176,7 +176,7 @@ def note_crash(place: Path, rank: int, local_rank: int, error: BaseException) ->
 def root_crash(place: Path) -> dict[str, Any] | None:
     """The first crash that was not caused by a neighbour's."""
     crashes = [read(place, path.name) for path in place.glob("*.error")]
-    roots = [crash for crash in crashes if not _is_from_neighbour(crash)] or crashes
+    roots = [crash for crash in crashes if not is_from_neighbour(crash)] or crashes
     return min(roots, key=lambda crash: float(crash["time"]), default=None)
 
 
@@ -186,10 +186,11 @@ def lost_ranks(place: Path) -> list[int]:
     if killed is not None:
         return list(killed)
     root = root_crash(place)
-    return [] if root is None or _is_from_neighbour(root) else [root["local_rank"]]
+    return [] if root is None or is_from_neighbour(root) else [root["local_rank"]]
 
 
-def _is_from_neighbour(crash: dict[str, Any]) -> bool:
+def is_from_neighbour(crash: dict[str, Any]) -> bool:
+    """Whether a crash followed from the end of another process."""
     return any(words in crash["error"].lower() for words in NEIGHBOUR_ERRORS)
 
 

@@ -25,7 +25,7 @@ AXES = {
 WALL_TIME_INKS = {
     "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4", "memory": "part-6",
     "start": "part-5",
-    "recovery": "accent", "redone": "lost", "stopped": "raw", "other": "reference",
+    "recovery": "accent", "redone": "lost", "stalled": "rule", "stopped": "raw", "other": "reference",
 }  # fmt: skip
 
 

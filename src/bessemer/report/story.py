@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from bessemer.guard.incidents import INCIDENT_KINDS, RECORDED
+from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
 from bessemer.report.results import document_names
@@ -45,11 +45,13 @@ def _incidents(data: RunData) -> list[Event]:
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     starts = [_moment(restart, "time") for restart in as_objects(data.times, "restarts")]
 
-    def sort(row: Json) -> tuple[str, float | None, int]:
-        return as_text(row, "what"), as_number(row, "rollback"), bisect_right(starts, _moment(row, "time"))
+    def sort(row: Json) -> tuple[str, float | None, int, str]:
+        kind = as_text(row, "what")
+        change = as_text(row, "cause") if kind == RECIPE_CHANGED.name else ""  # each is another one
+        return kind, as_number(row, "rollback"), bisect_right(starts, _moment(row, "time")), change
 
     events = []
-    for (kind, rollback, _), group in groupby(major, sort):
+    for (kind, rollback, *_), group in groupby(major, sort):
         same = list(group)
         cause, action = as_text(same[-1], "cause"), as_text(same[-1], "action")
         first, last = number_or_0(same[0], "step"), number_or_0(same[-1], "step")

@@ -29,7 +29,7 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.run import read_json_lines
 from bessemer.studies import text
-from bessemer.terminal import progress
+from bessemer.terminal import progress, warn
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train.trainer import Trainer
@@ -115,7 +115,12 @@ def recorded(folder: Path) -> list[Curve]:
     """The curves of all runs below a folder, by their metrics.jsonl. Raises InputError where there is none."""
     curves = []
     for path in sorted(folder.rglob("metrics.jsonl")):
-        rows = [row for row in read_json_lines(path) if row.get("kind") == "train" and row.get("loss") is not None]
+        try:
+            lines = read_json_lines(path)
+        except OSError as error:
+            warn(f"{path}: left out, it cannot be read ({error.strerror})")
+            continue
+        rows = [row for row in lines if row.get("kind") == "train" and row.get("loss") is not None]
         norms = [math.nan if row.get("grad_norm") is None else row["grad_norm"] for row in rows]
         if rows:  # its first losses are near a uniform guess
             reference = GuardReference(rows[0]["loss"], 1.0)

@@ -30,10 +30,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.run import read_json, write_atomic
+from bessemer.run import STAGE_FILE, read_json, write_atomic
 from bessemer.terminal import counted
 from bessemer.tokens.pieces import Framing
 
+MANIFEST = "manifest.json"
 MAGIC = b"BSMRIDX1"
 IDENTITY_BYTES = 16
 SPLITS = ("train", "heldout")
@@ -201,9 +202,14 @@ class TokenStore:
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
         """Open a tokens folder; a shard that is missing or has another length is named."""
-        if not (folder / "manifest.json").exists():
+        if not (folder / MANIFEST).exists():
             raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
-        store = cls(folder, read_json(folder / "manifest.json"))
+        try:
+            store = cls(folder, read_json(folder / MANIFEST))
+        except (InputError, AttributeError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{folder / MANIFEST}: damaged ({error}); write the tokens again with `bessemer tokens {folder.parent}`"
+            ) from None
         store.verify(reads=False)
         return store
 
@@ -211,8 +217,8 @@ class TokenStore:
     def described(cls, folder: Path) -> TokenStore | None:
         """What a manifest says, without a look at the shards; None where there is none that can be read."""
         try:
-            return cls(folder, read_json(folder / "manifest.json")) if (folder / "manifest.json").exists() else None
-        except InputError:  # told by the stage that makes it again
+            return cls(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).exists() else None
+        except (InputError, AttributeError, KeyError, TypeError):  # told by the stage that makes it again
             return None
 
     @classmethod
@@ -231,7 +237,12 @@ class TokenStore:
             raise InputError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
 
     def _damages(self, reads: bool) -> Iterator[str]:
-        for name, facts in self.manifest["files"].items():
+        record, shards = self.folder / STAGE_FILE, self.manifest["files"]
+        others = read_json(record)["outputs"] if record.exists() else {}
+        for name, size in ((name, size) for name, size in others.items() if name not in {*shards, MANIFEST}):
+            if not (self.folder / name).exists() or (self.folder / name).stat().st_size != size:
+                yield f"{self.folder / name}: missing, or not of the {size} bytes that were written"
+        for name, facts in shards.items():
             path = self.folder / name
             if not path.exists():
                 yield f"{path}: missing; the manifest lists it"

@@ -27,7 +27,7 @@ from bessemer.run import RunFolder, read_json_lines
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
-NOTHING_LEARNED = 0.97  # of the loss of a uniform guess
+NOTHING_LEARNED, HAD_LEARNED = 0.97, 0.75  # of the loss of a uniform guess
 MEANINGS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
     "numerics": "in higher precision the same step is healthy: a number left the range, or the rounding, of its precision",
@@ -90,7 +90,10 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     if min((one.loss for one in steps if one.loss is not None), default=0.0) > NOTHING_LEARNED * replayed.uniform_loss:
         guess = f"a uniform guess has {replayed.uniform_loss:.4f}"
         findings.append(f"{guess}: with these weights the model has learned next to nothing")
-        if kind == "none" and incident is not None:
+        had_learned = min(
+            (one.loss for number, one in recorded.items() if number < step and one.loss), default=math.inf
+        )
+        if kind == "none" and (incident is not None or had_learned < HAD_LEARNED * replayed.uniform_loss):
             kind = "state"
     return Diagnosis(
         step, kind, findings, tests.figures(), replayed.start, first_difference, replayed.sequences, incident

@@ -18,10 +18,12 @@ def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judge
     first, end = state.samples, sizes.after(state.step + 1)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
     is_rewarming = schedule.is_rewarming(state.step)
-    is_fresh = begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming)
+    guard = state.guard
+    if begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming):
+        guard = guard.restarted(keeps_level=not begins_phase)
     return judge(
-        training.recipe.guard, state.guard.restarted() if is_fresh else state.guard, state.step + 1, stats.loss, stats.grad_norm,
-        training.reference, overflow=stats.overflow, skips=training.journal.skips_step(state.step + 1),
+        training.recipe.guard, guard, state.step + 1, stats.loss, stats.grad_norm, training.reference,
+        overflow=stats.overflow, skips=training.journal.skips_step(state.step + 1),
         exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
         mesh=training.trainer.mesh,
     )  # fmt: skip
