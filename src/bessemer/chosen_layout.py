@@ -77,10 +77,10 @@ def _require_fit(recipe: Recipe, goal: Goal) -> None:
     import torch
 
     from bessemer.layout import derived_keys
-    from bessemer.train.split import require_fit
+    from bessemer.train.split import require_trainable
 
     resolved = derived_keys.resolve(recipe, goal.job.model.vocabulary)
-    require_fit(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
+    require_trainable(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 
 def _local_devices(recipe: Recipe) -> tuple[DeviceSpec | None, int]:

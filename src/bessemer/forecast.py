@@ -75,7 +75,7 @@ def planned_run(
             say(f"  [yellow]other work runs on this machine ({busy}): times are of now[/]")
         timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
-        rate = hardware_flops(resolved.train, planner.config, planner.recomputed) / timing.step
+        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_in_all(resolved)) / timing.step
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
@@ -84,12 +84,13 @@ def planned_run(
             resolved = derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
-    common = here.keys(resolved, planner.config, final, devices=devices, recomputed=planner.recomputed)
+    recomputed = planner.recomputed_in_all(resolved)
+    common = here.keys(resolved, planner.config, final, devices=devices, recomputed=recomputed)
     plan = {**final, "fits": fits, **common}
     if resolved.parallel.world > 1:
         precision = planner.device.precision
         plan["communicated_bytes"] = planned_bytes(
-            resolved.train, resolved.parallel, planner.config, precision, recomputed=planner.recomputed
+            resolved.train, resolved.parallel, planner.config, precision, recomputed=recomputed
         )
     return plan, resolved
 
@@ -97,7 +98,7 @@ def planned_run(
 @dataclass(frozen=True)
 class Planner:
     """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
-    FLOP/s; recomputed: layers; held_out_tokens: None where they are not known."""
+    FLOP/s; recomputed: blocks of each process; held_out_tokens: None where they are not known."""
 
     config: ModelConfig
     device: Device
@@ -107,6 +108,12 @@ class Planner:
     recomputed: int
     held_out_tokens: int | None
 
+    def recomputed_in_all(self, resolved: Recipe) -> int:
+        """Blocks of the whole model."""
+        from bessemer.layout.pipeline_stages import recomputed_in_all
+
+        return recomputed_in_all(self.config, resolved.parallel, self.recomputed)
+
     @classmethod
     def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None) -> Planner:
         """Raises InputError for a layout or a memory budget that cannot be."""
@@ -114,12 +121,12 @@ class Planner:
 
         from bessemer.train import device as devices
         from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
-        from bessemer.train.split import require_fit
+        from bessemer.train.split import require_trainable
 
         device = devices.choose(resolved.train)
         if resolved.parallel.world > 1:
             # Who plans on a laptop may train elsewhere.
-            require_fit(resolved.train, resolved.parallel, config, torch.device("cuda"))
+            require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
         if not device.is_cuda:
             devices.freeze_loaded()
             devices.release_unused(device)

@@ -93,13 +93,15 @@ def test_a_line_that_a_kill_cut_short_does_not_take_the_next_one_with_it(tmp_pat
 
 
 def test_a_step_that_hung_is_not_productive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([100.0, *(100.0 + step for step in range(1, 11)), 110.0 + 21.0, 132.0, 132.0])
+    moments = iter(
+        [100.0, *(100.0 + step for step in range(1, 11)), 110.0 + 21.0, 132.0, 132.0]
+    )  # then step 12, half of it a wait
     monkeypatch.setattr(goodput, "perf_counter", lambda: next(moments))
     monkeypatch.setattr(goodput, "WRITE_SECONDS", 1e9)
     clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
     for step in range(1, 13):
-        clock.stepped(step, 0.0)
+        clock.stepped(step, 0.5 if step == 12 else 0.0)
     monkeypatch.setattr(goodput, "time", lambda: clock._began + 32.0)
     clock.write(12)
     found = accounts(tmp_path / "time.jsonl")
-    assert found is not None and (found["stalled"], found["productive"]) == (20.0, 12.0)
+    assert found is not None and (found["stalled"], found["data_wait"], found["productive"]) == (20.0, 0.5, 11.5)

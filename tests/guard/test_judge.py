@@ -171,6 +171,16 @@ def test_what_was_learned_must_not_be_lost_by_a_second_warm_up() -> None:
     assert kept.restarted(keeps_level=True).reached == kept.reached == history.level, "twice in a row"
 
 
+def test_an_explosion_at_a_spike_does_not_silence_the_next_one() -> None:
+    history = History()
+    for step, (loss, norm) in enumerate(curve(300), start=1):
+        history, _ = observe(history, step, loss, norm, SCALE)
+    history, alarm = observe(history, 301, 9.0, 1e6, SCALE)
+    assert alarm is not None and alarm.kind is SPIKE
+    history, alarm = observe(history, 302, min(history.losses), 1e6, SCALE)
+    assert alarm is not None and alarm.kind.name == "explosion"
+
+
 def test_a_model_that_stays_near_a_guess_is_told_once_and_goes_on() -> None:
     draw = np.random.default_rng(0)
     numbers = [(5.9 + noise, 1.0) for noise in draw.normal(0, 0.05, 1500).tolist()]

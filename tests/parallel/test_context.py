@@ -124,7 +124,7 @@ def deviations(
                 continue
             wanted = results(model, inputs, targets, documents, valid)
             mine = context.local_batch(mesh, inputs, targets, documents)
-            logits, *sums = results(split, mine.inputs_BS, mine.targets_BS, mine.documents, valid)
+            logits, *sums = results(split, mine.inputs_BL, mine.targets_BL, mine.documents, valid)
             for value in sums:
                 dist.all_reduce(value, group=mesh.group("context"))
             found[f"{name}, {kind}"] = (
@@ -237,7 +237,7 @@ def counted(mesh: ProcessMesh) -> dict[str, Any]:
         recompute.apply_recompute(model, "full", blocks)
         mine = context.local_batch(mesh, inputs, inputs, Documents.from_starts(starts()))
         with Counted(ways) as count:
-            results(model, mine.inputs_BS, mine.targets_BS, mine.documents, inputs.numel())
+            results(model, mine.inputs_BL, mine.targets_BL, mine.documents, inputs.numel())
         wanted = communicated_bytes(model.config, inputs.numel(), ways, dtype.itemsize, recomputed=blocks)
         found[name] = (count.bytes, wanted, count.calls)
     # The other types that keys and values come in: small whole numbers add up exactly in each.
@@ -326,4 +326,4 @@ def test_a_whole_context_is_left_as_it_is() -> None:
     assert all(block.attention.attend is attention for block in model.blocks)
     tokens = torch.zeros(2, 24, dtype=torch.long)
     mine = context.local_batch(SINGLE_PROCESS, tokens, tokens, None)
-    assert mine.inputs_BS is tokens and mine.targets_BS is tokens and mine.documents is None
+    assert mine.inputs_BL is tokens and mine.targets_BL is tokens and mine.documents is None

@@ -19,7 +19,7 @@ CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)
         [
             Parallel(shard=2, pipeline=2, zero=2),
             Parallel(replicate=2, shard=2, pipeline=2, zero=3),
-            Parallel(shard=2, pipeline=2, schedule="interleaved", virtual=1, zero=3),
+            Parallel(shard=2, pipeline=2, schedule="interleaved", zero=3),
         ],
     ),
     ids=["zero2", "hsdp zero3", "interleaved zero3"],

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from bessemer.layout.pipeline_schedules import generate
+from bessemer.plan import here
 from bessemer.plan.timetable import Durations, pipeline_seconds, simulate
+from bessemer.recipe import Parallel
 from tests.plan.schedule_formulas import bubble
 
 
@@ -64,3 +66,17 @@ def test_one_slow_stage_sets_the_pace(seed: int) -> None:
     ours = pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale), 0.0)
     assert ours == pytest.approx(simulated, rel=0.01)
     assert pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale), 0.5) > ours
+
+
+def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:
+    """Fewer are taken that the schedule takes: rounds of the interleaved one are of equal size."""
+    for layout, count in (
+        (Parallel(pipeline=3, schedule="interleaved"), 510),
+        (Parallel(pipeline=129, schedule="dualpipev"), 300),
+        (Parallel(pipeline=4), 1000),
+    ):
+        assert layout.fits_micro_batches(count)
+        assert 0.0 < here.bubble(layout, count) < 0.5
+    assert here.bubble(Parallel(shard=4), 8) == 0.0
+    with pytest.raises(ValueError, match="is the schedule 1f1b"):
+        Parallel(pipeline=2, schedule="interleaved", virtual=1)

@@ -19,7 +19,7 @@ from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.jobs import divisors
 from bessemer.plan.search import MICRO_BATCHES, RECOMPUTE, STAGES_EACH, search
 from bessemer.recipe import Train
-from bessemer.train.split import require_fit
+from bessemer.train.split import require_trainable
 
 
 def job(
@@ -84,7 +84,7 @@ def trains(of: Job) -> bool:
     tokens = of.batch * of.model.sequence_length
     train = Train(steps=1, global_batch_tokens=tokens, micro_batch=of.layout.micro_batch)
     try:
-        require_fit(train, parallel(of.layout), of.model, torch.device("cuda"))
+        require_trainable(train, parallel(of.layout), of.model, torch.device("cuda"))
     except InputError:
         return False
     return True

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.layout import devices
+from bessemer.layout import devices, pipeline_stages
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.memory import peak_memory
+from bessemer.layout.memory import PartParameters, peak_memory
 from bessemer.layout.pipeline_schedules import generate
 from bessemer.layout.pipeline_stages import balanced
 from bessemer.model.config import ModelConfig
@@ -21,7 +21,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory, stages
 from bessemer.plan.estimate.parts import each
 from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_of
-from bessemer.recipe import parse
+from bessemer.recipe import Parallel, parse
 
 GB = 1e9
 
@@ -260,3 +260,33 @@ def test_a_verdict_names_what_is_too_much() -> None:
     assert "more than the" in verdict.reasons[0] and verdict.reasons[1].startswith("optimizer")
     divided = job(Layout(shard=512, tensor=8, zero=3, recompute="full"), "megatron-core", large)
     assert fits(divided, memory(divided)).fits
+
+
+@pytest.mark.parametrize("stages_count", [1, 4])
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_parameters_are_in_some_part(stages_count: int, tied: bool) -> None:
+    """Tables of learned positions and of token types too."""
+    config = model(positions="learned", max_positions=1024, token_types=2, tie_embeddings=tied)
+    parts = pipeline_stages.parts_of(config, Parallel(pipeline=stages_count))
+    held = sum(PartParameters.of(config, part, 1).all for part in parts)
+    copies = config.vocabulary * config.width if tied and stages_count > 1 else 0
+    assert held == pytest.approx(config.parameters + copies, rel=0.001)
+
+
+def test_what_fsdp_offloads_is_not_on_the_device() -> None:
+    config = model()
+    recipe = parse(
+        'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 8192\nmicro_batch = 1',
+        "t",
+    )
+    held = {
+        offload: peak_memory(
+            recipe.train, Parallel(shard=8, offload=offload), config, 2, 0, bytes_per_cast=2, is_cuda=True
+        )
+        for offload in (False, True)
+    }
+    assert held[True].weights == held[True].optimizer == 0 < held[False].weights
+    assert held[False].gradients - held[True].gradients == held[False].weights, (
+        "the shard, but not what is being reduced"
+    )
+    assert held[True].activations == held[False].activations and held[True].casts == held[False].casts > 0

@@ -5,8 +5,8 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | the last 8 losses above 1.1 x the larger of a first loss and a uniform guess, or a quarter of the gain on it lost |
-| dead | 20 gradients in a row that are exactly zero |
+| diverged | the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or a quarter of the gain on it lost |
+| dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
 
@@ -123,8 +123,8 @@ def observe(
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
     exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
-    lower than those of later steps; loss_may_rise: the same, and spike, shift, drift and plateau are off, since the schedule
-    raises the learning rate again.
+    lower than those of later steps; plateau is off; loss_may_rise: the same, and spike, shift and drift are off too, since the
+    schedule raises the learning rate again.
     """
     exclude_from_history = exclude_from_history or loss_may_rise
     spike = None if loss_may_rise else _spike(history, step, loss, grad_norm)
@@ -151,13 +151,15 @@ def observe(
             alarm = alarm or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
     if alarm is not None:
         return replace(after.restarted(), quiet_until=step + alarm.kind.quiet_steps), alarm
+    if spike is not None:
+        return after, spike
     if step >= history.explosion_quiet_until and (alarm := _explosion(step, loss, grad_norm, reference)):
         after = replace(after, explosion_quiet_until=step + EXPLOSION.quiet_steps)
     elif (
         step >= history.plateau_quiet_until and not exclude_from_history and (alarm := _plateau(after, step, reference))
     ):
         after = replace(after, plateau_quiet_until=step + PLATEAU.quiet_steps)
-    return after, spike or alarm
+    return after, alarm
 
 
 def centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[float, float]:

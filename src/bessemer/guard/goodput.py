@@ -93,13 +93,13 @@ class WallClock:
     def stepped(self, step: int, data_wait: float) -> None:
         """Count the time since the last step that was not counted otherwise. step: just completed; data_wait: seconds."""
         now, self._step = perf_counter(), step
-        seconds = now - self._mark
-        usual = median(self._recent) if len(self._recent) == STALL_STEPS else seconds
-        if seconds > max(STALL_SECONDS, STALL_RATIO * usual):
-            self._seconds["stalled"] += seconds - usual
-            seconds = usual
-        self._recent.append(seconds)
-        self._seconds["steps"] += seconds
+        computing = now - self._mark - data_wait
+        usual = median(self._recent) if len(self._recent) == STALL_STEPS else computing
+        if computing > max(STALL_SECONDS, STALL_RATIO * usual):
+            self._seconds["stalled"] += computing - usual
+            computing = usual
+        self._recent.append(computing)
+        self._seconds["steps"] += computing + data_wait
         self._seconds["data_wait"] += data_wait
         self._mark = now
         if now - self._written > WRITE_SECONDS:
@@ -140,8 +140,8 @@ def accounts(path: Path) -> dict[str, Any] | None:
     """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
     `restarts` between them, and the end of the last one as `stopped_by`. None without lines.
 
-    A restart: `time` (UTC), `from` its step, `after` the last step before, `stopped` when, by what (None: killed or lost), and
-    the `seconds` between."""
+    A restart: `time` (UTC), `from` its step, `after` the last step before, when it `stopped` and what it was `stopped_by`
+    (None: killed or lost), and the `seconds` between."""
     rows = read_json_lines(path)
     last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]

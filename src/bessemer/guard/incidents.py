@@ -18,11 +18,13 @@ RECORDED = "recorded"  # the action of an incident to which there is no response
 class IncidentKind:
     """A kind of incident.
 
-    name: as in incidents.jsonl; response: of the guard, or of the launcher (restart); advice: what practitioners did, with
+    name: as in incidents.jsonl; response: of the guard (policy.py; skip: of the update, and of the third non-finite step in a row
+    a rollback, guard.skips_in_a_row), or of the launcher (restart); advice: what practitioners did, with
     the source; is_fatal: the run stops where it cannot roll back, otherwise that is only recorded; has_bad_step: `bessemer
     diagnose` can find what was wrong with a step; has_sharp_onset: the first bad step is known; is_hardware_fault: the state
     was wrong, not the training, so a rollback repeats the same steps with the same batches and learning rates; is_minor: the
-    report's story leaves it out where it was only recorded; quiet_steps: at least so many steps are between two records.
+    report's story leaves it out where it was only recorded; quiet_steps: at least so many steps are between two alarms that roll
+    back, of any kind, and between two of an explosion, a plateau or a slow trend; the others do not read it.
     """
 
     name: str

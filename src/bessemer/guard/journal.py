@@ -124,7 +124,7 @@ class Journal:
         """Those that neither a hardware fault nor a change of the recipe caused."""
         ours = (one for one in self.rollbacks if not INCIDENT_KINDS[one.what].is_hardware_fault)
         # After a change of the recipe the run stops: nothing is skipped, and no rate re-warmed.
-        return sum(one.rewarm_steps > 0 or one.omitted[0] < one.omitted[1] for one in ours)
+        return sum(one.rewarm_steps > 0 or one.rewarm_from < 1.0 or one.omitted[0] < one.omitted[1] for one in ours)
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bessemer.guard.detection import RENAMED, Alarm, GuardReference, History, observe
-from bessemer.guard.incidents import NONFINITE, SPIKE
+from bessemer.guard.incidents import NONFINITE
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
@@ -87,7 +87,7 @@ def judge(
             loss_may_rise=loss_may_rise,
         )  # fmt: skip
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
-    spike_to_skip = mesh.is_main and alarm is not None and alarm.kind is SPIKE and guard.skip_spikes
+    spike_to_skip = mesh.is_main and alarm is not None and alarm.kind.response == "skip" and guard.skip_spikes
     alarm_to_undo = mesh.is_main and alarm is not None and alarm.needs_rollback
     # One collective: a value that is not finite counts on any rank; spikes and rollbacks are decided by rank 0.
     flags = torch.tensor([not is_finite, not (is_finite or overflow), spike_to_skip, alarm_to_undo], dtype=torch.int64)

@@ -130,7 +130,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Context of a validation or a save between two steps."""
+        """Context of a validation, a save or a rollback between two steps."""
         before, step = self._phase, self._step
         self.mark(phase, step)
         yield

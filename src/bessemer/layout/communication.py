@@ -16,7 +16,8 @@ def tensor_bytes(
     parameters, whose gradients are all-reduced once a step.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
-    stream; bytes_per_sum: of sums; recomputed: blocks, in full or selectively.
+    stream; bytes_per_sum: of sums; recomputed: blocks of the whole model, in full or
+    selectively.
     """
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
@@ -90,9 +91,9 @@ def step_bytes(
 ) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
-    tokens, targets: of the global batch; micro_batches: of each part of it; recomputed: blocks. Without what an optimizer
-    that gathers whole matrices adds. None where the number of gathers depends on the schedule:
-    stages of a pipeline that are sharded.
+    tokens, targets: of the global batch; micro_batches: of each part of it; recomputed: blocks of the whole model. Without what
+    an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
+    pipeline that are sharded.
 
     Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
     `context`); weights are gathered once a step (zero 1 and 2), or for each micro-batch, those of blocks again for its
@@ -106,7 +107,7 @@ def step_bytes(
     own = blocks + outside
     # Data: every tensor rank of every part of the batch, all its stages together.
     several, share = parts * layout.tensor, (ways - 1) / ways
-    gathers = (2 * blocks + outside) * micro_batches if layout.zero == 3 else own
+    gathers = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else own
     copies = 2 * (layout.replicate - 1) / layout.replicate
     # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
     # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
@@ -114,14 +115,14 @@ def step_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=of.activation, bytes_per_sum=of.sums,
         label_smoothing=label_smoothing, recomputed=recomputed,
     )  # fmt: skip
-    reductions = micro_batches if parts > 1 and layout.zero > 1 and not layout.is_v_shaped else 1
+    reductions = micro_batches if parts > 1 and layout.effective_zero > 1 else 1
     element = of.gathered if parts > 1 else of.gradient
     whole = replicated * element * parts * reductions
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * of.activation * (layout.context - 1)
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
     hidden, tied = pipeline_bytes(config, layout, tokens, of.activation, of.gradient)
-    others, reduced = layout.tensor - 1, 1 if layout.zero == 1 else micro_batches
+    others, reduced = layout.tensor - 1, 1 if layout.effective_zero == 1 else micro_batches
     sent = {
         "all_gather": several * share * gathers * of.gathered
         + others * tensor["all_gather"]

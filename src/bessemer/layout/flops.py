@@ -52,7 +52,8 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
 def recomputed_flops_per_token(
     mode: str, config: ModelConfig, recomputed: int, selective: Selective = "elementwise", *, stops_early: bool = True
 ) -> float:
-    """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks.
+    """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks of the model
+    (`pipeline_stages.recomputed_in_all`).
     mode: train.recompute.
 
     A recomputed block stops at what its backward pass needs (stops_early), which the MLP's last matmul is not, unless a norm

@@ -9,7 +9,7 @@ from bessemer.layout.flops import is_frozen
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.parallel import interleaved_rounds
+from bessemer.recipe.parallel import V_SHAPED, interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -63,12 +63,12 @@ def peak_memory(
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step.
 
-    Weights and gradients are fp32; the moments as the optimizer keeps them, and offloaded when the recipe asks for it and the
-    device has memory of its own (is_cuda). Activations, in elements per token and block, are what autograd saves of the
-    operations in `model/transformer.py`; a test counts them on a CPU in fp32.
-    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks, from the
-    first, that are recomputed; None: all, if any; bytes_per_cast: per parameter, of the weights in the compute dtype, which
-    FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves;
+    Weights and gradients are fp32; the moments as the optimizer keeps them. Where the device has memory of its own (is_cuda),
+    train.optimizer.offload keeps the moments out of it, parallel.offload all that FSDP2 shards. Activations, in elements per
+    token and block, are what autograd saves of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
+    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks that each
+    rank recomputes, from its first; None: all, if any; bytes_per_cast: per parameter, of the weights in the compute dtype,
+    which FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves;
     concurrent: micro-batches computed at the same time, each with its own gradients.
     """
     if recomputed is None:
@@ -99,6 +99,8 @@ def rank_memory(
         owned = params.all / layout.state_shards / config.parameters
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         slack = HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits))
+        if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
+            gradients, weights, owned = max(gradients - weights, 0), 0, 0.0
     else:
         weights, gathered, owned, trained = 4 * config.parameters, 0, 1.0, config.parameters
         if logits and not is_cuda and bytes_per_activation < 4:
@@ -217,12 +219,15 @@ class PartParameters:
 
     @classmethod
     def of(cls, config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
-        """Matrices are divided over the tensor group; vectors, and what has no row of its own for an id, are not."""
+        """Matrices are divided over the tensor group; vectors, and tables of learned positions and of token types, are not."""
         outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
         vectors = outside // (config.layers + 1)  # norms and biases, those outside of blocks as if of one more
         tables = config.tables(part.has_embedding, part.has_head)
         table = -(-config.vocabulary // tensor) * config.width
-        rest = (tables * table) + (vectors if part.has_head else 0)
+        positions = (config.position_rows if config.positions == "learned" else 0) + config.token_types
+        rest = (
+            tables * table + (vectors if part.has_head else 0) + (positions * config.width if part.has_embedding else 0)
+        )
         return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
 
 
@@ -245,6 +250,7 @@ def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, 
         round_size = micro_batches // interleaved_rounds(ranks, micro_batches)
         peak = (2 * (ranks - rank - 1) + (virtual - 1) * round_size + 1) / virtual
     else:
+        assert schedule in V_SHAPED, schedule
         peak = ranks + 0.5
     return min(peak, float(micro_batches))
 
@@ -258,8 +264,7 @@ def state_bytes(
     al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are not sharded, here
     fp32 masters are, and a copy in the compute dtype is unsharded while a step lasts.
     """
-    # torch's V-shaped schedules keep weights and gradients unsharded over all micro-batches.
-    zero = 1 if layout.is_v_shaped else layout.zero
+    zero = layout.effective_zero
     shard = 4 * params.all // layout.state_shards
     if not layout.uses_fsdp:
         return shard, 0, shard

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import rank_of, stages_of
-from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule, interleaved_rounds
+from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule, interleaved_rounds, stages_per_rank
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
@@ -108,19 +108,17 @@ def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
     """Stages on a rank, the schedule's own number when left out. Raises InputError where the schedule has another number."""
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
-        meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else ""
+        meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else "."
         raise InputError(f"schedule {name}: there is none of that name{meant} There are {', '.join(NAMES)}")
     if name in V_SHAPED:
         if virtual not in (None, 2):
             raise InputError(f"schedule {name}: has 2 stages a process, not {virtual}; leave virtual out")
-        return 2
-    if name in SEVERAL_STAGES:
+    elif name in SEVERAL_STAGES:
         if virtual is not None and virtual < 2:
             raise InputError(f"schedule {name}: virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b")
-        return virtual or 2
-    if virtual not in (None, 1):
+    elif virtual not in (None, 1):
         raise InputError(f"schedule {name}: has 1 stage a process, not {virtual}; interleaved takes more")
-    return 1
+    return stages_per_rank(name, 2, virtual)
 
 
 _ALIASES = {

@@ -5,7 +5,7 @@ all-gather before a matmul has a reduce-scatter as its backward; the reduce-scat
 These are functional collectives, which torch.compile traces, called as operators because their Python wrappers have
 different names in torch 2.11 and 2.13.
 
-Shapes: B sequences, T tokens, t ranks of the group, D any last dimension, C tokens of a chunk.
+Shapes: B sequences, T tokens, t ranks of the group, D any last dimension.
 """
 
 from __future__ import annotations
@@ -121,28 +121,28 @@ def gather_tokens(x_BTD: Tensor, group: RankGroup, *, replicated: bool = False) 
     The backward sums the ranks' gradients (reduce-scatter). replicated: all ranks compute the same from here on and hold the
     same gradient, so that the backward only slices it.
     """
-    return exchange(x_BTD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
+    return collective(x_BTD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
 
 
 def scatter_tokens(x_BTD: Tensor, group: RankGroup) -> Tensor:
     """Reduce-scatter the ranks' (B, T, D) to each rank's (B, T / t, D); the backward is an all-gather."""
     require_divisible_tokens(x_BTD.shape[1], group.size)
-    return exchange(x_BTD, group, 1, "reduce_scatter", "all_gather")
+    return collective(x_BTD, group, 1, "reduce_scatter", "all_gather")
 
 
 def gather_columns(x: Tensor, group: RankGroup, num_columns: int) -> Tensor:
     """All-gather column shards (see `row_range`) to (..., num_columns); the backward slices a replicated gradient."""
     padded = torch.nn.functional.pad(x, (0, -(-num_columns // group.size) - x.shape[-1]))
     # Only the last ranks have fewer columns than the others, so padding is at the end.
-    return exchange(padded, group, -1, "all_gather", "slice")[..., :num_columns].contiguous()
+    return collective(padded, group, -1, "all_gather", "slice")[..., :num_columns].contiguous()
 
 
 def sum_over(x: Tensor, group: RankGroup) -> Tensor:
     """All-reduce sum whose backward sums the gradients too, because each rank uses the result for its own shard."""
-    return exchange(x, group, 0, "sum", "sum")
+    return collective(x, group, 0, "sum", "sum")
 
 
-def exchange(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
+def collective(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
     """A collective along `dim`, and the one that its backward pass runs on the gradient."""
     result: Tensor = _Collective.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
     return result

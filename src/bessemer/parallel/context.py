@@ -9,7 +9,7 @@ PyTorch's own `context_parallel` (torch.distributed.tensor.experimental, a proto
 attention mask, so no packed documents, no windows and no soft caps, and none of its kernels is for a CPU. Here CUDA uses
 FlexAttention with a block mask of (local queries, all keys), a CPU fused calls over pieces of documents.
 
-Shapes: B sequences, T tokens of a whole sequence, S of them on this rank, H query heads, G key/value heads, K width of a
+Shapes: B sequences, T tokens of a whole sequence, L of them on this rank, H query heads, G key/value heads, K width of a
 head, c ranks.
 """
 
@@ -27,7 +27,7 @@ from bessemer.layout.fit import require_context, require_length
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.collectives import RankGroup, all_gather, exchange, require_divisible_tokens
+from bessemer.parallel.collectives import RankGroup, all_gather, collective, require_divisible_tokens
 from bessemer.parallel.mesh import ProcessMesh
 
 
@@ -54,11 +54,11 @@ class SequenceShard:
         return ((self.rank * chunk, (self.rank + 1) * chunk), (back * chunk, (back + 1) * chunk))
 
     def positions(self, device: torch.device | None = None) -> Tensor:
-        """Index in the whole sequence of each local token, (S,)."""
+        """Index in the whole sequence of each local token, (L,)."""
         return torch.cat([torch.arange(start, end, device=device) for start, end in self.ranges])
 
     def take(self, x_BT: Tensor) -> Tensor:
-        """The local tokens, (B, S, ...), of whole sequences (B, T, ...): inputs, targets, positions."""
+        """The local tokens, (B, L, ...), of whole sequences (B, T, ...): inputs, targets, positions."""
         assert x_BT.shape[1] == self.length, "whole sequences are sharded"
         parts = [x_BT[:, start:end] for start, end in self.ranges]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
@@ -68,7 +68,7 @@ class SequenceShard:
 class LocalDocuments(Documents):
     """The documents of whole sequences, for local queries and all keys.
 
-    position_BT: position of each local token in its document, (B, S), or (S,) where each sequence is one document;
+    position_BT: position of each local token in its document, (B, L), or (L,) where each sequence is one document;
     document_BT: document number of every token of the sequence, (B, T), or (1, T) there; spans: of whole documents; batch:
     number of sequences.
     """
@@ -107,15 +107,15 @@ class LocalDocuments(Documents):
         """FlexAttention's mask of local queries over all keys, within each document."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        document_BT, index_S = self.document_BT, self.shard.positions(self.document_BT.device)
+        document_BT, index_L = self.document_BT, self.shard.positions(self.document_BT.device)
         one_document_each = self.position_BT.dim() == 1
 
         def within(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-            allowed = spec.allows(index_S[q], kv)
-            return allowed if one_document_each else allowed & (document_BT[b, index_S[q]] == document_BT[b, kv])
+            allowed = spec.allows(index_L[q], kv)
+            return allowed if one_document_each else allowed & (document_BT[b, index_L[q]] == document_BT[b, kv])
 
         batch = None if one_document_each else self.batch
-        return create_block_mask(within, batch, None, len(index_S), self.shard.length, device=document_BT.device)
+        return create_block_mask(within, batch, None, len(index_L), self.shard.length, device=document_BT.device)
 
 
 def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShard) -> Iterator[QueryBlock]:
@@ -132,10 +132,10 @@ def _query_blocks(rows: slice, spans: list[tuple[int, int]], shard: SequenceShar
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """This rank's tokens of a micro-batch: inputs and targets (B, S), their documents and dropout masks."""
+    """This rank's tokens of a micro-batch: inputs and targets (B, L), their documents and dropout masks."""
 
-    inputs_BS: Tensor
-    targets_BS: Tensor
+    inputs_BL: Tensor
+    targets_BL: Tensor
     documents: Documents | None
     masks: DropoutMasks | None = None
 
@@ -181,7 +181,7 @@ def attend(
     q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
     group: RankGroup,
 ) -> Tensor:  # fmt: skip
-    """Attention of local queries over the whole sequences, (B, H, S, K), from local keys and values."""
+    """Attention of local queries over the whole sequences, (B, H, L, K), from local keys and values."""
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "context parallelism needs batches from `local_batch`"
     k_BGTK, v_BGTK = gather_keys_values(k_BGSK, v_BGSK, group)
@@ -195,18 +195,18 @@ def gather_keys_values(k_BGSK: Tensor, v_BGSK: Tensor, group: RankGroup) -> tupl
     """
     # The chunk dimension leads, so that the gathered tensor has the 2c chunks in the order 0, 2c - 1, 1, 2c - 2, ...
     chunked = [x.unflatten(2, (2, -1)).movedim(2, 0) for x in (k_BGSK, v_BGSK)]  # type: ignore[no-untyped-call]
-    chunks = exchange(torch.stack(chunked, dim=1), group, 0, "all_gather", "reduce_scatter").unbind(0)
+    chunks = collective(torch.stack(chunked, dim=1), group, 0, "all_gather", "reduce_scatter").unbind(0)
     ranks = group.size
     in_order = [chunks[2 * n] if n < ranks else chunks[2 * (2 * ranks - 1 - n) + 1] for n in range(2 * ranks)]
     k_BGTK, v_BGTK = torch.cat(in_order, dim=3).unbind(0)
     return k_BGTK, v_BGTK
 
 
-def gather_sequences(mesh: ProcessMesh, x_BS: Tensor) -> Tensor:
-    """All-gather per-token values (B, S, ...) to whole sequences (B, T, ...); not differentiable, for validation."""
+def gather_sequences(mesh: ProcessMesh, x_BL: Tensor) -> Tensor:
+    """All-gather per-token values (B, L, ...) to whole sequences (B, T, ...); not differentiable, for validation."""
     if mesh.size("context") == 1:
-        return x_BS
+        return x_BL
     group = RankGroup.of(mesh, "context")
-    gathered_BT, length = all_gather(x_BS.detach(), group, 1), x_BS.shape[1] * group.size
-    index = [SequenceShard(group.size, rank, length).positions(x_BS.device) for rank in range(group.size)]
+    gathered_BT, length = all_gather(x_BL.detach(), group, 1), x_BL.shape[1] * group.size
+    index = [SequenceShard(group.size, rank, length).positions(x_BL.device) for rank in range(group.size)]
     return gathered_BT[:, torch.cat(index).argsort()]

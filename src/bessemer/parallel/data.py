@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.errors import InputError
 from bessemer.parallel import waiting
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh
 
 
 def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
@@ -43,8 +43,7 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy(),
         "shard_placement_fn": lambda parameter: shard_placement(parameter, num_shards),
     }
-    # A backward pass split into two computes wrong gradients when weights reshard after the forward pass (torch 2.13).
-    reshard_after_forward = layout.zero == 3 and not layout.is_v_shaped
+    reshard_after_forward = layout.effective_zero == 3
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(root, reshard_after_forward=False, **options)
@@ -73,7 +72,7 @@ def gradient_sync(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> Abstract
     if isinstance(root, DistributedDataParallel):
         return contextlib.nullcontext() if last else root.no_sync()
     if isinstance(root, FSDPModule):
-        zero = mesh.layout.zero
+        zero = mesh.layout.effective_zero
         root.set_requires_gradient_sync(last or zero > 1)
         root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(last or zero == 3)
@@ -116,8 +115,8 @@ def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
         return device_mesh["replicate", "shard"] if layout.replicate > 1 else device_mesh["shard"]
     if layout.replicate == 1 and layout.shard == 1:
         return device_mesh["context"]
-    device_mesh["shard", "context"]._flatten("shard_context")
-    return device_mesh["replicate", "shard_context"] if layout.replicate > 1 else device_mesh["shard_context"]
+    device_mesh["shard", "context"]._flatten(SHARD_CONTEXT)
+    return device_mesh["replicate", SHARD_CONTEXT] if layout.replicate > 1 else device_mesh[SHARD_CONTEXT]
 
 
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from bessemer.errors import BessemerError
 from bessemer.model.dropout import splitmix64_finaliser
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh
 from bessemer.recipe.parallel import AXES
 
 Box = tuple[int, ...]  # an offset or a shape
@@ -162,7 +162,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
-        if "shard_context" in sharded:
+        if SHARD_CONTEXT in sharded:
             sharded |= {"shard", "context"}
     return all(mesh.coordinate(axis) == 0 for axis in AXES if axis not in sharded | {"pipeline"})
 

@@ -23,6 +23,7 @@ from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
 MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # neighbours along the last are nearest
+SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
 TIMEOUT = timedelta(minutes=10)
 CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
 

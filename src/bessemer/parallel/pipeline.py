@@ -3,7 +3,7 @@
 `torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and
 interleaved 1F1B (both Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
 
-Shapes: B sequences of a micro-batch, T tokens, D width, S targets of a sequence.
+Shapes: B sequences of a micro-batch, T tokens, L of them on this rank, D width, S targets of a sequence.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class Stage(nn.Module):
 
     def __init__(
         self, model: Transformer, span: Span, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
-        read: ReadBatch,
+        local_batch: ReadBatch,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.model, self.span, self.task, self.autocast, self.read = model, span, task, autocast, read
+        self.model, self.span, self.task, self.autocast, self.local_batch = model, span, task, autocast, local_batch
         self.divisor, self.factor = 1, 1.0
         self.losses: list[MicroBatchLoss] = []
 
@@ -121,26 +121,26 @@ class Stage(nn.Module):
         self, x: Tensor, *, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None,
         dropout_B: Tensor | None = None, scored: bool = False,
     ) -> Any:  # fmt: skip
-        """x: tokens (B, T) on the first stage, else hidden states (B, T, D) of the previous stage.
+        """x: hidden states of the previous stage, (B, tokens of this rank, D); not read on the first, which embeds inputs_BT.
 
         Returns the hidden states after the last block here, contiguous; on the last stage the micro-batch's sum of losses
         / divisor x factor, in fp32 (fp64 for fp64), or with `scored` the result of the task's `score`.
         """
         with self.autocast():
-            batch = self.read(inputs_BT, targets_BS, starts_BT, dropout_B)
-            inputs_BS, targets_BS, documents = batch.inputs_BS, batch.targets_BS, batch.documents
+            batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
+            inputs_BL, targets_BL, documents = batch.inputs_BL, batch.targets_BL, batch.documents
             if documents is None:
-                positions = torch.arange(inputs_BS.shape[1], device=inputs_BS.device)
+                positions = torch.arange(inputs_BL.shape[1], device=inputs_BL.device)
             else:
                 positions = documents.position_BT
-            x_BTD = self.model.embed(inputs_BS, positions, batch.masks) if self.span.has_embedding else x
+            x_BTD = self.model.embed(inputs_BL, positions, batch.masks) if self.span.has_embedding else x
             x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=batch.masks)
             if not self.span.has_head:
                 return x_BTD.contiguous()
             hidden_BTD: Tensor = self.model.norm(x_BTD)
             if scored:
-                return self.task.score(self.model, hidden_BTD, inputs_BS, targets_BS)
-            loss = self.task.loss(self.model, hidden_BTD, inputs_BS, targets_BS, batch.masks)
+                return self.task.score(self.model, hidden_BTD, inputs_BL, targets_BL)
+            loss = self.task.loss(self.model, hidden_BTD, inputs_BL, targets_BL, batch.masks)
         self.losses.append(loss.detached())
         return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
 
@@ -161,14 +161,13 @@ class BatchShape:
 class _ScheduledStage(PipelineStage):
     """torch's stage, with zero 2 and 3: gradients are reduced after each backward pass, zero 3 also reshards weights.
 
-    torch's own keeps weights gathered and gradients whole over all micro-batches of a step, which is zero 1. It stays so
-    where the backward pass is split in two, since FSDP2 does not see the second half.
+    torch's own keeps weights gathered and gradients whole over all micro-batches of a step, which is zero 1.
     """
 
     def __init__(self, *arguments: Any, mesh: ProcessMesh, **options: Any) -> None:
         super().__init__(*arguments, **options)
         layout = mesh.layout
-        self.reduces_early = isinstance(self.submod, FSDPModule) and layout.zero > 1 and not layout.is_v_shaped
+        self.reduces_early = isinstance(self.submod, FSDPModule) and layout.effective_zero > 1
         self.mesh = mesh
 
     def backward_maybe_with_nosync(
@@ -281,15 +280,15 @@ class Pipeline:
             if x is None:
                 size = len(inputs_BT), tokens or inputs_BT.shape[1], self.model.config.width
                 x = torch.empty(size, dtype=self.dtype, device=self.device)
-                dist.recv(x, src=self._rank_of(stage.span.stage - 1), group=group)
+                dist.recv(x, src=self._global_rank_of(stage.span.stage - 1), group=group)
             result = stage(x, inputs_BT=inputs_BT, targets_BS=targets_BS, starts_BT=starts_BT, scored=True)
             output = None
             if stage.span.has_head:
                 scores = result
-            elif self._rank_of(stage.span.stage + 1) == self.mesh.rank:
+            elif self._global_rank_of(stage.span.stage + 1) == self.mesh.rank:
                 output = result
             else:
-                work = dist.isend(result, dst=self._rank_of(stage.span.stage + 1), group=group)
+                work = dist.isend(result, dst=self._global_rank_of(stage.span.stage + 1), group=group)
                 assert work is not None
                 sent.append(work)
         for work in sent:
@@ -298,7 +297,7 @@ class Pipeline:
             data.reshard(stage)
         return scores
 
-    def _rank_of(self, stage: int) -> int:
+    def _global_rank_of(self, stage: int) -> int:
         """Global rank of a stage's process."""
         layout = self.mesh.layout
         return dist.get_global_rank(self.mesh.group("pipeline"), rank_of(layout.schedule, stage, layout.pipeline))

@@ -39,7 +39,9 @@ def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
     by_stage = mesh.device_mesh.mesh.flatten(1)  # (pipeline, rest)
     own = None
     for first, last in zip(by_stage[0].tolist(), by_stage[mesh.loss_coordinate].tolist(), strict=True):
-        group = dist.new_group([first, last])
+        # Gradients of offloaded weights lie on the CPU, which NCCL does not serve.
+        both = "cpu:gloo,cuda:nccl" if mesh.layout.offload and mesh.device_mesh.device_type == "cuda" else None
+        group = dist.new_group([first, last], backend=both)
         if mesh.rank in (first, last):
             own = group
     return own

@@ -14,7 +14,7 @@ from bessemer.plan import pictures
 from bessemer.plan.laws import training_flops
 from bessemer.plan.standing import standing
 from bessemer.plan.timetable import simulate
-from bessemer.recipe import Recipe
+from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
 
 # Shares of the peak that well-tuned runs reach on one device, for a plan without a measurement: published MFU of dense
@@ -77,10 +77,6 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
     hours = plan["seconds"] / 3600 * devices
     price, of, train, parts = recipe.cluster.price, recipe.parallel, recipe.train, plan["memory_bytes"]
     micro_batches = max(recipe.batches.full // ((train.micro_batch or 1) * of.data), 1)
-    bubble = 0.0
-    if of.pipeline > 1:  # all stages alike
-        count = min(micro_batches, MAX_MICRO_BATCHES)
-        bubble = 1.0 - simulate(generate(of.schedule, of.pipeline, count, of.stages_per_rank)).utilisation
     layout = {name: getattr(of, name) for name in AXES}
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
@@ -90,7 +86,7 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
         "tokens_per_second_per_device": plan["tokens_per_second"] / devices,
         "model_tflops_per_device": plan["flops_per_token"] * plan["tokens_per_second"] / devices / 1e12,
         "hfu": plan["mfu"] * (1.0 + again / plan["flops_per_token"]),
-        "bubble": bubble,
+        "bubble": bubble(of, micro_batches),
         "days": plan["seconds"] / 86_400,
         "device_hours": hours,
         "cost": None if price is None else hours * price,
@@ -100,6 +96,15 @@ def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: 
         | {"buffers": parts["casts"], **{name: parts[name] for name in ("average", "slack", "base", "total")}},
         **scaling(recipe, plan["parameters"], plan["tokens"]),
     }
+
+
+def bubble(layout: Parallel, micro_batches: int) -> float:
+    """The share of a pipeline's time that it idles, with stages that are all alike."""
+    if layout.pipeline == 1:
+        return 0.0
+    few = range(min(micro_batches, MAX_MICRO_BATCHES), 0, -1)
+    count = next((number for number in few if layout.fits_micro_batches(number)), micro_batches)
+    return 1.0 - simulate(generate(layout.schedule, layout.pipeline, count, layout.stages_per_rank)).utilisation
 
 
 def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:

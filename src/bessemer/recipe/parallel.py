@@ -90,6 +90,8 @@ class Parallel(AxisSizes, Section):
             raise ValueError(
                 f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(SEVERAL_STAGES)}"
             )
+        if self.schedule == "interleaved" and self.virtual == 1:
+            raise ValueError("parallel.virtual = 1 is the schedule 1f1b; interleaved has 2 stages a process or more")
         if self.schedule in V_SHAPED and self.virtual not in (None, 2):
             raise ValueError(f"parallel.schedule = {self.schedule} has 2 stages a process, not {self.virtual}")
         return self
@@ -103,6 +105,12 @@ class Parallel(AxisSizes, Section):
     def is_v_shaped(self) -> bool:
         """Whether the pipeline's stages go down the ranks and up again."""
         return self.pipeline > 1 and self.schedule in V_SHAPED
+
+    @property
+    def effective_zero(self) -> int:
+        """The ZeRO stage that runs. 1 in a V: torch's V-shaped schedules split the backward pass in two, of which FSDP2 does not
+        see the second half, and gradients are wrong where weights reshard after the forward pass (torch 2.13)."""
+        return 1 if self.is_v_shaped else self.zero
 
     @property
     def uses_ddp(self) -> bool:

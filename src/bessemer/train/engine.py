@@ -84,10 +84,10 @@ class ModelWithLoss(nn.Module):
                 None if dropout_B is None else DropoutMasks.from_sequences(self.dropout, dropout_B, inputs_BT.shape[1])
             )
             batch = local_batch(self.mesh, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT), masks)
-            hidden_BTD = self.model(batch.inputs_BS, batch.documents, masks=batch.masks)
+            hidden_BTD = self.model(batch.inputs_BL, batch.documents, masks=batch.masks)
             if scored:
-                return self.task.score(self.model, hidden_BTD, batch.inputs_BS, batch.targets_BS)
-            loss = self.task.loss(self.model, hidden_BTD, batch.inputs_BS, batch.targets_BS, batch.masks)
+                return self.task.score(self.model, hidden_BTD, batch.inputs_BL, batch.targets_BL)
+            loss = self.task.loss(self.model, hidden_BTD, batch.inputs_BL, batch.targets_BL, batch.masks)
         return loss.total, loss.nats_B, loss.correct_B
 
 

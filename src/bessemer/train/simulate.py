@@ -226,7 +226,7 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
     require_simulable(recipe.train, layout)
     device = Device(torch.device("cpu"), "simulated", _precision(recipe.train, is_cuda), compile=False)
     train = recipe.train.model_copy(update={"device": "cuda" if is_cuda else "cpu"})
-    split.require_fit(recipe.train, layout, config, device.torch_device)
+    split.require_trainable(recipe.train, layout, config, device.torch_device)
     task = task_of(train, False, config, 0)  # one document in each sequence
     rank = place * (layout.world // layout.pipeline)
     fake, uses_ddp = FakeTensorMode(allow_non_fake_inputs=True), layout.uses_ddp

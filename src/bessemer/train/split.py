@@ -36,7 +36,7 @@ from bessemer.train.task import Task, config_of
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
 
-def require_fit(train: Train, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
+def require_trainable(train: Train, layout: Parallel, config: ModelConfig, device: torch.device) -> None:
     """Raise InputError when a resolved recipe cannot be split by its layout."""
     length = config.sequence_length
     assert train.global_batch_tokens is not None and train.micro_batch is not None, "the recipe is resolved"
@@ -63,7 +63,7 @@ def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> Non
     resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
     device = devices.choose(recipe.train)
     devices.require_devices(device, recipe.parallel.world)
-    require_fit(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device)
+    require_trainable(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device)
 
 
 def build(
@@ -72,8 +72,8 @@ def build(
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """The model, split over the mesh, with its weights, and the engine that computes its gradients.
 
-    `require_fit` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such as
-    FakeTensorMode for train/simulate.py.
+    `require_trainable` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such
+    as FakeTensorMode for train/simulate.py.
     """
     memory = memory or nullcontext()
     model = meta_model(config).to(device.arithmetic.weights)

@@ -73,7 +73,7 @@ class Trainer:
         if mesh.is_single:
             self.model, self.engine = split.on_one_process(recipe.train, model, self.task, device, recomputed)
         else:
-            split.require_fit(recipe.train, recipe.parallel, config, device.torch_device)
+            split.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
             self.model, self.engine = split.build(
                 recipe.train, config, mesh, self.task, device, recomputed, weights or split.weights_of(model)
             )

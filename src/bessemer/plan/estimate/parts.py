@@ -149,20 +149,10 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
     )
 
 
-@lru_cache(maxsize=16384)
-def part_parameters(config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
-    """Parameters of a place after tensor parallelism, with the tables of learned positions on the first."""
-    found = PartParameters.of(config, part, tensor)
-    if config.positions == "learned" and part.has_embedding:
-        rows = config.position_rows + config.token_types
-        return PartParameters(found.block, found.root + rows * config.width, found.blocks)
-    return found
-
-
 def state(job: Job, part: PipelinePart) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     framework, layout = job.framework, job.layout
-    own = part_parameters(job.model, part, layout.tensor)
+    own = PartParameters.of(job.model, part, layout.tensor)
     n = job.layout.state_shards
     wide = job.precision in ("fp32", "tf32")
     if framework.fully_sharded:
