@@ -208,3 +208,40 @@ def test_what_is_set_aside_is_linked_but_for_logs(trained: Path) -> None:
     assert kept.report.stat().st_ino == report
     assert kept.metrics.stat().st_nlink == 1
     shutil.rmtree(kept.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("stages.json", '{"stages": 3}'),
+        ("derived.json", "[1]"),
+        ("derived.json", '{"steps": "x"}'),
+        ("metrics.jsonl", "[1]\n"),
+        ("incidents.jsonl", "[1]\n"),
+        ("tokens/stage.json", "[3]"),
+    ],
+)
+def test_json_of_another_kind_is_damage_too(trained: Path, name: str, content: str) -> None:
+    (trained / name).unlink(missing_ok=True)
+    (trained / name).write_text(content)
+    assert train(trained, *LONGER) == 0
+    assert len(read_json_lines(trained / "metrics.jsonl")) >= 6
+
+
+def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = (trained / "recipe.toml").read_text()
+    (trained / "recipe.toml").write_text(recipe.replace('name = "small"', 'name = "other"', 1))
+    before = files(trained)
+    assert train(trained, *LONGER) == 2
+    assert "was saved by run 'small'" in capsys.readouterr().err and files(trained) == before
+
+
+def test_weights_of_another_shape_are_refused_before_anything_moves(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(trained)
+    for flags in ((), ("--accept-changes",)):
+        assert train(trained, *LONGER, "--set", "model.mlp_width=96", *flags) == 2
+        said = capsys.readouterr().err
+        assert "holds weights of other shapes (model.mlp_width: 64 -> 96)" in said and "accept" not in said
+    assert files(trained) == before

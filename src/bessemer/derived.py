@@ -13,8 +13,8 @@ from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
 from bessemer.recipe.load import MIN_TEXT_BYTES
-from bessemer.run import STAGE_FILE, RunFolder, published, read_json, write_json
-from bessemer.terminal import counted, rate, say, size
+from bessemer.run import RunFolder, published, read_json, read_json_again, stage_facts, write_json
+from bessemer.terminal import counted, rate, say, size, warn
 
 if TYPE_CHECKING:
     from bessemer.train.device import Device
@@ -42,7 +42,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
 
     record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing.
     """
-    old = read_json(run.derived) if run.derived.exists() else None
+    old = _recorded(run)
     if old is not None and published(run.checkpoints):
         return _as_trained(recipe, old)
     start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model)
@@ -71,6 +71,19 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
     return resolved
 
 
+def _recorded(run: RunFolder) -> dict[str, Any] | None:
+    """The contents of derived.json; None where there is none that can be read."""
+    facts = read_json_again(run.derived)
+    try:
+        if facts is not None:
+            Basis(**facts["basis"])
+            [Choice(**choice) for choice in facts["choices"]]
+            return {"corpus": "", **facts}
+    except (KeyError, TypeError):
+        warn(f"{run.derived}: damaged, not what was derived: it is made again")
+    return None
+
+
 def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
     """The recipe with what was derived when its run began to train; training longer does not change it. Where the horizon was
     given then and none is given now, it follows from the text."""
@@ -88,9 +101,8 @@ def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
 
 def reasons(run: RunFolder) -> list[str]:
     """What was derived for a run and why, a line each."""
-    if not run.derived.exists():
+    if (facts := _recorded(run)) is None:
         return []
-    facts = read_json(run.derived)
     return [_heading(Basis(**facts["basis"])), *(str(Choice(**choice)) for choice in facts["choices"])]
 
 
@@ -132,8 +144,8 @@ def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
 def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[Basis, str]:
     """What a recipe's values follow from, and the identity of its corpus. What was recorded of the machine stays, and of an
     unchanged corpus too."""
-    stage = run.corpus / STAGE_FILE
-    corpus = f"{read_json(stage)['inputs']} {recipe.tokens.seed}" if recipe.corpus.sources and stage.exists() else ""
+    built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
+    corpus = f"{built} {recipe.tokens.seed}" if built else ""
     before = Basis(**old["basis"]) if old is not None else _machine(recipe)
     if old is not None and old["corpus"] == corpus:
         return before, corpus

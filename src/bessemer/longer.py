@@ -23,7 +23,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
@@ -34,6 +34,7 @@ from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
+from bessemer.train.metrics import missing_lines
 from bessemer.train.session import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 
@@ -43,6 +44,7 @@ HARMLESS = (
     "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
     "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
 )  # fmt: skip
+SHAPES = tuple(f"model.{key}:" for key in ("family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width"))
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 COMPARED_SAMPLES = 1 << 20
@@ -72,8 +74,9 @@ class Extension:
         revised = tuple(revision for revision in train.revised if revision.at < self.start)
         return recipe.changed(train={"schedule": keys, "revised": revised})
 
-    def begin(self, run: RunFolder, kind: str) -> None:
-        """Report the extension, keep the earlier results in previous-N/, and remove the checkpoints after `start`."""
+    def begin(self, run: RunFolder, kind: str, *, is_same: bool) -> None:
+        """Report the extension, keep the earlier results in previous-N/, and remove the checkpoints after `start`. is_same: no
+        other key is changed with the steps."""
         repeated = self.newest - self.start
         for damage in self.damages:
             record_damage(run, damage)
@@ -81,9 +84,12 @@ class Extension:
             f"  {self.planned:,} planned steps become {self.steps:,}, from the checkpoint of step {self.start:,}"
             + (f" on; the {repeated:,} steps after it are repeated without the decay" if repeated else " on")
         )
-        if self.rewarm is None:
-            say(f"  {kind}: the weights will be those of a run that was planned for as many steps from the start")
-        else:
+        if self.rewarm is None and is_same:
+            say(
+                f"  {kind}: the weights will be those of a run that was planned for as many steps from the start, with this "
+                "run's warm-up, batch and peak learning rate"
+            )
+        elif self.rewarm is not None:
             say(
                 f"  {kind}: the learning rate is warmed up to that of a run of {self.steps:,} steps, beginning at step "
                 f"{self.start + 1:,} with {self.rewarm:.0%} of it; the weights will not be those of such a run"
@@ -203,6 +209,23 @@ def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[
     return min(rate / longer_rate, 1.0) if longer_rate else 1.0
 
 
+def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> None:
+    """Raise InputError where the newest checkpoint was saved by a run of another name than the run's recipe; warn of lines of the
+    metrics that are lost."""
+    try:
+        theirs = load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("run", stored.run.name)
+    except BessemerError:  # damaged, which is told when it is read
+        theirs = stored.run.name
+    if theirs != stored.run.name:
+        raise InputError(
+            f"{run.checkpoints}: the checkpoint of step {done[-1]:,} was saved by run {theirs!r}, and {run.recipe} is of run "
+            f"{stored.run.name!r}: put back what belongs together, or start over with --restart (what is here is set aside, not "
+            "removed)"
+        )
+    if lost := missing_lines(read_json_lines(run.metrics), done[-1]):
+        warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
+
+
 def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -> None:
     """Raise BessemerError, before anything is changed, where the training would refuse its tokens or its journal. newest: step
     of the newest checkpoint that verifies, None: not known yet."""
@@ -282,6 +305,11 @@ def refuse_other_recipe(
     may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
     lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
     changed = [line for line in lines if not line.startswith(HORIZON)]
+    if shapes := [line for line in changed if line.startswith(SHAPES)]:
+        raise InputError(
+            f"{run.path}: holds weights of other shapes ({'; '.join(shapes)}), which training on cannot change. Give the new run "
+            "a name of its own with --set run.name=NAME, or start over with --restart"
+        )
     if changed and not accept:
         raise InputError(
             f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "

@@ -150,16 +150,18 @@ def read_json_again(path: Path) -> Any:
     return value
 
 
-def read_json_lines(path: Path) -> list[Any]:
-    """All whole lines of a JSON-lines file; a line cut short by a kill is left out."""
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a JSON-lines file; a line cut short by a kill, or damaged, is left out."""
     if not path.exists():
         return []
     rows = []
     for line in path.read_bytes().split(b"\n"):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
 
 
@@ -249,10 +251,16 @@ def mark_stage(folder: Path, inputs: str, **facts: Any) -> None:
 
 def stage_is_current(folder: Path, inputs: str) -> bool:
     """Whether a stage was made from these inputs and all its files are there in full length."""
-    record = folder / STAGE_FILE
-    if not record.exists():
-        return False
-    stage = read_json(record)
+    stage = stage_facts(folder)
     return bool(stage.get("inputs") == inputs) and all(
         (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in stage["outputs"].items()
     )
+
+
+def stage_facts(folder: Path) -> dict[str, Any]:
+    """What `mark_stage` recorded of a stage; empty where there is nothing, or it is damaged."""
+    try:
+        facts = read_json(folder / STAGE_FILE)
+    except InputError:
+        return {}
+    return facts if isinstance(facts, dict) and isinstance(facts.get("outputs"), dict) else {}

@@ -20,12 +20,12 @@ from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, dump, load
 from bessemer.run import (
-    STAGE_FILE,
     RunFolder,
     published,
     read_json,
     read_json_again,
     read_json_lines,
+    stage_facts,
     stage_is_current,
     write_atomic,
     write_json,
@@ -79,7 +79,8 @@ class Session:
     def _all_stages(self) -> list[dict[str, Any]]:
         """This command's stages over those of earlier ones: a skipped stage keeps the time it took when it ran."""
         path = self.run.path / "stages.json"
-        before = {row["name"]: row for row in (read_json_again(path) or {"stages": []})["stages"]}
+        rows = (read_json_again(path) or {}).get("stages")
+        before = {row["name"]: row for row in rows if "name" in row} if isinstance(rows, list) else {}
         for row in self.results:
             before[row["name"]] = row if not row["skipped"] else {**row, **before.get(row["name"], {}), "skipped": True}
         return list(before.values())
@@ -224,6 +225,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     )
     extension, note, finished = None, None, bool(done) and done[-1] == resolved.train.steps
     if stored is not None and done:
+        longer.require_own_checkpoints(stored, run, done)
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
@@ -260,7 +262,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     if extension is not None:  # until here a refusal changes nothing
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
-        extension.begin(run, resolved.train.schedule.kind)
+        extension.begin(run, resolved.train.schedule.kind, is_same=not session.accept_changes)
     if note is not None:
         note()
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
@@ -337,9 +339,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     """
 
     run = session.run
-    stage = run.tokens / STAGE_FILE
-    written = read_json(stage)["inputs"] if stage.exists() else None
-    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], written)
+    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], stage_facts(run.tokens).get("inputs"))
     current = (read_json_again(run.evaluation) or {}).get("inputs") == inputs
 
     def work() -> str:
@@ -428,8 +428,7 @@ def _trained_on(run: RunFolder) -> str | None:
 
 def _refuse_to_rebuild(session: Session, folder: Path, inputs: str, why: str) -> None:
     """Checkpoints belong to the data they were trained on. What was made of the same, and is damaged, is made again."""
-    record = folder / STAGE_FILE
-    is_of_the_same = record.exists() and read_json(record).get("inputs") == inputs
+    is_of_the_same = stage_facts(folder).get("inputs") == inputs
     if folder.exists() and not is_of_the_same and (session.run.checkpoints / "latest").exists():
         raise InputError(
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "

@@ -277,7 +277,7 @@ def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
     said = go_on(f"{rate}={right}")
     assert f"going on from step {at} of {STEPS}" in said and "the learning rate is x" not in said
     assert weights(folder) == weights(straight)
-    alarm = next(row for row in incidents(folder) if row["action"] == "run stopped")
+    alarm = next(row for row in incidents(folder) if row["action"] == "went back to step 60, run stopped")
     assert run_command(["diagnose", str(folder), "--step", str(alarm["step"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "unlike" and "the recipe was changed after step 60" in " ".join(found["findings"])

@@ -50,9 +50,9 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
 def _log_row(path: Path, step: int) -> CheckRow:
     """Whether a log is whole. step: the one that it must have come to."""
     name = f"{path.name} is whole"
-    rows = [row for row in read_json_lines(path) if isinstance(row, dict)]
+    rows = read_json_lines(path)
     lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
-    damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_json(line)]
+    damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_object(line)]
     if damaged:
         said = (
             f"{path}: {counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}; training goes on without"
@@ -68,9 +68,8 @@ def _log_row(path: Path, step: int) -> CheckRow:
     return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")
 
 
-def _is_json(line: bytes) -> bool:
+def _is_object(line: bytes) -> bool:
     try:
-        json.loads(line)
+        return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-    return True

@@ -132,7 +132,7 @@ class WallClock:
 
 def last_saved(path: Path) -> int:
     """The newest checkpoint that the last session knew of; 0 where there was none."""
-    rows = [row for row in read_json_lines(path) if isinstance(row, dict)]
+    rows = read_json_lines(path)
     return int(rows[-1].get("saved", 0)) if rows else 0
 
 
@@ -143,7 +143,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
     A restart: `time` (UTC), `from` its step, `after` the last step before, when it `stopped` and what it was `stopped_by`
     (None: killed or lost), and the `seconds` between."""
     rows = read_json_lines(path)
-    last = {row["began"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("began"), float)}
+    last = {row["began"]: row for row in rows if isinstance(row.get("began"), float)}
     sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None

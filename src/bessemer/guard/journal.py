@@ -90,8 +90,7 @@ class Journal:
         """The journal of a run. Raises InputError where the run's logs record more rollbacks, and as `read`."""
         journal = cls.read(run.journal)
         for path, key in ((run.incidents, "rollback"), (run.forks, "fork")):
-            rows = (row for row in read_json_lines(path) if isinstance(row, dict))
-            if (recorded := max((row.get(key, 0) for row in rows), default=0)) > journal.num_rollbacks:
+            if (recorded := max((row.get(key, 0) for row in read_json_lines(path)), default=0)) > journal.num_rollbacks:
                 journal.refuse(f"{path.name} records", recorded)
         return journal
 

@@ -47,7 +47,7 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
         plan = read_json(run.plan) if run.plan.exists() else None
     except BessemerError:
         return None
-    rows = [row for row in read_json_lines(run.metrics) if isinstance(row, dict)] if plan else []
+    rows = read_json_lines(run.metrics) if plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None

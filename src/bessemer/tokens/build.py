@@ -21,7 +21,7 @@ from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe
-from bessemer.run import OUT, STAGE_FILE, RunFolder, mark_stage, read_json, resumable, write_atomic, write_json
+from bessemer.run import OUT, RunFolder, mark_stage, read_json, resumable, stage_facts, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
 from bessemer.tokens.documents import Document, is_held_out
@@ -44,7 +44,7 @@ Writers = dict[tuple[str, str], ShardWriter]
 
 def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them."""
-    corpus = read_json(run.corpus / STAGE_FILE)["inputs"] if (run.corpus / STAGE_FILE).exists() else None
+    corpus = stage_facts(run.corpus).get("inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
     files = [("path", file) for file in (*([path] if path else []), *carried_files(recipe))]
@@ -86,7 +86,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     corpus = run.corpus / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
-    made_of = read_json(run.corpus / STAGE_FILE)["outputs"] if (run.corpus / STAGE_FILE).exists() else {}
+    made_of = stage_facts(run.corpus).get("outputs", {})
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
     with resumable(run.tokens, digest(inputs, kept)) as work:
         staged = work / OUT

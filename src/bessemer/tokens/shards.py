@@ -30,7 +30,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.run import STAGE_FILE, read_json, write_atomic
+from bessemer.run import read_json, stage_facts, write_atomic
 from bessemer.terminal import counted
 from bessemer.tokens.pieces import Framing
 
@@ -237,8 +237,7 @@ class TokenStore:
             raise InputError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
 
     def _damages(self, reads: bool) -> Iterator[str]:
-        record, shards = self.folder / STAGE_FILE, self.manifest["files"]
-        others = read_json(record)["outputs"] if record.exists() else {}
+        shards, others = self.manifest["files"], stage_facts(self.folder).get("outputs", {})
         for name, size in ((name, size) for name, size in others.items() if name not in {*shards, MANIFEST}):
             if not (self.folder / name).exists() or (self.folder / name).stat().st_size != size:
                 yield f"{self.folder / name}: missing, or not of the {size} bytes that were written"

@@ -20,7 +20,7 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN
-from bessemer.guard.incidents import INCIDENT_KINDS, NONFINITE, RECIPE_CHANGED
+from bessemer.guard.incidents import INCIDENT_KINDS, NONFINITE, RECIPE_CHANGED, SPIKE
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_lines
@@ -84,7 +84,7 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     kind, findings = tests.verdict()
     if kind != "none" and (changes := _recipe_changes(run, replayed.start, incident)):
         kind, findings = "unlike", [findings[0], *changes]
-    if kind == "state" and incident is not None:
+    if kind == "state" and incident is not None and incident["what"] != SPIKE.name:  # it is not one bad batch
         findings.append(incident["advice"])
     steps = [replayed.current.step, *replayed.history]  # a batch alone may be bad where the model is not
     if min((one.loss for one in steps if one.loss is not None), default=0.0) > NOTHING_LEARNED * replayed.uniform_loss:
@@ -168,7 +168,7 @@ class _Tests:
 def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:
     """The incidents about losses or gradients of a step."""
     kinds = {kind.name for kind in INCIDENT_KINDS.values() if kind.has_bad_step}
-    return [row for row in read_json_lines(run.incidents) if row["what"] in kinds]
+    return [row for row in read_json_lines(run.incidents) if row.get("what") in kinds]
 
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
 
 def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None) -> list[str]:
     """A sentence for each change of the recipe since a checkpoint or since the incident: the replay cannot repeat the steps."""
-    rows = (row for row in read_json_lines(run.incidents) if row["what"] == RECIPE_CHANGED.name)
+    rows = (row for row in read_json_lines(run.incidents) if row.get("what") == RECIPE_CHANGED.name)
     return [
         f"the recipe was changed after step {row['step']} ({row['cause']}); the replay uses it as it is now"
         for row in rows

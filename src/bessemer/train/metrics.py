@@ -27,7 +27,7 @@ from bessemer.parallel import traffic, waiting
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
 from bessemer.run import RunFolder, read_json, read_json_lines, write_atomic, write_json
-from bessemer.terminal import counted, rate, say, warn
+from bessemer.terminal import counted, rate, say
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, matmul_rate
 from bessemer.train.precision import PRECISIONS
@@ -55,8 +55,6 @@ class MetricsLog:
             return
         if rollbacks and not any(row.get("number") == rollbacks for row in rows):
             self._set_fork_aside(rows, rollbacks, resumed_at)
-        if resumed_at and (lost := missing_lines(rows, resumed_at)):
-            warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
         _rewind(run.metrics, rows, resumed_at)
         self._lines = self._files.enter_context(LogFile(run.metrics))
         if tensorboard:

@@ -26,6 +26,7 @@ from bessemer.train.state import TrainState, restore
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
+STOPPED = "run stopped"
 REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
 
 
@@ -127,8 +128,8 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     _begin(training, rollback)
     _log(training, rollback, 0)
     changed = f"it began after the recipe was changed at step {at}; the run went back to that step"
-    hint = "Change the recipe back, or to other values, with --accept-changes, and the same command goes on from there."
-    _stop(training, step, alarm, changed, hint, rollback=number)
+    hint = "Change the recipe back, or to other values, with --accept-changes, and the run goes on from there."
+    _stop(training, step, alarm, changed, hint, f"went back to step {at}, {STOPPED}", rollback=number)
 
 
 def _begin(training: Training, rollback: Rollback) -> None:
@@ -243,7 +244,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
             training.run.incidents, alarm.kind, step=step, cause=alarm.cause, action=action, onset=alarm.onset,
             documents=samples, places=places, **figures, **more,
         )  # fmt: skip
-    if action != "run stopped":
+    if not action.endswith(STOPPED):
         warn(f"step {step}: {alarm.kind.name}: {alarm.cause}; {action} (see {training.run.incidents.name})")
     return samples
 
@@ -261,8 +262,10 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
 
 
-def _stop(training: Training, step: int, alarm: Alarm, why: str, hint: str = "", **more: Any) -> NoReturn:
-    samples = _report(training, step, alarm, "run stopped", **more)
+def _stop(
+    training: Training, step: int, alarm: Alarm, why: str, hint: str = "", action: str = STOPPED, **more: Any
+) -> NoReturn:
+    samples = _report(training, step, alarm, action, **more)
     training.clock.write(step - 1, "the guard")
     names = _document_names(samples)
     see = f"See {training.run.incidents}."

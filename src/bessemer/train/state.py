@@ -82,6 +82,7 @@ def capture(
         "loss_scale": asdict(state.scale),
         "given": state.counts.summed(mesh).to_dict(),
         "model": trainer.model.config.to_dict(),
+        "run": recipe.run.name,
         "recipe": digest(recipe),
         "data": store.digest,
         "bessemer": __version__,
@@ -130,7 +131,7 @@ class Saver:
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
         incidents = read_json_lines(run.incidents)
-        changes = [row for row in incidents if row["what"] == RECIPE_CHANGED.name and row.get("is_accepted")]
+        changes = [row for row in incidents if row.get("what") == RECIPE_CHANGED.name and row.get("is_accepted")]
         self.changed_at = int(changes[-1]["step"]) if changes else 0
         self._failures = Counter[str]()  # by kind
         self._async: AsyncSaver | None = None
