@@ -19,10 +19,10 @@ CASES = [(recipe_of("fp64"), False), (recipe_of("fp64", recompute="full"), True)
         [
             Parallel(shard=2, pipeline=2, zero=2),
             Parallel(replicate=2, shard=2, pipeline=2, zero=3),
-            Parallel(shard=2, pipeline=2, schedule="interleaved", zero=3),
+            Parallel(shard=2, pipeline=2, zero=3),
         ],
     ),
-    ids=["zero2", "hsdp zero3", "interleaved zero3"],
+    ids=["zero2", "hsdp zero3", "zero3"],
 )
 def test_a_divided_pipeline_trains_as_one_process(layout: Parallel) -> None:
     alone = [trained(recipe, tied, SINGLE_PROCESS) for recipe, tied in CASES]
