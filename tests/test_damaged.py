@@ -228,6 +228,17 @@ def test_json_of_another_kind_is_damage_too(trained: Path, name: str, content: s
     assert len(read_json_lines(trained / "metrics.jsonl")) >= 6
 
 
+def test_a_damaged_recipe_of_a_run_says_what_to_do(
+    trained: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained / "recipe.toml").write_text('[run]\nname = "sm')
+    given = ["train", str(recipe_file), "--set", f"run.dir={trained.parent}"]
+    assert run_command(given) == 2
+    said = capsys.readouterr().err
+    assert str(trained / "recipe.toml") in said and "put the run's recipe back, or start over with --restart" in said
+    assert run_command([*given, "--restart"]) == 0
+
+
 def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = (trained / "recipe.toml").read_text()
     (trained / "recipe.toml").write_text(recipe.replace('name = "small"', 'name = "other"', 1))

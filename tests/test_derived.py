@@ -88,6 +88,19 @@ def test_a_run_that_is_trained_longer_keeps_what_was_derived(
     assert after.train.optimizer == before.train.optimizer and after.model == before.model
 
 
+def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its corpus and tokens stay, so what they were made by must."""
+    command = ["train", "text", "--set", "model.depth=1", "--set", "train.steps=2", "--set", "evaluate.sample_tokens=4"]
+    assert [run_command([stage, *command[1:]]) for stage in ("corpus", "tokens", "train")] == [0, 0, 0]
+    run = RunFolder(here / "runs" / "text")
+    derived, trained = read_json(run.derived), load(run.recipe)
+    capsys.readouterr()
+    for _ in range(2):
+        assert run_command([*command, "--restart"]) == 0, capsys.readouterr().err
+        assert read_json(run.derived) == derived and load(run.recipe) == trained
+    assert (run.path / "previous-2" / "derived.json").exists()
+
+
 @pytest.mark.long
 def test_a_plain_run_after_a_first_look_trains_for_the_time_of_its_text(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -296,9 +296,9 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
 
 def refuse_other_recipe(
     stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
-) -> Callable[[], None]:
+) -> Callable[[bool], None]:
     """Raise InputError where a run that has begun cannot go on under a recipe: it changes data or weights, unless accepted, or is
-    shorter. Returns a function that records the changes.
+    shorter. Returns a function that records the changes, given whether the learning rate is warmed up again.
 
     has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
     """
@@ -318,11 +318,13 @@ def refuse_other_recipe(
         )
     refuse_fewer_steps(stored.train, requested.train, run, published(run.checkpoints)[-1], accept)
 
-    def note() -> None:
+    def note(rewarms: bool) -> None:
         if lines:
+            action = "went on, by --accept-changes" if changed else "went on under the new number of steps"
+            if rewarms:
+                action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
             record(
-                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines),
-                action="went on, by --accept-changes" if changed else "went on under the new number of steps",
+                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines), action=action,
                 is_accepted=bool(changed),
             )  # fmt: skip
 
@@ -375,6 +377,14 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
     assert micro is not None and batch is not None, "the recipe is resolved"
     each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
     return micro if not rest and layout.fits_micro_batches(each) else None
+
+
+def stored_recipe(run: RunFolder) -> Recipe | None:
+    """The recipe that a run was last planned by; None before the first plan."""
+    try:
+        return load(run.recipe) if run.recipe.exists() else None
+    except InputError as error:
+        raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
 
 
 def checkpoints_of(run: RunFolder) -> list[int]:

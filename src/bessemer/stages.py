@@ -18,7 +18,7 @@ from rich.markup import escape
 from bessemer import derived, forecast, interrupt, preflight
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.hashing import digest
-from bessemer.recipe import Recipe, dump, load
+from bessemer.recipe import Recipe, dump
 from bessemer.run import (
     RunFolder,
     published,
@@ -211,7 +211,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
-    stored = load(run.recipe) if run.recipe.exists() else None
+    stored = longer.stored_recipe(run)
     planned = read_json_again(run.plan) if stored is not None else None
     known = num_tokens(run.tokens)
 
@@ -264,7 +264,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
         extension.begin(run, resolved.train.schedule.kind, is_same=not session.accept_changes)
     if note is not None:
-        note()
+        note(extension is not None and extension.rewarm is not None)
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
     return prepared
