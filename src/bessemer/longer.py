@@ -210,11 +210,10 @@ def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[
 
 
 def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> None:
-    """Raise InputError where the newest checkpoint was saved by a run of another name than the run's recipe; warn of lines of the
-    metrics that are lost."""
+    """Raise InputError where the newest checkpoint was saved by a run of another name than the run's recipe."""
     try:
         theirs = load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("run", stored.run.name)
-    except BessemerError:  # damaged, which is told when it is read
+    except BessemerError:  # damaged, which is reported when it is read
         theirs = stored.run.name
     if theirs != stored.run.name:
         raise InputError(
@@ -222,6 +221,10 @@ def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> 
             f"{stored.run.name!r}: put back what belongs together, or start over with --restart (what is here is set aside, not "
             "removed)"
         )
+
+
+def report_missing_lines(run: RunFolder, done: list[int]) -> None:
+    """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
     if lost := missing_lines(read_json_lines(run.metrics), done[-1]):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 

@@ -69,10 +69,11 @@ def require_warmup(resolved: Recipe) -> None:
             f"train.schedule.warmup_steps = {warmup} is more than the {steps} steps of the run, so the learning rate would "
             "never reach train.optimizer.learning_rate; leave it out (2% of the steps), or train for more steps"
         )
+    by_default = resolved.guard.changed(rollback_distance=None).distance(steps)
     if (resolved.guard.rollback_distance or 0) >= steps:
         raise InputError(
             f"guard.rollback_distance = {resolved.guard.rollback_distance} is not less than the {steps} steps of the run, so "
-            f"that no checkpoint would be old enough; leave it out ({resolved.guard.distance(steps)})"
+            f"that no checkpoint would be old enough; leave it out ({by_default})"
         )
     if (resolved.guard.rewarm_steps or 0) > steps:
         raise InputError(

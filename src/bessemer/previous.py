@@ -22,7 +22,7 @@ TRAINED = (
 
 def set_aside(run: RunFolder) -> Path | None:
     """Move what training made into previous-N/, so that the run starts over and nothing is lost. What was derived of the text
-    stays beside the corpus and the tokens that were made by it, and is copied."""
+    stays with the corpus and the tokens that were made by it, and is copied."""
     there = [path for name in (*TRAINED, "checkpoints") for path in run.path.glob(name)]
     if not there or there == [run.derived]:
         return None

@@ -226,6 +226,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     extension, note, finished = None, None, bool(done) and done[-1] == resolved.train.steps
     if stored is not None and done:
         longer.require_own_checkpoints(stored, run, done)
+        longer.report_missing_lines(run, done)
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)

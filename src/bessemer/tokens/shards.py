@@ -218,7 +218,7 @@ class TokenStore:
         """What a manifest says, without a look at the shards; None where there is none that can be read."""
         try:
             return cls(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).exists() else None
-        except (InputError, AttributeError, KeyError, TypeError):  # told by the stage that makes it again
+        except (InputError, AttributeError, KeyError, TypeError):  # reported by the stage that makes it again
             return None
 
     @classmethod

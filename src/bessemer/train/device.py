@@ -126,8 +126,9 @@ def release_unused(device: Device) -> None:
 
 
 def freeze_loaded() -> None:
-    """Keep the garbage collector from looking through all that is loaded: with the libraries' objects it takes 0.1 to 0.3 s,
-    and a training makes several, at its start and around each validation. What is garbage already is collected first."""
+    """Keep the garbage collector from looking through all that is loaded: with the libraries' objects each pass takes tenths of
+    a second, and a training makes several, at its start and around each validation. What is garbage already is collected
+    first."""
     gc.collect()
     gc.freeze()
 
