@@ -256,3 +256,58 @@ def test_weights_of_another_shape_are_refused_before_anything_moves(
         said = capsys.readouterr().err
         assert "holds weights of other shapes (model.mlp_width: 64 -> 96)" in said and "accept" not in said
     assert files(trained) == before
+
+
+@pytest.mark.parametrize("way", ["edited", "gone"])
+def test_a_recipe_that_was_edited_by_hand_is_refused_as_any_other_change(
+    trained: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    shutil.rmtree(trained / "checkpoints" / "step-00000024")  # 16 steps are done
+    recipe, given = trained / "recipe.toml", [str(trained)]
+    rate = next(line for line in recipe.read_text().splitlines() if line.startswith("learning_rate = "))
+    if way == "edited":
+        recipe.write_text(recipe.read_text().replace(rate, "learning_rate = 0.02"))
+    else:
+        recipe.unlink()
+        given = [str(recipe_file), "--set", f"run.dir={trained.parent}", "--set", "train.optimizer.learning_rate=0.02"]
+    before = files(trained)
+    for command in ("train", "check"):
+        assert run_command([command, *given]) == 2
+        said = capsys.readouterr().err
+        assert f"another recipe (train.optimizer.learning_rate: {rate.partition(' = ')[2]} -> 0.02)" in said, command
+    assert files(trained) == before
+    assert run_command(["train", *given, "--accept-changes"]) == 0
+    (row,) = [row for row in read_json_lines(trained / "incidents.jsonl") if row["what"] == "recipe_changed"]
+    assert row["step"] == 16 and "0.02" in row["cause"]
+
+
+def test_a_harmless_edit_and_a_comment_are_no_change(trained: Path) -> None:
+    shutil.rmtree(trained / "checkpoints" / "step-00000024")
+    recipe = trained / "recipe.toml"
+    recipe.write_text("# mine\n" + recipe.read_text().replace("tensorboard = true", "tensorboard = false"))
+    assert train(trained) == 0
+    assert "recipe_changed" not in {row["what"] for row in read_json_lines(trained / "incidents.jsonl")}
+
+
+def test_an_attempt_of_another_recipe_that_left_no_checkpoint_is_set_aside(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["train", str(recipe_file), "--set", f"run.dir={runs}"]
+    sick = (
+        "checkpoint.every=24",
+        "train.optimizer.learning_rate=0.9",
+        "train.schedule.warmup_steps=0",
+        "train.optimizer.kind=lion",
+    )
+    assert run_command([*given, *(part for one in sick for part in ("--set", one))]) == 1
+    run = runs / "small"
+    assert not list((run / "checkpoints").glob("step-*")), "it ended before the first"
+    assert run_command(given) == 0
+    assert "of another recipe, ended without a checkpoint" in capsys.readouterr().err
+    assert "diverged" in (run / "previous-1" / "incidents.jsonl").read_text()
+    (row,) = read_json_lines(run / "incidents.jsonl")
+    assert (row["what"], row["step"]) == ("recipe_changed", 0)
+    assert "train.optimizer.learning_rate: 0.9 -> " in row["cause"] and "previous-1" in row["action"]
+    step = next(row["step"] for row in read_json_lines(run / "previous-1" / "incidents.jsonl"))
+    assert run_command(["diagnose", str(run), "--step", str(step)]) == 0
+    assert "none: nothing is wrong" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer import derived, preflight
-from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
 from bessemer.terminal import counted, say
 
@@ -41,7 +41,7 @@ def plan_only(
     def resolve(one: Recipe, steps: int | None) -> Recipe:
         return derived_keys.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
 
-    stored, done = load(run.recipe) if run.recipe.exists() else None, published(run.checkpoints)
+    stored, done = longer.stored_recipe(run), published(run.checkpoints)
     held_out_tokens = known.get("held_out_tokens", 0)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
     preflight.require_rate(resolved)

@@ -12,6 +12,7 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -28,7 +29,7 @@ from bessemer.guard.goodput import last_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
-from bessemer.recipe import Recipe, Train, differences, load
+from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
@@ -297,6 +298,20 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
     )
 
 
+def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) -> None:
+    """Set aside what a training of another recipe left that ended without a checkpoint: its incidents and figures are of another
+    run."""
+    lines = [line for line in differences(stored, resolved) if not line.startswith((*HARMLESS, *HORIZON))]
+    trained = read_json_lines(run.metrics)
+    if lines and trained and (place := previous.set_aside(run)) is not None:
+        say(
+            f"  the {trained[-1].get('step', 0):,} steps trained before, of another recipe, ended without a checkpoint: they are "
+            f"in {place}"
+        )
+        action = f"began anew: the steps before ended without a checkpoint, and are in {place.name}"
+        record(run.incidents, RECIPE_CHANGED, step=0, cause="; ".join(lines), action=action)
+
+
 def refuse_other_recipe(
     stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
 ) -> Callable[[bool], None]:
@@ -383,9 +398,19 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
 
 
 def stored_recipe(run: RunFolder) -> Recipe | None:
-    """The recipe that a run was last planned by; None before the first plan."""
+    """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
+    newest checkpoint: a change by hand is refused, or accepted, as any other change."""
     try:
-        return load(run.recipe) if run.recipe.exists() else None
+        stored = load(run.recipe) if run.recipe.exists() else None
+        if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
+            return stored
+        for step in reversed(published(run.checkpoints)):
+            manifest = run.checkpoints / checkpoint_name(step)
+            with suppress(BessemerError):  # a damaged one is reported when it is read
+                if (text := load_manifest(manifest).facts.get("recipe_toml")) is not None:
+                    trained = parse(text, f"recipe of {manifest}")
+                    return trained if stored is None else trained.changed(run=stored.run.model_dump())
+        return stored
     except InputError as error:
         raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
 

@@ -75,6 +75,12 @@ def require_warmup(resolved: Recipe) -> None:
             f"guard.rollback_distance = {resolved.guard.rollback_distance} is not less than the {steps} steps of the run, so "
             f"that no checkpoint would be old enough; leave it out ({by_default})"
         )
+    if (resolved.guard.skip_batches or 0) > steps:
+        usual = resolved.guard.changed(skip_batches=None).batches_to_skip(steps)
+        raise InputError(
+            f"guard.skip_batches = {resolved.guard.skip_batches} is more than the {steps} steps of the run, so a rollback would "
+            f"skip more data than the run reads; leave it out ({usual})"
+        )
     if (resolved.guard.rewarm_steps or 0) > steps:
         raise InputError(
             f"guard.rewarm_steps = {resolved.guard.rewarm_steps} is more than the {steps} steps of the run, so the learning rate "

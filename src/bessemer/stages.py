@@ -266,6 +266,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         extension.begin(run, resolved.train.schedule.kind, is_same=not session.accept_changes)
     if note is not None:
         note(extension is not None and extension.rewarm is not None)
+    if stored is not None and not done:
+        longer.set_aside_other_attempt(stored, prepared.recipe, run)
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
     return prepared
@@ -299,8 +301,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
                 )
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
-        if made.gated:
-            say(f"  {made.gated}")
+        if recipe.tokens.gate:
+            say(f"  the gate (tokens.gate): {made.gated or 'nothing to mask'}")
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None

@@ -97,7 +97,7 @@ def test_a_damaged_shard_is_no_go(runs: Path, recipe_file: Path, capsys: pytest.
     assert "prose-train-00000.bin" in row["evidence"]
     assert found["verdict"].startswith("no-go")
     learns = next(row for row in found["rows"] if row["name"] == "falls below a uniform guess")
-    assert (learns["status"], learns["evidence"]) == ("not here", "not tried: a row above fails already")
+    assert (learns["status"], learns["evidence"]) == ("not here", "not tried: another row fails already")
     assert any(row["name"] == "no token sees the future" for row in found["rows"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.errors import BessemerError
 from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts
 from bessemer.run import read_json_lines
@@ -105,3 +106,28 @@ def test_a_step_that_hung_is_not_productive(tmp_path: Path, monkeypatch: pytest.
     clock.write(12)
     found = accounts(tmp_path / "time.jsonl")
     assert found is not None and (found["stalled"], found["data_wait"], found["productive"]) == (20.0, 0.5, 11.5)
+
+
+@pytest.mark.parametrize(("seconds", "stalled"), [(40.0, 40.0), (2.0, 0.0)])
+def test_what_a_session_hung_in_until_it_was_ended_is_not_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, stalled: float
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(goodput, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(goodput, "time", lambda: 1e9 + now[0])
+    clock = WallClock(tmp_path / "time.jsonl", 0, 0.0)
+
+    def hang() -> None:
+        with clock.session():
+            for step in range(1, 11):
+                now[0] += 1.0
+                clock.stepped(step, 0.0)
+            now[0] += seconds
+            raise BessemerError("rank 1 does not\nanswer")
+
+    with pytest.raises(BessemerError):
+        hang()
+    found = accounts(tmp_path / "time.jsonl")
+    assert found is not None
+    assert (found["stalled"], found["productive"], found["total"]) == (stalled, 10.0, 10.0 + seconds)
+    assert found["stopped_by"] == "an error: rank 1 does not answer"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json_lines
 from bessemer.tokens.loader import Batch
-from bessemer.train.diagnose import Diagnosis, diagnose
+from bessemer.train.diagnose import Diagnosis, _Tests, diagnose
+from bessemer.train.replay import LossAndNorm, Replayed, WithNeighbours
 from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_guarded import poison
 from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F401
@@ -150,3 +152,18 @@ def test_a_step_in_the_midst_of_a_divergence_is_sick(runs: Path, recipe_file: Pa
     found = diagnosed(runs / "small", incident["onset"] + 2)
     assert found.kind == "state" and found.incident == incident
     assert "learned next to nothing" in found.findings[-1]
+
+
+@pytest.mark.parametrize(
+    ("as_bad", "is_outlier_before", "kind"),
+    [(0, True, "data"), (1, False, "data"), (5, False, "state"), (5, True, "data"), (9, True, "state")],
+)
+def test_a_batch_among_others_as_bad_is_data_only_where_it_was_an_outlier_before(
+    as_bad: int, is_outlier_before: bool, kind: str
+) -> None:
+    usual = [LossAndNorm(2.0 + 0.01 * (number % 7), 1.0 + 0.02 * (number % 5)) for number in range(64)]
+    bad = LossAndNorm(9.0, 3.0)
+    current = WithNeighbours(bad, [*[bad] * as_bad, *usual[: 16 - as_bad]])
+    earlier = WithNeighbours(bad if is_outlier_before else usual[3], usual[:16])
+    replayed = Replayed(0, {}, current, bad, bad, earlier, usual, [], "fp32", torch.float32, 6.0)
+    assert _Tests(replayed, bad, None, 0.0, True).verdict()[0] == kind

@@ -17,7 +17,7 @@ from bessemer.check.planned import existing
 from bessemer.check.rows import CheckRow, collected, is_go
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Recipe, load
+from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
 from bessemer.terminal import progress, silent
 from bessemer.tokens.shards import TokenStore
@@ -41,9 +41,9 @@ class Subject:
         with silent():
             elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
             self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)
-        if run.recipe.exists() and published(run.checkpoints):
+        if published(run.checkpoints) and (stored := longer.stored_recipe(run)) is not None:
             has_micro_batch = asked.train.micro_batch is not None
-            longer.refuse_other_recipe(load(run.recipe), self.resolved, run, has_micro_batch, accept=False)
+            longer.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.device = devices.choose(self.resolved.train)
@@ -103,7 +103,7 @@ def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
         for name, part in parts.items():
             advance(0, note=name)
             if name == "small training" and not is_go(rows):
-                rows += learning.not_tried("not tried: a row above fails already")
+                rows += learning.not_tried("not tried: another row fails already")
             else:
                 rows += collected(name, name, part)
             advance(1)
@@ -130,7 +130,7 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
         straight = subject.trained("straight", recipe)
     except BessemerError as error:
         yield CheckRow(learning.LEARNING, "a small training ends well", "FAIL", f"{subject.described()}: {error}")
-        yield from learning.not_tried("it is seen in a small training, which failed (see above)")
+        yield from learning.not_tried("it is seen in a small training, which failed (see the row that says why)")
         return
     row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
     yield CheckRow(row.topic, row.name, row.status, f"{row.evidence} ({subject.described()})")

@@ -79,7 +79,15 @@ def open_run(args: argparse.Namespace) -> Session:
         raise InputError(
             f"{folder}: a run folder keeps its name; leave run.name and run.dir out, or name the other run's folder"
         )
-    return Session(load(folder, args.overrides), run)
+    try:
+        recipe = load(folder, args.overrides)
+    except InputError as error:
+        if args.overrides:  # they may be what is wrong
+            raise
+        raise InputError(
+            f"{error}; put the run's recipe back, or give the recipe that the run was made of instead of its folder"
+        ) from None
+    return Session(recipe, run)
 
 
 def _nearby_runs(folder: Path) -> str:

@@ -16,12 +16,13 @@ from statistics import median
 from time import perf_counter, time
 from typing import Any
 
-from bessemer.errors import Stopped
+from bessemer.errors import BessemerError, Stopped
 from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import RunFolder, published, read_json_lines
 
 WRITE_SECONDS = 5.0
 STALL_SECONDS, STALL_RATIO = 5.0, 10.0  # a step hung that takes so long, and so many times the median
+ERROR = "an error: "  # before the message of what ended a session
 STALL_STEPS = 8  # of so many steps before it
 TIME_KINDS = {
     "productive": "productive steps",
@@ -66,8 +67,17 @@ class WallClock:
             yield
         except BaseException as error:
             if not (self._has_ended or isinstance(error, Stopped)):
-                self.write(self._step, f"an error ({type(error).__name__})")
+                self._count_stall()
+                said = " ".join(str(error).split()) if isinstance(error, BessemerError) else type(error).__name__
+                self.write(self._step, f"{ERROR}{said}")
             raise
+
+    def _count_stall(self) -> None:
+        """Count the time since the last step as that of a step that hung, where it is far above the usual."""
+        seconds = perf_counter() - self._mark
+        if len(self._recent) == STALL_STEPS and seconds > max(STALL_SECONDS, STALL_RATIO * median(self._recent)):
+            self._seconds["stalled"] += seconds
+            self._mark += seconds
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
+from bessemer.run import read_json_lines
 from bessemer.terminal import warn
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
@@ -38,6 +39,15 @@ class Trends:
         self._fastest: float | None = None
         self._last: IncidentKind | None = None  # of the last STEPS steps
         self._recorded_at: dict[IncidentKind, int] = {}
+        kinds = {kind.name: kind for kind in (ATTENTION, ACTIVATION, SLOW, DATA_WAIT)}
+        for row in read_json_lines(path) if path is not None else ():
+            if (kind := kinds.get(row.get("what", ""))) is not None:
+                self._recorded_at[kind] = row["step"]
+        self.rewind(rows)
+
+    def rewind(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Fill the windows of statistics from inside the model with those of these rows alone, as after a rollback."""
+        self._measured.clear()
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
                 if by_block := row.get(name):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bessemer import interrupt
+from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.run import RunFolder
@@ -135,7 +136,10 @@ class LaunchedProcess:
             device = devices.choose(recipe.train, local_rank=slot)
             with self._pulse(run, recipe.guard.hang_seconds) as pulse:
                 mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", rendezvous.store))
-                summary = train_here(recipe, run, read_json(run.plan), self.task.profile, device, mesh, pulse)
+                summary = train_here(
+                    recipe, run, read_json(run.plan), self.task.profile, device, mesh, pulse,
+                    started=time.perf_counter() - process_age(),
+                )  # fmt: skip
             mesh.barrier()
             leave()
         return asdict(summary)

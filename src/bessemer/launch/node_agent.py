@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
-from torch.distributed.elastic.multiprocessing.api import ProcessFailure, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher import api
@@ -109,6 +109,7 @@ class NodeAgent:
             monitor_interval=0.2,
             local_addr="localhost" if is_local else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME"),
             signals_to_handle="SIGHUP",
+            logs_specs=DefaultLogsSpecs(str(self._place / "elastic")),  # else in a folder of its own that stays
         )  # fmt: skip
 
     def _fail(self, kind: str, message: str) -> int:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from bessemer import hub
 from bessemer.errors import InputError
+from bessemer.hashing import digest
 from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
@@ -36,6 +37,7 @@ PATHS = (  # keys that hold paths, by the names of the fields
     "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
     "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "model.from_", "train.start",
 )  # fmt: skip
+CHECKSUM = "checksum, by which a change by hand is seen: "
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -183,10 +185,16 @@ def parse(
 
 
 def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
-    """The recipe as TOML, after lines of comment; values that are left out stay out."""
-    return "".join(f"# {line}\n" for line in comments) + tomli_w.dumps(
-        recipe.model_dump(mode="json", exclude_none=True, by_alias=True)
-    )
+    """The recipe as TOML, after lines of comment, with a checksum at its end; values that are left out stay out."""
+    lines = [f"# {line}\n" for line in comments if not line.startswith(CHECKSUM)]
+    text = "".join(lines) + tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True, by_alias=True))
+    return f"{text}\n# {CHECKSUM}{digest(text)}\n"
+
+
+def is_as_dumped(text: str) -> bool:
+    """Whether a recipe is as `dump` wrote it: nobody has edited it."""
+    body, mark, checksum = text.rpartition(f"\n# {CHECKSUM}")
+    return bool(mark) and checksum.strip() == digest(body)
 
 
 def differences(old: Recipe, new: Recipe) -> list[str]:

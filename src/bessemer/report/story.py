@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
+from bessemer.guard.goodput import ERROR
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
@@ -35,8 +36,10 @@ def story(data: RunData) -> list[tuple[str, str]]:
     if data.gated:
         rows.append(("throughout", f"the gate: {data.gated}."))
     if data.train.step.size:
-        by = f", where {stopped_by} stopped the run" if stopped_by else ""
-        rows.append((_steps(data.train.step[-1]), f"the last step that was trained{by}."))
+        by = ""
+        if stopped_by:
+            by = f"; {_ending(stopped_by)}" if stopped_by.startswith(ERROR) else f", where {_ending(stopped_by)}"
+        rows.append((_steps(data.train.step[-1]), f"the last step that was trained{by or '.'}"))
     return rows
 
 
@@ -80,15 +83,22 @@ def _stops(data: RunData) -> list[Event]:
         stopped, began, stopped_by = (
             _moment(restart, "stopped"), _moment(restart, "time"), as_text(restart, "stopped_by")
         )  # fmt: skip
-        is_loss = not stopped_by or stopped_by.startswith("an error")
+        is_loss = not stopped_by or stopped_by.startswith(ERROR)
         if not (is_loss and any(stopped - 1.0 <= loss <= began for loss in losses)):
-            ended = f"{stopped_by} stopped the run." if stopped_by else "the training was killed, or its machine lost."
+            ended = _ending(stopped_by) if stopped_by else "the training was killed, or its machine lost."
             events.append((stopped, _steps(after), ended))
         repeated = int(after - start)
         again = f"; {counted(repeated, 'step')} {'was' if repeated == 1 else 'were'} repeated" if repeated > 0 else ""
         went_on = f"went on from step {count(start)}" if start else "began anew"
         events.append((began, _steps(start), f"the training {went_on}, {duration(pause)} after the stop{again}."))
     return events
+
+
+def _ending(stopped_by: str) -> str:
+    """How a session ended, as a sentence."""
+    if stopped_by.startswith(ERROR):
+        return f"the run ended with {stopped_by.rstrip('.')}."
+    return f"{stopped_by} stopped the run."
 
 
 def _moment(row: Json, key: str) -> float:

@@ -4,8 +4,8 @@
 |---|---|
 | transient | the step does not repeat: the machine was at fault, not the training |
 | numerics | in higher precision the same step is healthy |
-| data | the batch is an outlier among its neighbours, with earlier weights too |
-| state | the neighbouring batches are as bad: the weights are at fault |
+| data | the batch is an outlier among its neighbours, with earlier weights too or all but alone |
+| state | neighbouring batches are as bad: the weights are at fault |
 
 A step is compared with the guard's history of losses and gradient norms in the checkpoint, by the guard's own measure.
 """
@@ -27,6 +27,9 @@ from bessemer.run import RunFolder, read_json_lines
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
+ALONE_SHARE = (
+    1 / 8
+)  # of the neighbours: where more are as bad, and earlier weights make nothing of it, the batch is no outlier
 NOTHING_LEARNED, HAD_LEARNED = 0.97, 0.75  # of the loss of a uniform guess
 MEANINGS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
@@ -162,7 +165,9 @@ class _Tests:
             return "data", [*findings, "there are no earlier weights to test it with"]
         is_outlier = earlier.step.deviations_above(earlier.neighbours) >= SPIKE_DEVIATIONS
         how = "is an outlier too" if is_outlier else "is no outlier"
-        return "data", [*findings, f"with earlier weights it {how}: {earlier.step}"]
+        findings.append(f"with earlier weights it {how}: {earlier.step}")
+        is_alone = is_outlier or num_bad <= ALONE_SHARE * len(current.neighbours)
+        return "data" if is_alone else "state", findings
 
 
 def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:

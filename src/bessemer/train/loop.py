@@ -59,10 +59,11 @@ class TrainSummary:
 
 def train_here(
     recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh, pulse: Pulse, observe: Observer | None = None,
+    mesh: ProcessMesh, pulse: Pulse, observe: Observer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
     """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/;
-    observe: wraps the batches instead."""
+    observe: wraps the batches instead; started: by perf_counter, None: now."""
+    started = perf_counter() if started is None else started
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
         store.verify()
@@ -74,7 +75,7 @@ def train_here(
     if profile and mesh.is_main:
         profiler = profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
     devices.freeze_loaded()
-    started, journal = perf_counter(), run_journal(run, mesh)
+    journal = run_journal(run, mesh)
     checkpoint = run_checkpoint(run, journal, mesh, recipe)
     training = set_up(
         recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,

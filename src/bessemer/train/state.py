@@ -28,7 +28,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model
 from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
-from bessemer.recipe import Recipe, Train
+from bessemer.recipe import Recipe, Train, dump
 from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
@@ -84,6 +84,7 @@ def capture(
         "model": trainer.model.config.to_dict(),
         "run": recipe.run.name,
         "recipe": digest(recipe),
+        "recipe_toml": dump(recipe),
         "data": store.digest,
         "bessemer": __version__,
         "torch": str(torch.__version__),
