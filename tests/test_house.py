@@ -27,7 +27,7 @@ FLOORS = [
     ("plan",),
     ("evaluate",),
     ("report",),
-    ("previous", "longer", "derived"),
+    ("previous", "longer", "changed_recipe", "derived"),
     ("preflight", "forecast", "stages", "chosen_layout"),
     ("check", "studies"),
     ("ladder",),

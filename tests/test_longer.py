@@ -137,7 +137,7 @@ def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Pat
 
 
 def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> None:
-    from bessemer import longer
+    from bessemer import changed_recipe
     from bessemer.errors import InputError
     from bessemer.layout import derived_keys
 
@@ -145,7 +145,7 @@ def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> 
     asked = derived_keys.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
     words = r"is a run of 2 minutes \(24 of 24 steps are done\), but the recipe asks for 1\. Give more steps"
     with pytest.raises(InputError, match=words):
-        longer.refuse_fewer_steps(stored.train, asked.train, RunFolder(runs / "small"), 24, accept=False)
+        changed_recipe.refuse_fewer_steps(stored.train, asked.train, RunFolder(runs / "small"), 24, accept=False)
 
 
 def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def plan_only(
     recipe: Recipe, run: RunFolder, measure_seconds: float = MEASURE_SECONDS
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
-    from bessemer import longer
+    from bessemer import changed_recipe, longer
     from bessemer.layout import derived_keys
     from bessemer.tokens import outlook
 
@@ -41,7 +41,7 @@ def plan_only(
     def resolve(one: Recipe, steps: int | None) -> Recipe:
         return derived_keys.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
 
-    stored, done = longer.stored_recipe(run), published(run.checkpoints)
+    stored, done = changed_recipe.stored_recipe(run), published(run.checkpoints)
     held_out_tokens = known.get("held_out_tokens", 0)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
     preflight.require_rate(resolved)

@@ -12,7 +12,6 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -26,10 +25,9 @@ from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
-from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
-from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
+from bessemer.recipe import Recipe, Train, load
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
@@ -39,15 +37,6 @@ from bessemer.train.metrics import missing_lines
 from bessemer.train.session import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 
-# Keys that change neither the data nor the weights: a run may go on under other values of them.
-HARMLESS = (
-    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
-    "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
-    "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
-)  # fmt: skip
-SHAPES = tuple(f"model.{key}:" for key in ("family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width"))
-# Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
-HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 COMPARED_SAMPLES = 1 << 20
 OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
 PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
@@ -168,23 +157,6 @@ def extension(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int]
     return Extension(start, done[-1], planned, steps, rewarm, tuple(damages))
 
 
-def refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest: int, accept: bool) -> None:
-    """Raise InputError for fewer steps than are done or, unless accepted, than are planned. stored, requested: resolved."""
-    planned, steps = stored.steps or 0, requested.steps or 0
-    if steps >= planned or (steps >= newest and accept):
-        return
-    what = f"train.steps: {run.path} is planned for {stored.steps:,} steps and {newest:,} of them are done"
-    wants = f"{requested.steps:,}"
-    if stored.minutes is not None and requested.minutes not in (None, stored.minutes):
-        what = f"train.minutes: {run.path} is a run of {stored.minutes:g} minutes ({newest:,} of {stored.steps:,} steps are done)"
-        wants = f"{requested.minutes:g}"
-    raise InputError(
-        f"{what}, but the recipe asks for {wants}. Give more steps (train.steps, tokens or minutes) to train longer"
-        + ("" if steps < newest else ", or add --accept-changes to end sooner")
-        + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
-    )
-
-
 def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> float:
     """The learning rate after the newest checkpoint as a share of that of the longer schedule, from which it is warmed up.
 
@@ -298,57 +270,6 @@ def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder,
     )
 
 
-def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) -> None:
-    """Set aside what a training of another recipe left that ended without a checkpoint: its incidents and figures are of another
-    run."""
-    lines = [line for line in differences(stored, resolved) if not line.startswith((*HARMLESS, *HORIZON))]
-    trained = read_json_lines(run.metrics)
-    if lines and trained and (place := previous.set_aside(run)) is not None:
-        say(
-            f"  the {trained[-1].get('step', 0):,} steps trained before, of another recipe, ended without a checkpoint: they are "
-            f"in {place}"
-        )
-        action = f"began anew: the steps before ended without a checkpoint, and are in {place.name}"
-        record(run.incidents, RECIPE_CHANGED, step=0, cause="; ".join(lines), action=action)
-
-
-def refuse_other_recipe(
-    stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
-) -> Callable[[bool], None]:
-    """Raise InputError where a run that has begun cannot go on under a recipe: it changes data or weights, unless accepted, or is
-    shorter. Returns a function that records the changes, given whether the learning rate is warmed up again.
-
-    has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
-    """
-    may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
-    lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
-    changed = [line for line in lines if not line.startswith(HORIZON)]
-    if shapes := [line for line in changed if line.startswith(SHAPES)]:
-        raise InputError(
-            f"{run.path}: holds weights of other shapes ({'; '.join(shapes)}), which training on cannot change. Give the new run "
-            "a name of its own with --set run.name=NAME, or start over with --restart"
-        )
-    if changed and not accept:
-        raise InputError(
-            f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
-            "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
-            "--accept-changes, or start over with --restart"
-        )
-    refuse_fewer_steps(stored.train, requested.train, run, published(run.checkpoints)[-1], accept)
-
-    def note(rewarms: bool) -> None:
-        if lines:
-            action = "went on, by --accept-changes" if changed else "went on under the new number of steps"
-            if rewarms:
-                action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
-            record(
-                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines), action=action,
-                is_accepted=bool(changed),
-            )  # fmt: skip
-
-    return note
-
-
 def report_kept_batch(fresh: Train, kept: Train) -> None:
     """Report where a fresh run of this length would have another batch size. fresh, kept: both resolved."""
     would, has = fresh.global_batch_tokens or 0, kept.global_batch_tokens or 1
@@ -395,24 +316,6 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
     assert micro is not None and batch is not None, "the recipe is resolved"
     each, rest = divmod(batch // stored.tokens.sequence_length, layout.data * micro)
     return micro if not rest and layout.fits_micro_batches(each) else None
-
-
-def stored_recipe(run: RunFolder) -> Recipe | None:
-    """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
-    newest checkpoint: a change by hand is refused, or accepted, as any other change."""
-    try:
-        stored = load(run.recipe) if run.recipe.exists() else None
-        if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
-            return stored
-        for step in reversed(published(run.checkpoints)):
-            manifest = run.checkpoints / checkpoint_name(step)
-            with suppress(BessemerError):  # a damaged one is reported when it is read
-                if (text := load_manifest(manifest).facts.get("recipe_toml")) is not None:
-                    trained = parse(text, f"recipe of {manifest}")
-                    return trained if stored is None else trained.changed(run=stored.run.model_dump())
-        return stored
-    except InputError as error:
-        raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
 
 
 def checkpoints_of(run: RunFolder) -> list[int]:

@@ -194,7 +194,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
     measure_seconds: of training steps, to say how long the run will take.
     """
-    from bessemer import longer
+    from bessemer import changed_recipe, longer
     from bessemer.checkpoint.mirror import restore_missing
     from bessemer.guard.incidents import RESTORED, record
     from bessemer.guard.journal import Journal
@@ -211,7 +211,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
-    stored = longer.stored_recipe(run)
+    stored = changed_recipe.stored_recipe(run)
     planned = read_json_again(run.plan) if stored is not None else None
     known = num_tokens(run.tokens)
 
@@ -228,7 +228,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         longer.require_own_checkpoints(stored, run, done)
         longer.report_missing_lines(run, done)
         has_micro_batch = session.recipe.train.micro_batch is not None
-        note = longer.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
+        note = changed_recipe.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
         if extension is not None or not finished:
             longer.require_continuable(run, store, extension.newest if extension else None)
@@ -267,7 +267,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     if note is not None:
         note(extension is not None and extension.rewarm is not None)
     if stored is not None and not done:
-        longer.set_aside_other_attempt(stored, prepared.recipe, run)
+        changed_recipe.set_aside_other_attempt(stored, prepared.recipe, run)
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
     return prepared

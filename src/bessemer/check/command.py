@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bessemer import forecast, longer, preflight
+from bessemer import changed_recipe, forecast, preflight
 from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.begun import begun_rows
 from bessemer.check.machine import machine_rows
@@ -41,9 +41,9 @@ class Subject:
         with silent():
             elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
             self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)
-        if published(run.checkpoints) and (stored := longer.stored_recipe(run)) is not None:
+        if published(run.checkpoints) and (stored := changed_recipe.stored_recipe(run)) is not None:
             has_micro_batch = asked.train.micro_batch is not None
-            longer.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
+            changed_recipe.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.device = devices.choose(self.resolved.train)

@@ -1,0 +1,110 @@
+"""Whether a run goes on under a recipe: it is compared with the one that the run was planned by, or trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from bessemer import previous
+from bessemer.checkpoint.format import load_manifest
+from bessemer.errors import BessemerError, InputError
+from bessemer.guard.incidents import RECIPE_CHANGED, record
+from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
+from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.terminal import say
+
+# Keys that change neither the data nor the weights: a run may go on under other values of them.
+HARMLESS = (
+    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
+    "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
+    "corpus.engine", "corpus.address", "corpus.workers", "tokens.workers",
+)  # fmt: skip
+SHAPES = tuple(f"model.{key}:" for key in ("family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width"))
+# Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
+HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
+
+
+def stored_recipe(run: RunFolder) -> Recipe | None:
+    """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
+    newest checkpoint: a change by hand is refused, or accepted, as any other change."""
+    try:
+        stored = load(run.recipe) if run.recipe.exists() else None
+        if stored is not None and is_as_dumped(run.recipe.read_text(encoding="utf-8")):
+            return stored
+        for step in reversed(published(run.checkpoints)):
+            manifest = run.checkpoints / checkpoint_name(step)
+            with suppress(BessemerError):  # a damaged one is reported when it is read
+                if (text := load_manifest(manifest).facts.get("recipe_toml")) is not None:
+                    trained = parse(text, f"recipe of {manifest}")
+                    return trained if stored is None else trained.changed(run=stored.run.model_dump())
+        return stored
+    except InputError as error:
+        raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
+
+
+def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) -> None:
+    """Set aside what a training of another recipe left that ended without a checkpoint: its incidents and figures are of another
+    run."""
+    lines = [line for line in differences(stored, resolved) if not line.startswith((*HARMLESS, *HORIZON))]
+    trained = read_json_lines(run.metrics)
+    if lines and trained and (place := previous.set_aside(run)) is not None:
+        say(
+            f"  the {trained[-1].get('step', 0):,} steps trained before, of another recipe, ended without a checkpoint: they are "
+            f"in {place}"
+        )
+        action = f"began anew: the steps before ended without a checkpoint, and are in {place.name}"
+        record(run.incidents, RECIPE_CHANGED, step=0, cause="; ".join(lines), action=action)
+
+
+def refuse_other_recipe(
+    stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
+) -> Callable[[bool], None]:
+    """Raise InputError where a run that has begun cannot go on under a recipe: it changes data or weights, unless accepted, or is
+    shorter. Returns a function that records the changes, given whether the learning rate is warmed up again.
+
+    has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
+    """
+    may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
+    lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
+    changed = [line for line in lines if not line.startswith(HORIZON)]
+    if shapes := [line for line in changed if line.startswith(SHAPES)]:
+        raise InputError(
+            f"{run.path}: holds weights of other shapes ({'; '.join(shapes)}), which training on cannot change. Give the new run "
+            "a name of its own with --set run.name=NAME, or start over with --restart"
+        )
+    if changed and not accept:
+        raise InputError(
+            f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
+            "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
+            "--accept-changes, or start over with --restart"
+        )
+    refuse_fewer_steps(stored.train, requested.train, run, published(run.checkpoints)[-1], accept)
+
+    def note(rewarms: bool) -> None:
+        if lines:
+            action = "went on, by --accept-changes" if changed else "went on under the new number of steps"
+            if rewarms:
+                action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
+            record(
+                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines), action=action,
+                is_accepted=bool(changed),
+            )  # fmt: skip
+
+    return note
+
+
+def refuse_fewer_steps(stored: Train, requested: Train, run: RunFolder, newest: int, accept: bool) -> None:
+    """Raise InputError for fewer steps than are done or, unless accepted, than are planned. stored, requested: resolved."""
+    planned, steps = stored.steps or 0, requested.steps or 0
+    if steps >= planned or (steps >= newest and accept):
+        return
+    what = f"train.steps: {run.path} is planned for {stored.steps:,} steps and {newest:,} of them are done"
+    wants = f"{requested.steps:,}"
+    if stored.minutes is not None and requested.minutes not in (None, stored.minutes):
+        what = f"train.minutes: {run.path} is a run of {stored.minutes:g} minutes ({newest:,} of {stored.steps:,} steps are done)"
+        wants = f"{requested.minutes:g}"
+    raise InputError(
+        f"{what}, but the recipe asks for {wants}. Give more steps (train.steps, tokens or minutes) to train longer"
+        + ("" if steps < newest else ", or add --accept-changes to end sooner")
+        + ", give the new run a name of its own with --set run.name=NAME, or start over with --restart"
+    )
