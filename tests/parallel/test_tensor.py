@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_tensor
+from bessemer.layout.fit import require_fit, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
@@ -245,6 +246,28 @@ def test_fsdp_over_a_split_model_is_the_same_model() -> None:
 def test_what_does_not_divide_is_refused_with_what_does(changes: dict[str, Any], layout: Parallel, says: str) -> None:
     with pytest.raises(InputError, match=says):
         require_tensor(config(**{"heads": 4, **changes}), layout)
+
+
+def test_shards_that_do_not_divide_what_a_tensor_group_leaves_are_refused_before_a_model_is_made() -> None:
+    """And only those: the rule agrees with what FSDP is asked to do with every parameter of a model."""
+    for changes, layout in product(
+        ({"width": 48}, {"width": 48, "qkv_bias": True}, {"width": 40, "heads": 2, "kv_heads": 2, "qkv_bias": True}),
+        (Parallel(tensor=2, shard=n, context=c) for n in (1, 2, 3, 5, 6) for c in (1, 2)),
+    ):
+        made = config(**{"heads": 4, "kv_heads": 4, "sequence_length": 24, **changes})
+        dimensions = {name: sharded_dimension(name) for name, _ in meta_model(made).named_parameters()}
+        free = {
+            name: [size for dim, size in enumerate(p.shape) if dim != dimensions[name]]
+            for name, p in meta_model(made).named_parameters() if dimensions[name] == 0
+        }  # fmt: skip
+        does = all(any(size % layout.state_shards == 0 for size in sizes) for sizes in free.values())
+        if does:
+            require_fit(made, layout, 1)
+        else:
+            with pytest.raises(
+                InputError, match=rf"parallel.context = {layout.state_shards}: .* numbers that work: 1, 2"
+            ):
+                require_fit(made, layout, 1)
 
 
 def test_a_vocabulary_need_not_divide() -> None:

@@ -111,6 +111,17 @@ def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None
     assert all(trains(one.job) for one in search(job(16, 64, **sizes)).ranked)
 
 
+def test_shards_that_training_cannot_make_are_not_proposed() -> None:
+    asked = job(24, 48, width=1024)
+    found = search(asked)
+    assert all(trains(one.job) for one in found.ranked)
+    assert found.impossible["the weights do not divide over shard x context beside tensor"]
+    split = asked.with_layout(tensor=4, shard=6, micro_batch=1)
+    assert "numbers that work: 1, 2, 4, 8, 16" in (refuse(split) or "") and not trains(split)
+    megatron = replace(split, framework=frameworks.find("megatron-lm-2021"))
+    assert refuse(megatron) is None, "which divides a flat buffer"
+
+
 def test_what_the_recipe_says_is_kept() -> None:
     asked = job(16).with_layout(micro_batch=2, recompute="full")
     for one in search(asked, free=frozenset()).ranked:

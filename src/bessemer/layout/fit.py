@@ -11,10 +11,13 @@ from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
 
-def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int) -> None:
-    """Raise InputError when a layout cannot train a model with this number of micro-batches a step."""
+def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True) -> None:
+    """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
+    programs shard their weights in other ways."""
     require_tensor(config, layout)
     require_context(config, layout)
+    if is_ours:
+        require_shards(config, layout)
     num_stages(config, layout)
     require_micro_batches(layout, micro_batches)
 
@@ -64,6 +67,28 @@ def require_context(config: ModelConfig, layout: Parallel) -> None:
             "padding (RoBERTa): a process does not see the tokens before its own; use parallel.tensor instead"
         )
     require_length(layout.context, config.sequence_length)
+
+
+def divides_evenly(config: ModelConfig, tensor: int, num_shards: int) -> bool:
+    """Whether FSDP can shard what tensor parallelism leaves whole of every parameter (`parallel.data.shard_placement`).
+
+    Embedding and output matrix (V, D) leave D, and the bias of queries, keys and values (G, R + 2, K) leaves R + 2 and K.
+    """
+    queries = config.heads // config.kv_heads
+    has_even_bias = any(size % num_shards == 0 for size in (queries + 2, config.head_dim))
+    return tensor == 1 or (config.width % num_shards == 0 and (has_even_bias or not config.qkv_bias))
+
+
+def require_shards(config: ModelConfig, layout: Parallel) -> None:
+    """Raise InputError, with the numbers of shards that work, when FSDP and tensor parallelism cannot both shard a model."""
+    num_shards = layout.state_shards
+    if divides_evenly(config, layout.tensor, num_shards):
+        return
+    numbers = [n for n in range(1, 4 * num_shards) if divides_evenly(config, layout.tensor, n)]
+    raise InputError(
+        f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly beside "
+        f"parallel.tensor = {layout.tensor}; numbers that work: {', '.join(map(str, numbers))}"
+    )
 
 
 def require_length(num_ranks: int, length: int) -> None:

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from bessemer.errors import InputError
 from bessemer.parallel import waiting
 from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh
 
@@ -93,19 +92,16 @@ def reshard(root: nn.Module) -> None:
 def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
     """The dimension that FSDP shards: the first that divides evenly and is not sharded by tensor parallelism.
 
-    The first dimension, which needs no copy around collectives, may be uneven when no other divides. Raises InputError.
+    The first dimension, which needs no copy around collectives, may be uneven when no other divides. `fit.require_shards` has
+    passed.
     """
     taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if isinstance(parameter, DTensor) else set()
     free = [dim for dim in range(parameter.dim()) if dim not in taken]
     for dim in free:
         if parameter.shape[dim] % num_shards == 0:
             return Shard(dim)
-    if 0 in free:
-        return Shard(0)
-    raise InputError(
-        f"parallel.shard x parallel.context = {num_shards}: a tensor of {list(parameter.shape)} divides along none of the "
-        "dimensions that parallel.tensor leaves; take a divisor of model.width"
-    )
+    assert 0 in free, f"{list(parameter.shape)} has no dimension that {num_shards} divides"
+    return Shard(0)
 
 
 def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:

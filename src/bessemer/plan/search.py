@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import indivisible_by_tensor, require_context, require_tensor
+from bessemer.layout.fit import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute, parallel
@@ -93,7 +93,7 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
 
 def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
     """Divisions of the model, with all that is left over for the batch (`shard`)."""
-    model, cluster = job.model, job.cluster
+    model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
     for tensor in divisors(cluster.per_node):
         if key := indivisible_by_tensor(model, tensor):
@@ -117,6 +117,9 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                 for (schedule, virtual), shard in product(
                     _schedules(model, pipeline), _shards(job, data, tensor * context)
                 ):
+                    if is_ours and not divides_evenly(model, tensor, shard * context):
+                        impossible["the weights do not divide over shard x context beside tensor"] += 1
+                        continue
                     yield Layout(
                         replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
                         schedule=schedule, sequence_parallel=job.layout.sequence_parallel,
