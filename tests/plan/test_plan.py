@@ -210,3 +210,36 @@ def test_a_derived_batch_fits_the_layout_and_is_else_what_it_was() -> None:
     sequences = (three.global_batch_tokens or 0) // 128
     assert sequences % (3 * (three.micro_batch or 0)) == 0
     assert 0 <= sequences - (alone.global_batch_tokens or 0) // 128 < 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "micro_batch"),
+    [
+        ("pipeline=3\nschedule='interleaved'", None),
+        ("pipeline=3\nreplicate=2\nschedule='interleaved'", None),
+        ("pipeline=5\nschedule='interleaved'", 2),
+        ("replicate=2", 3),
+    ],
+)
+def test_the_derived_batch_is_one_that_the_schedule_runs(keys: str, micro_batch: int | None) -> None:
+    given = "" if micro_batch is None else f"micro_batch={micro_batch}"
+    text = f'[run]\nname="x"\n[tokens]\nsequence_length=4096\n[model]\ndepth=16\n[train]\n{given}\n[parallel]\n{keys}\n'
+    asked = parse(text, "t")
+    plain, made = (
+        derived_keys.resolve(one, 32_768)
+        for one in (asked.changed(parallel=Parallel(), train={"micro_batch": 1}), asked)
+    )
+    sequences, usual = (one.train.global_batch_tokens // 4096 for one in (made, plain))
+    size, data = made.train.micro_batch or 0, made.parallel.data
+    assert (micro_batch or size) == size <= 3 and sequences % (data * size) == 0
+    assert made.parallel.fits_micro_batches(sequences // data // size)
+    assert usual <= sequences <= 1.2 * usual + data * made.parallel.pipeline
+
+
+def test_only_a_frozen_classifier_keeps_the_whole_learning_rate() -> None:
+    text = '[run]\nname="x"\n[model]\ndepth=2\n[train]\nstart="there"\nclassify.frozen={}\n'
+    rates = [
+        derived_keys.resolve(parse(text.format(frozen), "t"), 512).train.optimizer.learning_rate
+        for frozen in ("true", "false")
+    ]
+    assert rates[0] == rates[1], "a causal model has no head that could be trained alone"

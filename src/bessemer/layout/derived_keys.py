@@ -5,10 +5,10 @@ Each derived value can be overridden by its own key. Where each rule comes from:
 
 width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan et al. (2020, section 3.1, figure 5)
                measured for width / depth between 30 and 150.
-heads          of 64 elements up to a width of 1024, of 128 from there on (the head sizes of Llama and Qwen3).
+heads          of 64 elements up to a width of 1024, of 128 above (the head sizes of Llama and Qwen3).
 learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
                were trained before, a tenth of it (recipe/load.py).
-batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences.
+batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences; more where the layout needs it.
 validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
                minutes reads less of the held-out text at a time to keep to that.
 horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
@@ -23,7 +23,7 @@ from pathlib import Path
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.layout import scaling_rules
-from bessemer.layout.flops import flops_per_token
+from bessemer.layout.flops import flops_per_token, is_frozen
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
@@ -66,7 +66,7 @@ def resolve(
         horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
     layout = recipe.parallel
-    batch = train.global_batch_tokens or _batch(flops, length, layout)
+    batch = train.global_batch_tokens or _batch(flops, length, micro_batch_tokens, layout, train.micro_batch)
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
         raise InputError(
@@ -74,7 +74,7 @@ def resolve(
             "it should grow to; lower it, or give train.global_batch_tokens"
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
-    micro = train.micro_batch or _micro_batch(first, length, micro_batch_tokens, layout)
+    micro = train.micro_batch or micro_batch_size(first, length, micro_batch_tokens, layout)
     batches = Batches.of(train.changed(global_batch_tokens=batch, micro_batch=micro), length)
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
@@ -159,22 +159,31 @@ def _imported(model: Model, folder: Path) -> Model:
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
     training, which is taken to have been of 20 tokens a parameter."""
-    if not recipe.is_continued or recipe.train.classify.frozen:
+    if not recipe.is_continued or is_frozen(recipe.train):
         return float(f"{scaling_rules.learning_rate(flops):.4g}")
     whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
     return float(f"{CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")
 
 
-def _batch(flops: float, length: int, layout: Parallel) -> int:
-    """A power of two of sequences; more where the layout's parts do not divide it or its pipeline would lack micro-batches."""
+def _batch(flops: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
+    """A power of two of sequences; more where the layout's parts do not divide it, or its schedule could not run it in
+    micro-batches of this size, by default of at most `tokens` tokens."""
     sequences = 1 << max(round(math.log2(scaling_rules.batch_tokens(flops) / length)), 0)
-    sequences = max(sequences, layout.data * layout.min_micro_batches)
-    return length * -(-sequences // layout.data) * layout.data
+    each = max(-(-sequences // layout.data), layout.min_micro_batches)
+    while not _micro_batch_sizes(each, length, tokens, layout, micro_batch):
+        each += 1
+    return length * each * layout.data
 
 
-def _micro_batch(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
-    """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens and leaves the pipeline its
-    micro-batches."""
-    each = max(sequences // layout.data, 1)
-    divisors = (size for size in range(1, each + 1) if each % size == 0 and size * length <= tokens)
-    return max((size for size in divisors if layout.fits_micro_batches(each // size)), default=1)
+def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:
+    """The largest divisor of a part's sequences of the batch that holds at most `tokens` tokens, or 1, and leaves the pipeline
+    micro-batches that its schedule can run. 1 where no size does."""
+    return max(_micro_batch_sizes(max(sequences // layout.data, 1), length, tokens, layout), default=1)
+
+
+def _micro_batch_sizes(
+    each: int, length: int, tokens: int, layout: Parallel, requested: int | None = None
+) -> list[int]:
+    """The micro-batch sizes in which a layout can run `each` sequences."""
+    sizes = [requested] if requested else range(1, max(min(each, tokens // length), 1) + 1)
+    return [size for size in sizes if each % size == 0 and layout.fits_micro_batches(each // size)]

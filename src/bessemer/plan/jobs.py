@@ -83,18 +83,11 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
         virtual=given.stages_per_rank,
         zero=given.zero if given.state_shards > 1 else 0,
         schedule=given.schedule,
-        micro_batch=recipe.train.micro_batch or _micro_batch(recipe, batch),
+        micro_batch=recipe.train.micro_batch
+        or derived_keys.micro_batch_size(batch, recipe.tokens.sequence_length, derived_keys.MICRO_BATCH_TOKENS, given),
         sequence_parallel=sequence_parallel,
         recompute=recipe.train.recompute if recipe.train.recompute in get_args(Recompute) else "full",  # type: ignore[arg-type]
     )
-
-
-def _micro_batch(recipe: Recipe, batch: int) -> int:
-    """Sequences of a micro-batch where the recipe has none: as many as the dial lets a micro-batch hold, of those that divide
-    a part of the batch."""
-    each = batch // recipe.parallel.data
-    most = max(derived_keys.MICRO_BATCH_TOKENS // recipe.tokens.sequence_length, 1)
-    return max((size for size in range(1, min(each, most) + 1) if each % size == 0), default=1)
 
 
 def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
