@@ -8,10 +8,10 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
+from bessemer.layout.pipeline_stages import Costs, balanced, balanced_blocks, num_stages, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import Parallel, Recipe, load
 
 
 def every_cut(number: int, stages: int) -> list[tuple[range, ...]]:
@@ -76,3 +76,31 @@ def test_gpt2s_head_is_counted() -> None:
     assert [len(blocks) for blocks in cut] == [8, 4]
     assert max(stage_costs(parts, cut)) / (parts.total / 2) < 1.06
     assert max(stage_costs(parts, (range(6), range(6, 12)))) / (parts.total / 2) > 1.28
+
+
+def test_a_classifiers_head_takes_no_block_from_the_last_stage() -> None:
+    """It reads one row a text, so that it is in the FLOPs of no token."""
+    config = ModelConfig(
+        vocabulary=512, layers=8, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128, labels=2,
+        head_transform=True, norm_position="residual", causal=False,
+    )  # fmt: skip
+    parts = Costs.of(config)
+    assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
+    assert balanced_blocks(config, 2) == (4, 4)
+
+
+def test_the_advice_counts_stages_without_blocks() -> None:
+    config = ModelConfig(
+        vocabulary=512, layers=6, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128
+    )
+    with pytest.raises(InputError, match=r"pipeline = 8 would fit"):
+        num_stages(config, Parallel(pipeline=16), 2)
+    with pytest.raises(InputError, match=r"pipeline = 6 would fit"):
+        num_stages(config, Parallel(pipeline=16))
+
+
+def test_without_a_pipeline_nothing_is_cut() -> None:
+    config = ModelConfig(
+        vocabulary=512, layers=6, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128
+    )
+    assert num_stages(config, Parallel(schedule="interleaved", virtual=8)) == 1

@@ -25,7 +25,12 @@ def flops_per_token(config: ModelConfig) -> float:
     with the causal half and the windows).
     """
     seen = sum(tokens_seen(config, layer) for layer in range(config.layers))
-    return 6.0 * config.matrix_parameters + 12 * config.heads * config.head_dim * seen
+    return 6.0 * config.matrix_parameters + attention_flops(config, seen)
+
+
+def attention_flops(config: ModelConfig, seen: float) -> float:
+    """FLOPs of scores and weighted values, forward and backward, of a token that sees `seen` tokens."""
+    return 12 * config.heads * config.head_dim * seen
 
 
 def step_flops_per_token(train: Train, config: ModelConfig) -> float:
@@ -60,7 +65,7 @@ def recomputed_flops_per_token(
     follows it. Fused attention's own second look at the scores is left out, as is usual.
     """
     matrices = 2.0 * recomputed * config.block_matrix_parameters
-    scores = 4 * config.heads * config.head_dim * sum(tokens_seen(config, layer) for layer in range(recomputed))
+    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed))) / 3
     if mode == "selective":
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
     if mode == "none":

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from bessemer.errors import InputError
-from bessemer.layout.flops import tokens_seen
+from bessemer.layout.flops import attention_flops, tokens_seen
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import V_SHAPED
@@ -39,17 +39,17 @@ class Costs:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Costs:
-        """FLOPs of forward and backward of a token that goes through the head too (as in `layout.flops.flops_per_token`).
+        """FLOPs of forward and backward of a token that goes through the head too, as in `layout.flops.flops_per_token`. A
+        classifier's head reads one row a text, and counts for nothing.
 
         The embeddings are looked up: an addition forward and one backward for each number.
         """
-        per_token = 12 * config.heads * config.head_dim
         blocks = tuple(
-            6.0 * config.block_matrix_parameters + per_token * tokens_seen(config, layer)
+            6.0 * config.block_matrix_parameters + attention_flops(config, tokens_seen(config, layer))
             for layer in range(config.layers)
         )
         tables = 1 + (config.positions == "learned") + (config.token_types > 0)
-        return cls(blocks, 2.0 * tables * config.width, 6.0 * config.head_matrix_parameters)
+        return cls(blocks, 2.0 * tables * config.width, 0.0 if config.labels else 6.0 * config.head_matrix_parameters)
 
     @property
     def total(self) -> float:
@@ -159,9 +159,9 @@ class Span:
 
 def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
     """Pipeline stages of a layout. stages_without_blocks: that a cut may have. Raises InputError when blocks are too few."""
-    count = layout.pipeline * layout.stages_per_rank
-    if count > config.layers + stages_without_blocks:
-        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= config.layers]
+    count, max_stages = layout.pipeline * layout.stages_per_rank, config.layers + stages_without_blocks
+    if count > max_stages:
+        fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= max_stages]
         advice = (
             f"parallel.pipeline = {fits[-1]} would fit" if fits else "take parallel.schedule = 1f1b and fewer stages"
         )

@@ -19,8 +19,8 @@ SEVERAL_STAGES: tuple[PipelineSchedule, ...] = ("interleaved", *V_SHAPED)  # on 
 
 
 def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
-    """Pipeline stages on each rank; a schedule that needs several has two unless `virtual` says otherwise."""
-    return virtual or (2 if pipeline > 1 and schedule in SEVERAL_STAGES else 1)
+    """Stages on each rank, 1 without a pipeline; a schedule that needs several has two unless `virtual` says otherwise."""
+    return 1 if pipeline == 1 else virtual or (2 if schedule in SEVERAL_STAGES else 1)
 
 
 def interleaved_rounds(pipeline: int, count: int) -> int:
@@ -123,7 +123,8 @@ class Parallel(AxisSizes, Section):
         return self.replicate * self.state_shards > 1 and not self.uses_ddp
 
     def fits_micro_batches(self, count: int) -> bool:
-        """Whether the pipeline schedule can run so many micro-batches a step."""
+        """Whether the pipeline schedule can run so many micro-batches a step. Fewer than ranks would leave stages idle all the
+        time, so training refuses what the lists of `layout.pipeline_schedules` still show."""
         if self.schedule == "gpipe" or self.pipeline == 1:
             return count >= 1
         if self.schedule == "interleaved":  # at least one for each process in each round
