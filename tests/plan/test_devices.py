@@ -112,6 +112,8 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         (("bf16 = 100", "bf17 = 100"), "flops must be"),
         (("bf16 = 100", "bf16 = 0"), "flops.bf16 = 0"),
         (("per_node = 4", "per_node = 2.5"), "per_node = 2.5"),
+        (("per_node = 4", "per_node = 4\ndomain = true"), "domain = True"),
+        (("[[device]]", ENTRY + "[[device]]"), "has Z9 2 times"),
         (('source = "measured here"', 'source = "x"\nmatmul = 1.5'), "at most 1"),
         (('name = "Z9"\n', ""), "has no name"),
         (("[[device]]", "[[devices]]"), "should hold"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -148,6 +149,9 @@ def _read(path: Path) -> Mapping[str, DeviceSpec]:
             f"{path}: holds {sorted(parsed) or 'nothing'}; it should hold [[device]] tables, as layout/devices.toml"
         )
     devices = [_device(table, f"{path}: device {number}") for number, table in enumerate(tables, 1)]
+    counts = Counter(device.name for device in devices)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise InputError(f"{path}: has {repeated[0]} {counts[repeated[0]]} times; keep one")
     return MappingProxyType({device.name: device for device in devices})
 
 
@@ -175,7 +179,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
         if table.get(key, 0) > 1:
             raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
     for key in counts:
-        if not isinstance(table.get(key, 0), int) or table.get(key, 0) < 0:
+        if type(table.get(key, 0)) is not int or table.get(key, 0) < 0:  # a bool is an int
             raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
     if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
         raise InputError(f"{where}: also must be a list of spellings")
