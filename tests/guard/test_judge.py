@@ -5,11 +5,14 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from bessemer.guard.detection import Alarm, GuardReference, History, observe
 from bessemer.guard.incidents import DRIFT, NONFINITE, SPIKE
 from bessemer.guard.policy import GuardState, Verdict, judge
-from bessemer.recipe import Guard
+from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe import Guard, Parallel
 
 SCALE = GuardReference(uniform_loss=math.log(512), clip_norm=1.0)
 GUARD = Guard()
@@ -39,6 +42,16 @@ def test_the_cause_is_said_in_words() -> None:
     assert judge(GUARD, GuardState(), 1, math.nan, 1.0, SCALE).alarm == Alarm(NONFINITE, 1, "the loss is nan")
     infinite = judge(GUARD, GuardState(), 1, 2.0, math.inf, SCALE).alarm
     assert infinite is not None and infinite.cause == "the gradient norm is inf at a loss of 2.0000"
+
+
+def test_where_another_rank_is_not_finite_this_ranks_figures_are_no_cause() -> None:
+    class Two(ProcessMesh):
+        def sum(self, values: Tensor) -> Tensor:
+            return values + torch.tensor([1, 1, 0, 0])
+
+    judged = judge(GUARD, GuardState(), 4, 2.0, 1.5, SCALE, mesh=Two(Parallel(replicate=2)))
+    assert judged.verdict is Verdict.SKIP and judged.alarm is not None
+    assert judged.alarm.cause == "the loss or the gradient norm of another rank is not finite"
 
 
 def test_an_overflow_of_the_loss_scale_leaves_the_guard_as_it_was() -> None:

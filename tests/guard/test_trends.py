@@ -1,5 +1,6 @@
 """What grows or slows down is told once, and nothing healthy is."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,18 @@ def test_what_was_rolled_back_leaves_the_windows(tmp_path: Path) -> None:
     trends.rewind([{"kind": "inside", "step": step, "activation_rms": {"0": 1.0}} for step in range(10, 60, 10)])
     trends.measured(60, {"activation_rms": {"0": 5.0}})
     assert kinds(tmp_path / "incidents.jsonl") == [(60, "activation")]
+
+
+def test_missing_statistics_are_no_measurements(tmp_path: Path) -> None:
+    path = tmp_path / "incidents.jsonl"
+    name = "attention_logit_max"
+    rows = [{"kind": "inside", name: {"0": 20.0, "1": None}}] * 8 + [
+        {"kind": "inside", name: {"0": None, "1": None}}
+    ] * 9
+    trends = Trends(path, rows)
+    trends.measured(20, {name: {"0": 60.0}})
+    assert kinds(path) == [], "three times the median of what was measured"
+    for step in range(21, 36):
+        trends.measured(step, {name: {"0": 20.0, "1": math.nan}})
+    trends.measured(36, {name: {"0": 90.0}})
+    assert kinds(path) == [(36, "attention")]

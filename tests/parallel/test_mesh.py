@@ -9,8 +9,17 @@ import torch
 from processes import run_on
 
 from bessemer.errors import InputError
-from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, join, require_world
+from bessemer.parallel.control import gather_scatter
+from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join, require_world
 from bessemer.recipe import Parallel
+
+
+def refusal(mesh: ProcessMesh) -> str:
+    try:
+        gather_scatter(mesh, lambda: 0, lambda values: values[1:])
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def of_each(layout: Parallel) -> dict[str, Any]:
@@ -25,6 +34,7 @@ def of_each(layout: Parallel) -> dict[str, Any]:
         "none": mesh.any(False),
         "gathered": mesh.gather(mesh.rank * 10),
         "first": mesh.broadcast(f"of {mesh.rank}"),
+        "too few": refusal(mesh),
         "neighbours": torch.distributed.get_process_group_ranks(mesh.group("tensor")),
     }
 
@@ -40,6 +50,7 @@ def test_places_on_the_mesh() -> None:
         assert of["sum"] == [4.0, 6.0]
         assert (of["any"], of["none"], of["first"]) == (True, False, "of 0")
         assert of["gathered"] == [0, 10, 20, 30]
+        assert "3 results for 4 ranks" in of["too few"], "on every rank, where the others would wait"
         assert of["neighbours"] == [rank - rank % 2, rank - rank % 2 + 1]
 
 

@@ -83,11 +83,13 @@ class WallClock:
     def counting(self, kind: str) -> Iterator[None]:
         """Count the time of the block as `kind` and not as part of a step."""
         begun = perf_counter()
-        yield
-        seconds = perf_counter() - begun
-        self._seconds[kind] += seconds
-        self._counts[kind] += 1
-        self._mark += seconds
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - begun
+            self._seconds[kind] += seconds
+            self._counts[kind] += 1
+            self._mark += seconds
 
     def between_steps(self) -> dict[str, float]:
         """Seconds of validations and saves so far."""

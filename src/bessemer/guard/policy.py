@@ -103,8 +103,12 @@ def judge(
         )
     if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
-    by_norm = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
-    alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, by_norm if math.isfinite(loss) else f"the loss is {loss}")
+    cause = (
+        f"the gradient norm is {grad_norm} at a loss of {loss:.4f}" if math.isfinite(loss) else f"the loss is {loss}"
+    )
+    if is_finite:
+        cause = "the loss or the gradient norm of another rank is not finite"
+    alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, cause)
     in_a_row = state.nonfinite_in_a_row + 1
     after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
     return Judgement(

@@ -130,11 +130,13 @@ class Pulse:
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Context of a validation, a save or a rollback between two steps."""
+        """Context of a validation or a save between two steps, or of a restore, which is of the phase "start"."""
         before, step = self._phase, self._step
         self.mark(phase, step)
-        yield
-        self.mark(before, step)
+        try:
+            yield
+        finally:
+            self.mark(before, step)
 
     def _limit_of(self, phase: str) -> float:
         if self._hang_seconds == 0:

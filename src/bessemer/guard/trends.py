@@ -13,8 +13,9 @@ checkpoint: times are of this process, and earlier measurements are in metrics.j
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,15 +51,13 @@ class Trends:
         self._measured.clear()
         for row in rows:
             for name in LIMITS if row.get("kind") == "inside" else ():
-                if by_block := row.get(name):
-                    self._measured[name].append(
-                        max((value for value in by_block.values() if value is not None), default=0.0)
-                    )
+                if by_block := _finite(row.get(name)):
+                    self._measured[name].append(max(by_block.values()))
 
     def measured(self, step: int, statistics: dict[str, dict[str, float]]) -> None:
         """Take in statistics from inside the model, by name and block."""
         for name, (kind, minimum) in LIMITS.items():
-            if not (by_block := statistics.get(name)):
+            if not (by_block := _finite(statistics.get(name))):
                 continue
             block, value = max(by_block.items(), key=lambda item: item[1])
             before = self._measured[name]
@@ -89,3 +88,8 @@ class Trends:
         self._recorded_at[kind] = step
         record(self._path, kind, step=step, cause=cause)
         warn(f"step {step}: {kind.name}: {cause} (see {self._path.name})")
+
+
+def _finite(by_block: Mapping[str, float | None] | None) -> dict[str, float]:
+    """Statistics without those that are missing or not finite, which JSON has as null."""
+    return {block: value for block, value in (by_block or {}).items() if value is not None and math.isfinite(value)}

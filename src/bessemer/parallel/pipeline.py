@@ -208,6 +208,7 @@ class Pipeline:
     ) -> list[MicroBatchLoss]:  # fmt: skip
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
+        Call it once a step, with no gradients yet: it ends by summing those of the copies of a tied matrix.
         All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. tokens: of a sequence in
         the hidden states between stages, where not those of inputs_BT. Returns each micro-batch's loss, detached, on the
         process of the last stage, nothing elsewhere. Raises InputError when the batch does not divide or the schedule

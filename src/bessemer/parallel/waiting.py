@@ -46,8 +46,10 @@ def counting() -> Iterator[None]:
     """Time a wait for other processes and add it to the seconds waited."""
     global _waited
     began = perf_counter()
-    yield
-    _waited += perf_counter() - began
+    try:
+        yield
+    finally:
+        _waited += perf_counter() - began
 
 
 def bucket_sent() -> None:
