@@ -114,9 +114,9 @@ class WallClock:
         if now - self._written > WRITE_SECONDS:
             self.write(step)
 
-    def rolled_back(self, at: int, to: int) -> None:
-        """Count the steps after `to` as repeated."""
-        self._redone += at - to
+    def rolled_back(self, completed: int, to: int) -> None:
+        """Count the completed steps after `to` as repeated."""
+        self._redone += completed - to
 
     def write(self, step: int, stopped_by: str | None = None, *, is_finished: bool = False) -> None:
         """Append the totals. stopped_by: what ends the session here; is_finished: the run is at its last step; the time until it

@@ -18,13 +18,16 @@ RECORDED = "recorded"  # the action of an incident to which there is no response
 class IncidentKind:
     """A kind of incident.
 
-    name: as in incidents.jsonl; response: of the guard (policy.py; skip: of the update, and of the third non-finite step in a row
-    a rollback, guard.skips_in_a_row), or of the launcher (restart); advice: what practitioners did, with
-    the source; is_fatal: the run stops where it cannot roll back, otherwise that is only recorded; has_bad_step: `bessemer
-    diagnose` can find what was wrong with a step; has_sharp_onset: the first bad step is known; is_hardware_fault: the state
-    was wrong, not the training, so a rollback repeats the same steps with the same batches and learning rates; is_minor: the
-    report's story leaves it out where it was only recorded; quiet_steps: at least so many steps are between two alarms that roll
-    back, of any kind, and between two of an explosion, a plateau or a slow trend; the others do not read it.
+    name: as in incidents.jsonl.
+    response: of the guard or the launcher; for which kinds it decides: incidents.toml.
+    advice: what practitioners did, with the source.
+    is_fatal: the run stops where it cannot roll back, otherwise that is only recorded.
+    has_bad_step: `bessemer diagnose` can find what was wrong with a step.
+    has_sharp_onset: the first bad step is known.
+    is_hardware_fault: the state was wrong, not the training; a rollback repeats the same batches and learning rates.
+    is_minor: the report's story leaves it out where it was only recorded.
+    quiet_steps: at least between two alarms that roll back, of any kind, and between two of an explosion, a plateau or a slow
+    trend; the others do not read it.
     """
 
     name: str
@@ -36,6 +39,11 @@ class IncidentKind:
     is_hardware_fault: bool = False
     is_minor: bool = False
     quiet_steps: int = 100
+
+    def completed_steps(self, step: int) -> int:
+        """Steps whose updates were taken when `step` raised the alarm: the guard judges before an update, and compares replicas
+        after it."""
+        return step if self.is_hardware_fault else step - 1
 
 
 def _read_kinds() -> dict[str, IncidentKind]:

@@ -29,9 +29,10 @@ from bessemer.terminal import counted
 class Rollback:
     """A return to a checkpoint.
 
-    number: from 1; at: the step whose gradients raised the alarm (1-based), of a corruption the last step that was taken; to:
-    step of the checkpoint; what: kind of the alarm; onset: of the alarm; omitted: samples of the run's order that are skipped
-    from then on; rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate.
+    number: from 1; at: the step that raised the alarm (1-based; `completed` says whether its update was taken); to: step of the
+    checkpoint; what: kind of the alarm; onset: of the alarm; omitted: samples of the run's order that are skipped from then on;
+    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate; is_recipe_change: to where
+    the user changed the recipe, after which the run stops.
     """
 
     number: int
@@ -43,6 +44,17 @@ class Rollback:
     rate_factor: float
     rewarm_from: float
     rewarm_steps: int
+    is_recipe_change: bool = False
+
+    @property
+    def is_hardware_fault(self) -> bool:
+        """Whether the same steps are repeated, since not the training was at fault."""
+        return INCIDENT_KINDS[self.what].is_hardware_fault
+
+    @property
+    def completed(self) -> int:
+        """Steps whose updates were taken before it."""
+        return INCIDENT_KINDS[self.what].completed_steps(self.at)
 
 
 @dataclass
@@ -73,8 +85,7 @@ class Journal:
                 if row["kind"] == "skip":
                     skips.add((int(row["step"]), int(row["rollbacks"])))
                     continue
-                values = {name: row[name] for name in Rollback.__dataclass_fields__}
-                rollback = Rollback(**{**values, "omitted": (int(row["omitted"][0]), int(row["omitted"][1]))})
+                rollback = _rollback(row)
                 if row["kind"] != "rollback" or rollback.number != len(rollbacks) + 1:
                     raise ValueError
             except (ValueError, KeyError, TypeError, IndexError):
@@ -121,15 +132,13 @@ class Journal:
     @property
     def num_rollbacks_of_training(self) -> int:
         """Those that neither a hardware fault nor a change of the recipe caused."""
-        ours = (one for one in self.rollbacks if not INCIDENT_KINDS[one.what].is_hardware_fault)
-        # After a change of the recipe the run stops: nothing is skipped, and no rate re-warmed.
-        return sum(one.rewarm_steps > 0 or one.rewarm_from < 1.0 or one.omitted[0] < one.omitted[1] for one in ours)
+        return sum(not (one.is_hardware_fault or one.is_recipe_change) for one in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
         than those after hardware faults."""
         earlier = (rollback for rollback in reversed(self.rollbacks) if rollback.to <= step)
-        return next((rollback for rollback in earlier if not INCIDENT_KINDS[rollback.what].is_hardware_fault), None)
+        return next((rollback for rollback in earlier if not rollback.is_hardware_fault), None)
 
     def keeps(self, step: int, num_rollbacks: int) -> bool:
         """Whether no later rollback undid the state after `step` steps and `num_rollbacks` rollbacks."""
@@ -166,6 +175,14 @@ class Journal:
             os.fsync(file.fileno())
         if is_new:
             sync_folder(self.path.parent)
+
+
+def _rollback(row: dict[str, Any]) -> Rollback:
+    """The rollback of a line. Older lines do not say whether the recipe was changed: then nothing was skipped or re-warmed."""
+    omitted, optional = (int(row["omitted"][0]), int(row["omitted"][1])), {"is_recipe_change"}
+    values = {name: row[name] for name in Rollback.__dataclass_fields__ if name in row or name not in optional}
+    changes_nothing = row["rewarm_steps"] == 0 and row["rewarm_from"] == 1.0 and omitted[0] == omitted[1]
+    return Rollback(**{"is_recipe_change": changes_nothing, **values, "omitted": omitted})
 
 
 def _check(before: str, row: dict[str, Any]) -> str:

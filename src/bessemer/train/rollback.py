@@ -124,7 +124,9 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     last, samples = training.journal.governing(at), training.pace.sizes.first(at)
     factor = 1.0 if last is None else last.rate_factor
     number = training.journal.num_rollbacks + 1
-    rollback = Rollback(number, step, at, alarm.kind.name, alarm.onset, (samples, samples), factor, 1.0, 0)
+    rollback = Rollback(
+        number, step, at, alarm.kind.name, alarm.onset, (samples, samples), factor, 1.0, 0, is_recipe_change=True
+    )
     _begin(training, rollback)
     _log(training, rollback, 0)
     changed = f"it began after the recipe was changed at step {at}; the run went back to that step"
@@ -146,7 +148,7 @@ def _begin(training: Training, rollback: Rollback) -> None:
 
 def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
     """Cut the metrics back to the checkpoint, and write that there. num_skipped: batches."""
-    training.clock.rolled_back(rollback.at - 1, rollback.to)
+    training.clock.rolled_back(rollback.completed, rollback.to)
     training.log.roll_back(rollback.number, rollback.to)
     if training.trainer.mesh.is_main:
         training.trends.rewind(read_json_lines(training.run.metrics))
@@ -268,7 +270,7 @@ def _stop(
     training: Training, step: int, alarm: Alarm, why: str, hint: str = "", action: str = STOPPED, **more: Any
 ) -> NoReturn:
     samples = _report(training, step, alarm, action, **more)
-    training.clock.write(step - 1, "the guard")
+    training.clock.write(alarm.kind.completed_steps(step), "the guard")
     names = _document_names(samples)
     see = f"See {training.run.incidents}."
     if names:
