@@ -29,8 +29,8 @@ from bessemer.guard.incidents import DEAD, DIVERGED, DRIFT, EXPLOSION, PLATEAU, 
 
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
-RECENT = 2 * SHIFT_RECENT
-DRIFT_RATIO = 1.03
+RECENT = 2 * SHIFT_RECENT  # shift and diverged look for their onset in it
+DRIFT_RATIO, DRIFT_CAP_DEVIATIONS = 1.03, 6.0
 DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE = 8, 1.1, 0.25
 FIRST_STEPS = 4  # the lowest of their losses is the starting loss
 DEAD_STEPS = 20
@@ -142,7 +142,7 @@ def observe(
     middle, spread = centre(after.losses or (loss,))
     mean = None
     if len(after.losses) == SHIFT_WINDOW:  # single bad batches are no drift
-        mean = fmean(min(value, middle + SPIKE_DEVIATIONS * spread) for value in after.losses)
+        mean = fmean(min(value, middle + DRIFT_CAP_DEVIATIONS * spread) for value in after.losses)
         after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
     alarm = None
     if step >= history.quiet_until:

@@ -71,12 +71,12 @@ class Judgement:
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, skips: bool = False, exclude_from_history: bool = False, loss_may_rise: bool = False,
+    overflow: bool = False, was_skipped: bool = False, exclude_from_history: bool = False, loss_may_rise: bool = False,
     mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; skips: by the journal, its update was skipped;
+    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal;
     exclude_from_history, loss_may_rise: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
@@ -93,7 +93,7 @@ def judge(
     flags = torch.tensor([not is_finite, not (is_finite or overflow), spike_to_skip, alarm_to_undo], dtype=torch.int64)
     any_nonfinite, any_broken, skips_spike, needs_rollback = map(bool, mesh.sum(flags).tolist())
     if not any_nonfinite:
-        if not skips_spike and skips:  # it was a hardware fault that did not recur
+        if not skips_spike and was_skipped:  # it was a hardware fault that did not recur
             return Judgement(Verdict.SKIP, replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1))
         after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
         if alarm is not None and alarm.kind.response != "record":

@@ -23,7 +23,7 @@ def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judge
         guard = guard.restarted(keeps_level=not begins_phase)
     return judge(
         training.recipe.guard, guard, state.step + 1, stats.loss, stats.grad_norm, training.reference,
-        overflow=stats.overflow, skips=training.journal.skips_step(state.step + 1),
+        overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
         exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
         mesh=training.trainer.mesh,
     )  # fmt: skip
