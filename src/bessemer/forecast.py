@@ -84,13 +84,13 @@ def planned_run(
             resolved = derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
-    recomputed = planner.recomputed_in_all(resolved)
-    common = here.keys(resolved, planner.config, final, devices=devices, recomputed=recomputed)
+    in_all = planner.recomputed_in_all(resolved)
+    common = here.keys(resolved, planner.config, final, devices=devices, recomputed_in_all=in_all)
     plan = {**final, "fits": fits, **common}
     if resolved.parallel.world > 1:
         precision = planner.device.precision
         plan["communicated_bytes"] = planned_bytes(
-            resolved.train, resolved.parallel, planner.config, precision, recomputed=recomputed
+            resolved.train, resolved.parallel, planner.config, precision, recomputed_in_all=in_all
         )
     return plan, resolved
 

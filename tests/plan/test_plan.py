@@ -1,9 +1,10 @@
 import pytest
 import torch
 
+from bessemer.errors import InputError
 from bessemer.layout import derived_keys
 from bessemer.layout.devices import peak_flops
-from bessemer.layout.flops import flops_per_token
+from bessemer.layout.flops import flops_per_token, hardware_flops
 from bessemer.layout.memory import peak_memory
 from bessemer.model import kernels as product
 from bessemer.model.config import ModelConfig
@@ -151,6 +152,7 @@ def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     """Against a step of it: what autograd keeps of the blocks is nothing, gradients and moments are the head's."""
     from bessemer.train import optimizer as optimizers
+    from bessemer.train.split import require_trainable
     from bessemer.train.task import task_of
 
     text = '[run]\nname="x"\n[[corpus.sources]]\nname="a"\nformat="text"\npaths=["."]\nlabel="b"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nobjective="classify"\nmicro_batch=2\nglobal_batch_tokens=256\nclassify.frozen={frozen}\n[train.optimizer]\nlearning_rate=0.1\nbetas=[0.9, 0.95]\n'
@@ -176,6 +178,14 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     assert planned.activations < unfrozen.activations / 2
     assert (planned.logits, unfrozen.logits) == (0, 0)
     assert planned.weights == unfrozen.weights == 4 * wanted.parameters
+    for layout in (Parallel(replicate=2), Parallel(shard=2), Parallel(tensor=2)):
+        of_two = peak_memory(frozen.train, layout, wanted, 4, 0)
+        assert of_two.gradients <= 2 * planned.gradients and of_two.optimizer * layout.state_shards == held, layout
+        assert of_two.activations < peak_memory(whole.train, layout, wanted, 4, 0).activations / 2, layout
+    recomputed = frozen.train.model_copy(update={"recompute": "full"})
+    assert hardware_flops(recomputed, wanted, 3) == hardware_flops(frozen.train, wanted, 0)
+    with pytest.raises(InputError, match=r"train.classify.frozen: only the last stage"):
+        require_trainable(frozen.train, Parallel(pipeline=2), wanted, torch.device("cpu"))
 
 
 def test_the_dial_counts_no_output_matrix_for_a_classifier() -> None:

@@ -239,7 +239,14 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
     recomputed = 0 if layout.recompute == "none" else config.layers
     width, cast = (4, 0) if precision == "fp32" else (2, 2 if precision == "bf16" else 0)
     theirs = peak_memory(
-        recipe.train, recipe.parallel, config, width, 0, bytes_per_cast=cast, recomputed=recomputed, is_cuda=True
+        recipe.train,
+        recipe.parallel,
+        config,
+        width,
+        0,
+        bytes_per_cast=cast,
+        recomputed_per_rank=recomputed,
+        is_cuda=True,
     )
     ours = memory(given)
     assert ours.allocated == theirs.total

@@ -167,7 +167,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     steps = {a - b for a, b in pairwise(held)}
     assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
     planned = [
-        peak_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed=blocks).activations
+        peak_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed_per_rank=blocks).activations
         for blocks in range(5)
     ]
     assert planned == sorted(planned, reverse=True)
@@ -180,7 +180,7 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
-        peak_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed=blocks).total
+        peak_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed_per_rank=blocks).total
         for blocks in range(5)
     ]
     between = (totals[1] + totals[2]) / 2

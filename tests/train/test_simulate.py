@@ -116,7 +116,7 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     for part in parts_of(config, layout):
         found = simulate.simulate(recipe, config, part.pipeline_rank)
         planned = rank_memory(
-            recipe.train, layout, config, part, 2, 0, recomputed=config.layers, bytes_per_cast=2, is_cuda=True
+            recipe.train, layout, config, part, 2, 0, recomputed_per_rank=config.layers, bytes_per_cast=2, is_cuda=True
         )
         assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1), (planned, found)
         assert planned.weights == pytest.approx(found.moments.peak["weights"], rel=0.01)

@@ -10,14 +10,13 @@ from bessemer.recipe import Parallel
 
 def tensor_bytes(
     config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = 4, bytes_per_sum: int = 4,
-    label_smoothing: bool = False, recomputed: int = 0,
+    label_smoothing: bool = False, recomputed_in_all: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
     """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
     parameters, whose gradients are all-reduced once a step.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
-    stream; bytes_per_sum: of sums; recomputed: blocks of the whole model, in full or
-    selectively.
+    stream; bytes_per_sum: of sums; recomputed_in_all: blocks of the whole model, in full or selectively.
     """
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
@@ -30,9 +29,9 @@ def tensor_bytes(
     kinds = {
         # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
         # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
-        "all_gather": (4 * layers + 2 * recomputed + 2) * stream,
-        "reduce_scatter": (4 * layers + scattered * recomputed + (1 if config.labels else 2)) * stream,
-        "all_reduce": (2 * layers + recomputed) * squares + loss,
+        "all_gather": (4 * layers + 2 * recomputed_in_all + 2) * stream,
+        "reduce_scatter": (4 * layers + scattered * recomputed_in_all + (1 if config.labels else 2)) * stream,
+        "all_reduce": (2 * layers + recomputed_in_all) * squares + loss,
     }
     cut = layers * _divided_of_block(config) + config.vocabulary * config.width * config.tables()
     return kinds, config.parameters - cut - config.classifier_parameters
@@ -87,12 +86,12 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
 
 def step_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, of: ElementBytes,
-    recomputed: int = 0, label_smoothing: bool = False,
+    recomputed_in_all: int = 0, label_smoothing: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
-    tokens, targets: of the global batch; micro_batches: of each part of it; recomputed: blocks of the whole model. Without what
-    an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
+    tokens, targets: of the global batch; micro_batches: of each part of it; recomputed_in_all: blocks of the whole model. Without
+    what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
     pipeline that are sharded.
 
     Data: gradients are added up once a step (copies, zero 1) or once a micro-batch (zero 2 and 3, over `shard` and
@@ -113,7 +112,7 @@ def step_bytes(
     # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor, replicated = tensor_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=of.activation, bytes_per_sum=of.sums,
-        label_smoothing=label_smoothing, recomputed=recomputed,
+        label_smoothing=label_smoothing, recomputed_in_all=recomputed_in_all,
     )  # fmt: skip
     reductions = micro_batches if parts > 1 and layout.effective_zero > 1 else 1
     element = of.gathered if parts > 1 else of.gradient
@@ -126,7 +125,7 @@ def step_bytes(
     sent = {
         "all_gather": several * share * gathers * of.gathered
         + others * tensor["all_gather"]
-        + (config.layers + recomputed) * keys,
+        + (config.layers + recomputed_in_all) * keys,
         "reduce_scatter": several * share * own * of.gradient * reduced
         + others * tensor["reduce_scatter"]
         + config.layers * keys,

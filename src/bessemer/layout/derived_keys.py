@@ -23,7 +23,7 @@ from pathlib import Path
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.layout import scaling_rules
-from bessemer.layout.flops import flops_per_token, is_frozen
+from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
 from bessemer.model.huggingface.families import FAMILIES
@@ -159,7 +159,7 @@ def _imported(model: Model, folder: Path) -> Model:
 def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     """Of trained weights that are trained further, not only a new head on them: CONTINUED_RATE of the rate of their own
     training, which is taken to have been of 20 tokens a parameter."""
-    if not recipe.is_continued or is_frozen(recipe.train):
+    if not recipe.is_continued or recipe.train.is_frozen:
         return float(f"{scaling_rules.learning_rate(flops):.4g}")
     whole = max(flops, flops_per_token(config) * scaling_rules.TOKENS_PER_PARAMETER * config.parameters)
     return float(f"{CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")

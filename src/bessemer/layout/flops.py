@@ -12,11 +12,6 @@ from bessemer.recipe import Parallel, Train
 Selective = Literal["elementwise", "attention", "matmuls"]
 
 
-def is_frozen(train: Train) -> bool:
-    """Whether only the head of a classifier is trained."""
-    return train.objective == "classify" and train.classify.frozen
-
-
 def flops_per_token(config: ModelConfig) -> float:
     """FLOPs of forward and backward for one token.
 
@@ -42,7 +37,7 @@ def step_flops_per_token(train: Train, config: ModelConfig) -> float:
     per_token = flops_per_token(config)
     if train.objective == "masked":
         per_token -= 6.0 * config.head_matrix_parameters * (1.0 - train.masking.share)
-    return per_token / 3.0 if is_frozen(train) else per_token
+    return per_token / 3.0 if train.is_frozen else per_token
 
 
 def tokens_seen(config: ModelConfig, layer: int) -> float:
@@ -55,30 +50,35 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
 
 
 def recomputed_flops_per_token(
-    mode: str, config: ModelConfig, recomputed: int, selective: Selective = "elementwise", *, stops_early: bool = True
+    mode: str,
+    config: ModelConfig,
+    recomputed_in_all: int,
+    selective: Selective = "elementwise",
+    *,
+    stops_early: bool = True,
 ) -> float:
-    """FLOPs that activation recompute adds to flops_per_token: the forward pass of the first `recomputed` blocks of the model
-    (`pipeline_stages.recomputed_in_all`).
-    mode: train.recompute.
+    """FLOPs that activation recompute adds to flops_per_token: the forward pass of so many blocks of the model
+    (`pipeline_stages.recomputed_in_all`), counted from its first. In a pipeline each rank recomputes its own first ones, so
+    where windows differ by layer this is approximate. mode: train.recompute.
 
     A recomputed block stops at what its backward pass needs (stops_early), which the MLP's last matmul is not, unless a norm
     follows it. Fused attention's own second look at the scores is left out, as is usual.
     """
-    matrices = 2.0 * recomputed * config.block_matrix_parameters
-    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed))) / 3
+    matrices = 2.0 * recomputed_in_all * config.block_matrix_parameters
+    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed_in_all))) / 3
     if mode == "selective":
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
     if mode == "none":
         return 0.0
     last = 0 if config.norm_follows or not stops_early else config.width * config.mlp_width
-    return matrices - 2.0 * recomputed * last + scores
+    return matrices - 2.0 * recomputed_in_all * last + scores
 
 
-def hardware_flops(train: Train, config: ModelConfig, recomputed: int) -> float:
-    """FLOPs of a whole step with `recomputed` blocks, the recompute's included."""
+def hardware_flops(train: Train, config: ModelConfig, recomputed_in_all: int) -> float:
+    """FLOPs of a whole step, the recompute's included; a frozen transformer has no backward pass to recompute for."""
     assert train.global_batch_tokens is not None, "the recipe is resolved"
-    per_token = step_flops_per_token(train, config) + recomputed_flops_per_token(train.recompute, config, recomputed)
-    return per_token * train.global_batch_tokens
+    again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_in_all)
+    return (step_flops_per_token(train, config) + again) * train.global_batch_tokens
 
 
 def devices_of(layout: Parallel, num_nodes: int, is_cuda: bool) -> int:

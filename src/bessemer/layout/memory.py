@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
-from bessemer.layout.flops import is_frozen
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
@@ -59,74 +58,99 @@ class Memory:
 
 def peak_memory(
     train: Train, layout: Parallel, config: ModelConfig, bytes_per_activation: int, base: int, *,
-    recomputed: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False, concurrent: int = 1,
+    recomputed_per_rank: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step.
 
     Weights and gradients are fp32; the moments as the optimizer keeps them. Where the device has memory of its own (is_cuda),
     train.optimizer.offload keeps the moments out of it, parallel.offload all that FSDP2 shards. Activations, in elements per
     token and block, are what autograd saves of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
-    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed: blocks that each
-    rank recomputes, from its first; None: all, if any; bytes_per_cast: per parameter, of the weights in the compute dtype,
-    which FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves;
-    concurrent: micro-batches computed at the same time, each with its own gradients.
+    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed_per_rank:
+    blocks that each rank recomputes, from its first; None: all, if any; bytes_per_cast: per parameter, of the weights in the
+    compute dtype, which FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights
+    themselves; concurrent: micro-batches computed at the same time, each with its own gradients.
     """
-    if recomputed is None:
-        recomputed = 0 if train.recompute == "none" else config.layers
-    options = bytes_per_activation, base, recomputed, bytes_per_cast, is_cuda, concurrent
+    if recomputed_per_rank is None:
+        recomputed_per_rank = 0 if train.recompute == "none" else config.layers
+    options = bytes_per_activation, base, recomputed_per_rank, bytes_per_cast, is_cuda, concurrent
     ranks = (rank_memory(train, layout, config, part, *options) for part in parts_of(config, layout))
     return max(ranks, key=lambda memory: memory.total)
 
 
 def rank_memory(
     train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int, base: int,
-    recomputed: int, bytes_per_cast: int, is_cuda: bool, concurrent: int = 1,
+    recomputed_per_rank: int, bytes_per_cast: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
     tokens //= layout.context
-    params = PartParameters.of(config, part, layout.tensor)
     saved, in_backward = activation_bytes(
-        config, layout, part, tokens, micro_batches, bytes_per_activation, recomputed, train.recompute,
-        mask_bytes(train.dropout, config),
-    )  # fmt: skip
+        train, layout, config, part, tokens, micro_batches, bytes_per_activation, recomputed_per_rank
+    )
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, tokens, is_cuda) if part.has_head else 0
-    if layout.world > 1:
-        weights, gathered, gradients = state_bytes(layout, params, bytes_per_cast or 4, micro_batches)
-        owned = params.all / layout.state_shards / config.parameters
-        activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
-        slack = HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits))
-        if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
-            gradients, weights, owned = max(gradients - weights, 0), 0, 0.0
-    else:
-        weights, gathered, owned, trained = 4 * config.parameters, 0, 1.0, config.parameters
+    not_recomputed = max(part.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
+    casts = not_recomputed * bytes_per_cast
+    if layout.world == 1:
         if logits and not is_cuda and bytes_per_activation < 4:
             # The head's cast, and its gradient before it is added in fp32.
             logits += 2 * bytes_per_activation * config.vocabulary * config.width
-        activations = saved + max(in_backward - logits, 0)
-        if is_frozen(train):  # no backward pass: one block's working set, and the residual stream
-            trained = config.classifier_parameters
-            block = activation_elements_per_block(config) * bytes_per_activation + mask_bytes(train.dropout, config)
-            activations = tokens * (block + 2 * config.width * bytes_per_activation)
-        activations, logits = concurrent * (activations + scores), concurrent * logits
-        # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
-        gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
-        slack_share = SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE
-        slack = RUN_BYTES + int(slack_share * (gradients + activations + logits)) if concurrent == 1 else PAIRED_BYTES
-    not_recomputed = max(part.blocks - recomputed, 0) * config.block_matrix_parameters // layout.tensor
+        # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
+        activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
+        memory = _memory_alone(train, config, activations, concurrent * logits, casts, micro_batches, concurrent)
+    else:
+        activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
+        memory = _memory_of_several(
+            train, layout, config, part, activations, logits, casts, micro_batches, bytes_per_cast or 4
+        )
+    if not is_cuda:
+        return replace(memory, base=base)
+    if layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
+        gradients = max(memory.gradients - memory.weights, 0)
+        memory = replace(memory, weights=0, gradients=gradients, optimizer=0, average=0)
+    return replace(memory, base=base, slack=0, optimizer=0 if train.optimizer.offload else memory.optimizer)
+
+
+def _memory_alone(
+    train: Train, config: ModelConfig, activations: int, logits: int, casts: int, micro_batches: int, concurrent: int
+) -> Memory:
+    """What the only process of a run holds, on a CPU."""
+    trained = config.classifier_parameters if train.is_frozen else config.parameters
+    # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
+    gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
+    slack_share = SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE
+    slack = RUN_BYTES + int(slack_share * (gradients + activations + logits)) if concurrent == 1 else PAIRED_BYTES
+    return Memory(
+        weights=4 * config.parameters, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
+        average=4 * config.parameters if train.ema else 0, activations=activations, logits=logits, base=0, casts=casts,
+        slack=slack,
+    )  # fmt: skip
+
+
+def _memory_of_several(
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, activations: int, logits: int, casts: int,
+    micro_batches: int, bytes_per_gathered: int,
+) -> Memory:  # fmt: skip
+    """What one of several processes holds, on a CPU."""
+    params = PartParameters.of(config, part, layout.tensor)
+    weights, gathered, gradients = state_bytes(layout, params, bytes_per_gathered, micro_batches)
+    of_weights = of_moments = params.all / layout.state_shards / config.parameters
+    if train.is_frozen:
+        head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
+        gradients = state_bytes(layout, head, bytes_per_gathered, micro_batches)[2]
+        of_moments = 1 / layout.state_shards
     return Memory(
         weights=weights,
         gradients=gradients,
-        optimizer=0 if is_cuda and train.optimizer.offload else round(optimizer_bytes(train, config) * owned),
-        average=round((4 * config.parameters if train.ema else 0) * owned),  # in fp32
+        optimizer=round(optimizer_bytes(train, config) * of_moments),
+        average=round((4 * config.parameters if train.ema else 0) * of_weights),  # in fp32
         activations=activations,
         logits=logits,
-        base=base,
-        casts=gathered if layout.uses_fsdp else not_recomputed * bytes_per_cast,
-        slack=0 if is_cuda else slack,
+        base=0,
+        casts=gathered if layout.uses_fsdp else casts,
+        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits)),
     )
 
 
@@ -193,7 +217,7 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
     Tensors that stay fp32 because they are small (vectors, a classifier's head above a frozen transformer) are counted
     as such.
     """
-    if is_frozen(train):
+    if train.is_frozen:
         moments = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
         return round(MOMENT_BYTES["fp32"] * moments * config.classifier_parameters)
     each = MOMENT_BYTES[train.optimizer.state]
@@ -280,24 +304,26 @@ def state_bytes(
 
 
 def activation_bytes(
-    config: ModelConfig, layout: Parallel, part: PipelinePart, tokens: int, micro_batches: int, bytes_per_activation: int,
-    recomputed: int, recompute: str, masks: int,
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, tokens: int, micro_batches: int,
+    bytes_per_activation: int, recomputed_per_rank: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
 
-    tokens: of a micro-batch, on this rank; masks: bytes per token that a block keeps of dropout's masks.
+    tokens: of a micro-batch, on this rank.
     Between the matmuls each rank of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
     """
-    tensor, num_recomputed = layout.tensor, min(recomputed, part.blocks)
+    tensor, num_recomputed = layout.tensor, min(recomputed_per_rank, part.blocks)
     stream = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
+    masks = mask_bytes(train.dropout, config)
     block = (activation_elements_per_block(config) + masks / bytes_per_activation) / tensor + gathered
-    checkpointed = checkpointed_elements_per_block(recompute, config) / tensor
+    if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
+        return round(tokens * (block + 2 * stream) * bytes_per_activation), 0
+    checkpointed = checkpointed_elements_per_block(train.recompute, config) / tensor
     saved = num_recomputed * checkpointed + (part.blocks - num_recomputed) * block + 2 * stream
-    if (
-        layout.world == 1
-    ):  # measured so: the other blocks' activations are free by then, so that only recompute takes more
+    if layout.world == 1:
+        # Measured so: the other blocks' activations are free by then, so that only recompute takes more.
         only_recomputed = part.blocks and num_recomputed == part.blocks
         in_backward = (block - checkpointed) * bytes_per_activation if only_recomputed else 0.0
     else:

@@ -197,9 +197,9 @@ def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
     return stages_of(layout.schedule, place, layout.pipeline, layout.stages_per_rank)
 
 
-def recomputed_in_all(config: ModelConfig, layout: Parallel, each: int) -> int:
-    """Blocks of the whole model that are recomputed where each process of the pipeline recomputes its first `each`."""
-    return sum(min(part.blocks, each) for part in parts_of(config, layout))
+def recomputed_in_all(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
+    """Blocks of the whole model that are recomputed where each rank of the pipeline recomputes its first `per_rank`."""
+    return sum(min(part.blocks, per_rank) for part in parts_of(config, layout))
 
 
 @lru_cache(maxsize=4096)

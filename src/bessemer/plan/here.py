@@ -71,9 +71,11 @@ SURFACE_POINTS = 21  # on a side: finer than the lines that are drawn of it, and
 MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is seen
 
 
-def keys(recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed: int) -> dict[str, Any]:
-    """What a plan of a resolved recipe comes to by the common names. devices: that share its work; recomputed: blocks."""
-    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed)
+def keys(
+    recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_in_all: int
+) -> dict[str, Any]:
+    """What a plan of a resolved recipe comes to by the common names. devices: that share its work."""
+    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_in_all)
     hours = plan["seconds"] / 3600 * devices
     price, of, train, parts = recipe.cluster.price, recipe.parallel, recipe.train, plan["memory_bytes"]
     micro_batches = max(recipe.batches.full // ((train.micro_batch or 1) * of.data), 1)

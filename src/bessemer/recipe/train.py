@@ -181,6 +181,11 @@ class Train(Section):
         return next((revision.planned for revision in self.revised if step < revision.at), self.steps)
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether only the head of a classifier is trained."""
+        return self.objective == "classify" and self.classify.frozen
+
+    @property
     def has_horizon(self) -> bool:
         """Whether the recipe says how long to train."""
         return any(value is not None for value in (self.steps, self.tokens, self.minutes))

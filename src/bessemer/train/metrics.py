@@ -228,11 +228,16 @@ class Rates:
 
 
 def planned_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, precision: str, targets: int | None = None, recomputed: int = 0
+    train: Train,
+    layout: Parallel,
+    config: ModelConfig,
+    precision: str,
+    targets: int | None = None,
+    recomputed_in_all: int = 0,
 ) -> dict[str, int] | None:
     """Bytes that all processes communicate in a step, by kind; None where there is no formula.
 
-    targets: of the global batch, by default one for each token; recomputed: blocks.
+    targets: of the global batch, by default one for each token.
     """
     batch = train.global_batch_tokens
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
@@ -242,4 +247,4 @@ def planned_bytes(
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     targets = batch if targets is None else targets
     smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed, smooths)
+    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed_in_all, smooths)

@@ -206,15 +206,15 @@ def of(train: Train, checkpoint_every: int | None, folder: Path, device: Device,
 
 
 def write(
-    profiler: StepProfiler, train: Train, plan: dict[str, Any], config: ModelConfig, recomputed: int
+    profiler: StepProfiler, train: Train, plan: dict[str, Any], config: ModelConfig, recomputed_in_all: int
 ) -> dict[str, Any]:
-    """Write profile.json next to the trace and return its contents. plan: the run's; recomputed: blocks.
+    """Write profile.json next to the trace and return its contents. plan: the run's.
 
     MFU and HFU are of the median step that was not profiled, where there is one: profiling takes time.
     """
     tokens = Batches.of(train, config.sequence_length).tokens(profiler.window.start - 1)
     peak, flops = plan["peak_flops"], plan["flops_per_token"]
-    recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed)
+    recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed_in_all)
     profiled = sum(profiler.profiled) / len(profiler.profiled)
     seconds = median(profiler.plain[1:] or profiler.plain or [profiled])
     result = {

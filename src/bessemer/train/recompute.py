@@ -49,14 +49,15 @@ def memory_of(
     if layout.world == 1:
         concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     return peak_memory(
-        train, layout, config, base=base, recomputed=recomputed, is_cuda=device.is_cuda, concurrent=concurrent,
+        train, layout, config, base=base, recomputed_per_rank=recomputed, is_cuda=device.is_cuda, concurrent=concurrent,
         **device.arithmetic.widths,
     )  # fmt: skip
 
 
 def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> int:
-    """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one."""
-    mode = train.recompute
+    """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one, none of a
+    frozen transformer, which has no backward pass."""
+    mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
     base, budget = base_bytes(device), budget_bytes(train.memory_budget, device)

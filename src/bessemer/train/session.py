@@ -186,8 +186,8 @@ def _start_state(
 
 def _rates(recipe: Recipe, config: ModelConfig, trainer: Trainer, run: RunFolder, peak: float) -> Rates:
     model_flops = step_flops_per_token(recipe.train, config)
-    recomputed = recomputed_in_all(config, recipe.parallel, trainer.recomputed)
-    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, recomputed)
+    in_all = recomputed_in_all(config, recipe.parallel, trainer.recomputed)
+    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Rates(model_flops, hardware_flops, peak, trainer.device, trainer.mesh, run.plan)
 
 

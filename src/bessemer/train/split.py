@@ -48,6 +48,11 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
             "train.optimizer.state: 8bit keeps scales of 256 neighbouring elements, which no cut respects; with several "
             "processes take fp32 or bf16 and parallel.shard, which divides it"
         )
+    if layout.pipeline > 1 and train.is_frozen:
+        raise InputError(
+            "train.classify.frozen: only the last stage of a pipeline would have anything to train; take parallel.replicate, "
+            "parallel.shard or parallel.tensor"
+        )
     batches = Batches.of(train, length)
     for step in range(batches.ramp_steps + 1):
         fit.require_fit(config, layout, batches.sequences(step) // layout.data // train.micro_batch)

@@ -192,7 +192,7 @@ class ClassifyTask(Task):
     is_encoder: bool = False
 
     def prepare(self, model: Transformer) -> None:
-        if self.train.classify.frozen:
+        if self.train.is_frozen:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name.startswith("classifier."))
 
