@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from processes import run_on
 from test_tensor import CASES, config_of, data_of, step, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bessemer.layout.communication import tensor_bytes
+from bessemer.layout.communication import tensor_bytes, tensor_rank_parameters
+from bessemer.layout.memory import PartParameters
+from bessemer.layout.pipeline_stages import parts_of
+from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
-from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients
+from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
 from bessemer.recipe import Parallel
 from bessemer.train import recompute
 from tests.model.samples import stirred
@@ -69,3 +73,19 @@ def test_the_formula_is_what_is_exchanged() -> None:
 def test_one_process_sends_nothing() -> None:
     kinds, replicated = tensor_bytes(config_of(CASES["llama"]), 1, 96, 96)
     assert not any(kinds.values()) and replicated == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*(CASES[name] for name in ("llama", "bert", "gpt2")), {"family": "llama", "qkv_bias": True, "mlp_bias": True}],
+)
+def test_the_parameters_of_a_tensor_rank_are_those_of_its_shards(case: dict[str, Any]) -> None:
+    """By formula, for the bytes sent and for memory; biases of joint matrices are divided with them."""
+    made, layout = config_of({**case, "vocabulary": 64}), Parallel(tensor=2)
+    held = sum(
+        parameter.numel() // (1 if sharded_dimension(name) is None else 2)
+        for name, parameter in meta_model(made).named_parameters()
+    )
+    (part,) = parts_of(made, layout)
+    assert PartParameters.of(made, part, 2).all == pytest.approx(held, abs=made.layers)
+    assert sum(tensor_rank_parameters(made, layout)) == held

@@ -33,12 +33,12 @@ def tensor_bytes(
         "reduce_scatter": (4 * layers + scattered * recomputed_in_all + (1 if config.labels else 2)) * stream,
         "all_reduce": (2 * layers + recomputed_in_all) * squares + loss,
     }
-    cut = layers * _divided_of_block(config) + config.vocabulary * config.width * config.tables()
+    cut = layers * tensor_sharded_parameters(config) + config.vocabulary * config.width * config.tables()
     return kinds, config.parameters - cut - config.classifier_parameters
 
 
-def _divided_of_block(config: ModelConfig) -> int:
-    """Parameters of a block that a tensor group divides."""
+def tensor_sharded_parameters(config: ModelConfig) -> int:
+    """Parameters of a block that a tensor group divides; which they are by name: SHARDED in parallel/tensor.py."""
     return config.block_matrix_parameters + config.joint_bias_parameters
 
 
@@ -77,10 +77,10 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
     counts twice where two stages have it."""
     block = config.with_changes(layers=config.layers + 1).parameters - config.parameters
-    blocks, cut = config.layers * block, config.layers * _divided_of_block(config)
+    blocks, cut = config.layers * block, config.layers * tensor_sharded_parameters(config)
     table = config.vocabulary * config.width
     tables, copies = config.tables() * table, _is_tied_across_ranks(config, layout) * table
-    outside = config.parameters - blocks
+    outside = config.parameters - blocks  # of tables the mean over ranks, since all ranks' bytes are added up
     return blocks - cut + cut // layout.tensor, outside - tables + (tables + copies) // layout.tensor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
+from bessemer.layout.communication import tensor_sharded_parameters
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
@@ -243,16 +244,19 @@ class PartParameters:
 
     @classmethod
     def of(cls, config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
-        """Matrices are divided over the tensor group; vectors, and tables of learned positions and of token types, are not."""
-        outside = config.parameters - config.layers * config.block_matrix_parameters - config.embedding_parameters
-        vectors = outside // (config.layers + 1)  # norms and biases, those outside of blocks as if of one more
+        """`tensor_sharded_parameters` and tables by token id are divided over the tensor group, the rest is not; of tables the
+        fullest rank's part."""
+        sharded = tensor_sharded_parameters(config)
+        outside = config.parameters - config.layers * sharded - config.embedding_parameters
+        # Norms, biases and what a head has besides its table, spread over the blocks and one more.
+        vectors = outside // (config.layers + 1)
         tables = config.tables(part.has_embedding, part.has_head)
         table = -(-config.vocabulary // tensor) * config.width
         positions = (config.position_rows if config.positions == "learned" else 0) + config.token_types
         rest = (
             tables * table + (vectors if part.has_head else 0) + (positions * config.width if part.has_embedding else 0)
         )
-        return cls(config.block_matrix_parameters // tensor + vectors, rest, part.blocks)
+        return cls(sharded // tensor + vectors, rest, part.blocks)
 
 
 @lru_cache(maxsize=4096)

@@ -39,9 +39,10 @@ from bessemer.parallel.collectives import (
 )  # fmt: skip
 from bessemer.parallel.mesh import ProcessMesh
 
-# Sharded parameters of every block, with their dimension. The biases of qkv and gate_up are sharded with them. Those of `up`
-# and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
-_SHARDED = {
+# Sharded parameters of every block, with their dimension; their number is layout.communication.tensor_sharded_parameters, and
+# layout.fit.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
+# Those of `up` and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
+SHARDED = {
     "attention.qkv": 0, "attention.qkv_bias": 0, "attention.out.weight": 1, "mlp.gate_up": 1, "mlp.gate_up_bias": 1,
     "mlp.up.weight": 0, "mlp.down.weight": 1,
 }  # fmt: skip
@@ -58,7 +59,7 @@ def sharded_dimension(name: str) -> int | None:
     """The dimension along which the parameter of this name is sharded; None: replicated."""
     if name in ("embedding.weight", "head.weight"):
         return 0
-    return next((dimension for ending, dimension in _SHARDED.items() if name.endswith(f".{ending}")), None)
+    return next((dimension for ending, dimension in SHARDED.items() if name.endswith(f".{ending}")), None)
 
 
 def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
