@@ -96,7 +96,7 @@ def test_an_error_loses_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert beating._phase == "step"
     monkeypatch.setattr(waiting, "perf_counter", lambda: now[0])
     before = waiting.waited()
-    with pytest.raises(OSError), waiting.counting():
+    with pytest.raises(OSError), waiting.timing():
         fail()
     assert waiting.waited() == before + 3.0
 

@@ -382,6 +382,13 @@ def test_stages_have_every_weight_once(family: str) -> None:
     assert sorted(names) == sorted(whole + ["embedding.weight"] * config.tie_embeddings)
 
 
+def test_a_module_that_no_end_of_the_pipeline_lists_is_not_left_on_every_stage() -> None:
+    model = meta_model(config_for("qwen3", 4))
+    model.bridge = torch.nn.Linear(2, 2)
+    with pytest.raises(AssertionError, match="bridge"):
+        keep_stages(model, spans(model.config, Parallel(pipeline=2))[:1])
+
+
 @pytest.mark.parametrize(
     ("layout", "count", "says"),
     [

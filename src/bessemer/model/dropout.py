@@ -9,8 +9,8 @@ element's 32 bits are a hash of its token's key and its own index: a 32-bit fina
 for hash functions") into which the other half of the key goes between the rounds. Integers wrap around, in int32 and int64,
 which torch computes alike on every device.
 
-Shapes: B sequences, T tokens, S tokens of the residual stream here, D width, F hidden units here, H heads here, C queries, N
-any number of elements.
+Shapes: B sequences, T tokens, L of them in the residual stream on this rank, D width, F hidden units and H heads on it,
+C queries, N any number of elements.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def _shift_right(x: Tensor, places: int, bits: int) -> Tensor:
 class DropoutMasks:
     """What is dropped in one forward pass, in the embeddings or in one block.
 
-    token_BT: keys of the tokens that attention and MLP work on; stream_BS: of those that the residual stream has here, fewer
+    token_BT: keys of the tokens that attention and MLP work on; stream_BL: of those that the residual stream has here, fewer
     where a tensor group divides it; part: which part of the heads and of the hidden units is here.
     """
 
     rates: Dropout
     token_BT: Tensor
-    stream_BS: Tensor
+    stream_BL: Tensor
     part: int = 0
 
     @classmethod
@@ -90,12 +90,12 @@ class DropoutMasks:
     def for_layer(self, layer: int) -> DropoutMasks:
         """Those of a block. Outside of compiled code, which would be compiled anew for each number."""
         token_BT = splitmix64(self.token_BT, layer)
-        stream_BS = token_BT if self.stream_BS is self.token_BT else splitmix64(self.stream_BS, layer)
-        return replace(self, token_BT=token_BT, stream_BS=stream_BS)
+        stream_BL = token_BT if self.stream_BL is self.token_BT else splitmix64(self.stream_BL, layer)
+        return replace(self, token_BT=token_BT, stream_BL=stream_BL)
 
-    def stream(self, x_BSD: Tensor, site: Site, rate: float) -> Tensor:
+    def stream(self, x_BLD: Tensor, site: Site, rate: float) -> Tensor:
         """Drop elements of what is added to the residual stream."""
-        return _drop(x_BSD, splitmix64(self.stream_BS, _SITES[site]), 0, rate)
+        return _drop(x_BLD, splitmix64(self.stream_BL, _SITES[site]), 0, rate)
 
     def hidden_units(self, x_BTF: Tensor) -> Tensor:
         """Drop hidden units of the MLP."""

@@ -160,7 +160,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to hidden states. Callers apply the head, since training computes logits in chunks and never all at once.
 
-    Has `head` (a LanguageHead), or `classifier` when the configuration has labels.
+    Has `head` (a LanguageHead), or `classifier` when the configuration has labels. parallel/pipeline.py and parallel/tensor.py
+    list its modules by name.
     """
 
     head: LanguageHead

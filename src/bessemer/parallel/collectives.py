@@ -5,7 +5,7 @@ all-gather before a matmul has a reduce-scatter as its backward; the reduce-scat
 These are functional collectives, which torch.compile traces, called as operators because their Python wrappers have
 different names in torch 2.11 and 2.13.
 
-Shapes: B sequences, T tokens, t ranks of the group, D any last dimension.
+Shapes: B sequences, T tokens, L = T / t of them on each of t ranks, D any last dimension.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def wait(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         compiled: Tensor = functional.wait_tensor(x)
         return compiled
-    with waiting.counting():
+    with waiting.timing():
         result: Tensor = functional.wait_tensor(x)
     return result
 
@@ -115,17 +115,17 @@ def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
     return torch.cat(whole.chunk(group.size), dim) if dim else whole
 
 
-def gather_tokens(x_BTD: Tensor, group: RankGroup, *, replicated: bool = False) -> Tensor:
-    """All-gather each rank's (B, T / t, D) to (B, T, D).
+def gather_tokens(x_BLD: Tensor, group: RankGroup, *, replicated: bool = False) -> Tensor:
+    """All-gather each rank's (B, L, D) to (B, T, D).
 
     The backward sums the ranks' gradients (reduce-scatter). replicated: all ranks compute the same from here on and hold the
     same gradient, so that the backward only slices it.
     """
-    return collective(x_BTD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
+    return collective(x_BLD, group, 1, "all_gather", "slice" if replicated else "reduce_scatter")
 
 
 def scatter_tokens(x_BTD: Tensor, group: RankGroup) -> Tensor:
-    """Reduce-scatter the ranks' (B, T, D) to each rank's (B, T / t, D); the backward is an all-gather."""
+    """Reduce-scatter the ranks' (B, T, D) to each rank's (B, L, D); the backward is an all-gather."""
     require_divisible_tokens(x_BTD.shape[1], group.size)
     return collective(x_BTD, group, 1, "reduce_scatter", "all_gather")
 

@@ -2,7 +2,7 @@
 
 Only attention mixes tokens: keys and values of the whole sequence are all-gathered, and each rank attends from its own
 queries. Sequences are sharded as in the Llama 3 report (Grattafiori et al. 2024, section 3.3.2): 2c chunks for c ranks, of
-which rank r takes r and 2c - 1 - r. Under a causal mask each rank then has the same number of (query, key) pairs; without
+which rank r takes two (`chunks_of`). Under a causal mask each rank then has the same number of (query, key) pairs; without
 one every sharding is balanced, so the same one serves.
 
 PyTorch's own `context_parallel` (torch.distributed.tensor.experimental, a prototype; looked at in 2.11 and 2.13) takes no
@@ -31,6 +31,11 @@ from bessemer.parallel.collectives import RankGroup, all_gather, collective, req
 from bessemer.parallel.mesh import ProcessMesh
 
 
+def chunks_of(rank: int, num_ranks: int) -> tuple[int, int]:
+    """The two of a sequence's 2 x num_ranks chunks that a context rank holds."""
+    return rank, 2 * num_ranks - 1 - rank
+
+
 @dataclass(frozen=True)
 class SequenceShard:
     """The tokens that one of `num_ranks` context ranks holds of sequences of `length` tokens."""
@@ -48,10 +53,10 @@ class SequenceShard:
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(start, end) in the sequence of the local tokens, in order; one range where the two chunks are adjacent."""
-        chunk, back = self.length // (2 * self.num_ranks), 2 * self.num_ranks - 1 - self.rank
-        if back == self.rank + 1:
-            return ((self.rank * chunk, (back + 1) * chunk),)
-        return ((self.rank * chunk, (self.rank + 1) * chunk), (back * chunk, (back + 1) * chunk))
+        chunk, (front, back) = self.length // (2 * self.num_ranks), chunks_of(self.rank, self.num_ranks)
+        if back == front + 1:
+            return ((front * chunk, (back + 1) * chunk),)
+        return ((front * chunk, (front + 1) * chunk), (back * chunk, (back + 1) * chunk))
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """Index in the whole sequence of each local token, (L,)."""
@@ -163,7 +168,7 @@ def _tensor_masks(mesh: ProcessMesh, masks: DropoutMasks | None) -> DropoutMasks
         return None
     size, rank = mesh.size("tensor"), mesh.coordinate("tensor")
     require_divisible_tokens(masks.token_BT.shape[1], size)
-    return replace(masks, stream_BS=masks.token_BT.chunk(size, dim=1)[rank], part=rank)
+    return replace(masks, stream_BL=masks.token_BT.chunk(size, dim=1)[rank], part=rank)
 
 
 def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
@@ -178,27 +183,26 @@ def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
 
 
 def attend(
-    q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
+    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
     group: RankGroup,
 ) -> Tensor:  # fmt: skip
     """Attention of local queries over the whole sequences, (B, H, L, K), from local keys and values."""
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "context parallelism needs batches from `local_batch`"
-    k_BGTK, v_BGTK = gather_keys_values(k_BGSK, v_BGSK, group)
-    return attention(q_BHSK, k_BGTK, v_BGTK, scope, masks)
+    k_BGTK, v_BGTK = gather_keys_values(k_BGLK, v_BGLK, group)
+    return attention(q_BHLK, k_BGTK, v_BGTK, scope, masks)
 
 
-def gather_keys_values(k_BGSK: Tensor, v_BGSK: Tensor, group: RankGroup) -> tuple[Tensor, Tensor]:
+def gather_keys_values(k_BGLK: Tensor, v_BGLK: Tensor, group: RankGroup) -> tuple[Tensor, Tensor]:
     """All-gather keys and values of the whole sequences, (B, G, T, K) each, in one collective.
 
     The backward is one reduce-scatter, which sums gradients in their own dtype.
     """
-    # The chunk dimension leads, so that the gathered tensor has the 2c chunks in the order 0, 2c - 1, 1, 2c - 2, ...
-    chunked = [x.unflatten(2, (2, -1)).movedim(2, 0) for x in (k_BGSK, v_BGSK)]  # type: ignore[no-untyped-call]
+    # The chunk dimension leads, so that the gathered tensor has the 2c chunks in the order of ranks.
+    chunked = [x.unflatten(2, (2, -1)).movedim(2, 0) for x in (k_BGLK, v_BGLK)]  # type: ignore[no-untyped-call]
     chunks = collective(torch.stack(chunked, dim=1), group, 0, "all_gather", "reduce_scatter").unbind(0)
-    ranks = group.size
-    in_order = [chunks[2 * n] if n < ranks else chunks[2 * (2 * ranks - 1 - n) + 1] for n in range(2 * ranks)]
-    k_BGTK, v_BGTK = torch.cat(in_order, dim=3).unbind(0)
+    by_rank = [chunk for rank in range(group.size) for chunk in chunks_of(rank, group.size)]
+    k_BGTK, v_BGTK = torch.cat([chunks[by_rank.index(n)] for n in range(len(chunks))], dim=3).unbind(0)
     return k_BGTK, v_BGTK
 
 

@@ -22,7 +22,8 @@ from bessemer.parallel import traffic, waiting
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
-MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")  # neighbours along the last are nearest
+# Ranks that are neighbours along the last are nearest. AXES has them in the order in which a recipe is written.
+MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
 TIMEOUT = timedelta(minutes=10)
 CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
@@ -76,7 +77,7 @@ class ProcessMesh:
 
     @property
     def is_loss_rank(self) -> bool:
-        """True on the ranks whose losses add up to the batch's: the last pipeline stage, tensor rank 0."""
+        """True on the ranks whose losses add up to the batch's: last pipeline stage, tensor rank 0, any data and context rank."""
         return self.coordinate("pipeline") == self.loss_coordinate and self.coordinate("tensor") == 0
 
     @property

@@ -3,7 +3,8 @@
 `torch.distributed.pipelining` provides GPipe (Huang et al. 2019), 1F1B with a flush and
 interleaved 1F1B (both Narayanan et al. 2021), ZBV (Qi et al. 2023) and DualPipeV (DeepSeek-AI 2024, cut in half).
 
-Shapes: B sequences of a micro-batch, T tokens, L of them on this rank, D width, S targets of a sequence.
+Shapes: B sequences of a micro-batch, T tokens of a whole sequence, L of them on this rank, D width, S targets of a sequence (T,
+or 1 of a classifier).
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
     last. Names stay, except that a tied matrix is `head.weight` on the last stage and `embedding.weight` on the first, two
     parameters even on one process: see `parallel.tied`.
     """
+    names = {name for name, _ in model.named_children()} - {"blocks", *BEFORE_BLOCKS, *AFTER_BLOCKS}
+    assert not names, f"neither BEFORE_BLOCKS nor AFTER_BLOCKS has {names}, which every stage would keep"
     if model.config.is_tied:
         model.head.weight = nn.Parameter(model.head.weight.detach().clone(), model.head.weight.requires_grad)
     for number in range(len(model.blocks)):
@@ -95,7 +98,7 @@ def _remove_outer_modules(model: Transformer, has_embedding: bool, has_head: boo
 
 
 class Stage(nn.Module):
-    """One pipeline stage: what FSDP2 wraps and the schedule runs.
+    """One pipeline stage: what FSDP2 wraps and the schedule runs. Its forward pass is Transformer.forward and the loss, in parts.
 
     model: `stage_model` of the stage. autocast: entered in the forward pass, since a schedule inside of it would also run its
     backward passes there.
@@ -149,13 +152,13 @@ class Stage(nn.Module):
 class BatchShape:
     """A step's batch of `count` micro-batches of `rows` sequences of `length` tokens.
 
-    tokens: of a sequence in the hidden states of this process, fewer with context or tensor parallelism.
+    hidden_length: tokens of a sequence in this rank's hidden states, fewer with context or tensor parallelism.
     """
 
     count: int
     rows: int
     length: int
-    tokens: int
+    hidden_length: int
 
 
 class _ScheduledStage(PipelineStage):
@@ -204,13 +207,13 @@ class Pipeline:
 
     def accumulate(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
-        micro_batches: int, divisor: int, factor: float = 1.0, tokens: int | None = None,
+        micro_batches: int, divisor: int, factor: float = 1.0, hidden_length: int | None = None,
     ) -> list[MicroBatchLoss]:  # fmt: skip
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
         Call it once a step, with no gradients yet: it ends by summing those of the copies of a tied matrix.
-        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. tokens: of a sequence in
-        the hidden states between stages, where not those of inputs_BT. Returns each micro-batch's loss, detached, on the
+        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. hidden_length:
+        of `BatchShape`, where not that of inputs_BT. Returns each micro-batch's loss, detached, on the
         process of the last stage, nothing elsewhere. Raises InputError when the batch does not divide or the schedule
         cannot run so many micro-batches.
         """
@@ -220,7 +223,7 @@ class Pipeline:
                 f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
             )
         length = inputs_BT.shape[1]
-        shape = BatchShape(micro_batches, rows, length, tokens or length)
+        shape = BatchShape(micro_batches, rows, length, hidden_length or length)
         if shape not in self.schedules:
             self.schedules[shape] = self._schedule(shape)
         for stage in self.stages:
@@ -237,7 +240,7 @@ class Pipeline:
         require_schedule(layout, self.device)
         require_micro_batches(layout, shape.count)
         meta, wide = torch.device("meta"), torch.promote_types(self.dtype, torch.float32)
-        size = shape.rows, shape.tokens, self.model.config.width
+        size = shape.rows, shape.hidden_length, self.model.config.width
         hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
         ids = torch.empty(shape.rows, shape.length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
@@ -266,7 +269,7 @@ class Pipeline:
 
     @torch.no_grad()
     def score(
-        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, tokens: int | None = None
+        self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, hidden_length: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
         """The task's scores of a batch on the device, (nats_BS, predicted_BS), forward only.
 
@@ -279,7 +282,7 @@ class Pipeline:
         for stage in self.stages:
             x = inputs_BT if stage.span.has_embedding else output
             if x is None:
-                size = len(inputs_BT), tokens or inputs_BT.shape[1], self.model.config.width
+                size = len(inputs_BT), hidden_length or inputs_BT.shape[1], self.model.config.width
                 x = torch.empty(size, dtype=self.dtype, device=self.device)
                 dist.recv(x, src=self._global_rank_of(stage.span.stage - 1), group=group)
             result = stage(x, inputs_BT=inputs_BT, targets_BS=targets_BS, starts_BT=starts_BT, scored=True)

@@ -15,34 +15,34 @@ import torch.distributed as dist
 
 _waited = 0.0
 _last_bucket: float | None = None  # when DDP's last bucket of gradients was sent
-_is_counting = False
+_is_timing = False
 
 
 def waited() -> float:
-    """Seconds waited since counting began."""
+    """Seconds waited since `start_timing`."""
     return _waited
 
 
 def start_timing() -> None:
-    """Start counting. All collectives and sends of torch end in `Work.wait`, which has no hook of its own."""
-    global _is_counting
-    if not _is_counting:
+    """Time all waits from here on. All collectives and sends of torch end in `Work.wait`, which has no hook of its own."""
+    global _is_timing
+    if not _is_timing:
         dist.Work.wait = _timed(dist.Work.wait)  # type: ignore[method-assign]
-        _is_counting = True
+        _is_timing = True
 
 
 def _timed(wait: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*arguments: Any, **options: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():  # an asynchronous checkpoint communicates too
             return wait(*arguments, **options)
-        with counting():
+        with timing():
             return wait(*arguments, **options)
 
     return timed
 
 
 @contextmanager
-def counting() -> Iterator[None]:
+def timing() -> Iterator[None]:
     """Time a wait for other processes and add it to the seconds waited."""
     global _waited
     began = perf_counter()

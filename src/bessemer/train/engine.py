@@ -133,13 +133,13 @@ class Pipelined:
         batch = MicroBatch(*columns)
         losses = self.pipeline.accumulate(
             *batch.to(self.device.torch_device), micro_batches=len(parts), divisor=divisor, factor=factor,
-            tokens=self._tokens(batch),
+            hidden_length=self._hidden_length(batch),
         )  # fmt: skip
         reduce_partial_gradients(self.pipeline.model)
         return losses
 
     def score(self, part: MicroBatch) -> Scores:
-        scores = self.pipeline.score(*part.to(self.device.torch_device)[:3], self._tokens(part))
+        scores = self.pipeline.score(*part.to(self.device.torch_device)[:3], self._hidden_length(part))
         whole = None
         if scores is not None:  # by the CPU: a pickled GPU tensor would come out on the sender's device
             whole = [None if one is None else one.cpu() for one in _whole_sequences(self.mesh, scores)]
@@ -147,7 +147,7 @@ class Pipelined:
         device = self.device.torch_device
         return nats_BS.to(device), None if predicted_BS is None else predicted_BS.to(device)
 
-    def _tokens(self, part: MicroBatch) -> int:
+    def _hidden_length(self, part: MicroBatch) -> int:
         """Tokens of a sequence in this process's hidden states."""
         return part.inputs_BT.shape[1] // self.mesh.size("context") // self.mesh.size("tensor")
 
