@@ -78,5 +78,5 @@ def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:
         assert layout.fits_micro_batches(count)
         assert 0.0 < here.bubble(layout, count) < 0.5
     assert here.bubble(Parallel(shard=4), 8) == 0.0
-    with pytest.raises(ValueError, match="is the schedule 1f1b"):
+    with pytest.raises(ValueError, match="with 1 it is 1f1b"):
         Parallel(pipeline=2, schedule="interleaved", virtual=1)

@@ -5,6 +5,9 @@ Every refusal is an InputError that names what would do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
+
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import num_stages
 from bessemer.model.config import ModelConfig
@@ -96,22 +99,25 @@ def require_length(num_ranks: int, length: int) -> None:
     unit = 2 * num_ranks
     if num_ranks == 1 or length % unit == 0:
         return
-    below, above = length // unit * unit, -(-length // unit) * unit
-    nearest = f"{below} or {above}" if below else f"{above}"
     raise InputError(
         f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
-        f"into {unit} equal parts; the nearest that does is {nearest}"
+        f"into {unit} equal parts; the nearest that does is {' or '.join(nearest(length, lambda n: n % unit == 0))}"
     )
 
 
-def require_micro_batches(layout: Parallel, count: int) -> None:
-    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run `count` micro-batches a step."""
-    if layout.fits_micro_batches(count):
+def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
+    """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
+    if layout.fits_micro_batches(micro_batches):
         return
-    below = next((n for n in range(count - 1, 0, -1) if layout.fits_micro_batches(n)), None)
-    above = next(n for n in range(count + 1, count + 2 * layout.pipeline + 1) if layout.fits_micro_batches(n))
-    nearest = f"{above}" if below is None else f"{below} or {above}"
+    numbers = " or ".join(nearest(micro_batches, layout.fits_micro_batches))
     raise InputError(
-        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {count} micro-batches a step (of "
-        f"each part of the batch), but {nearest}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
+        f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {micro_batches} micro-batches a step "
+        f"(of each part of the batch), but {numbers}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
     )
+
+
+def nearest(number: int, fits: Callable[[int], bool]) -> list[str]:
+    """The next numbers below, if any, and above that fit."""
+    below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
+    above = next(n for n in count(number + 1) if fits(n))
+    return [str(n) for n in (below, above) if n is not None]

@@ -143,16 +143,11 @@ def _memory_of_several(
         gradients = state_bytes(layout, head, bytes_per_gathered, micro_batches)[2]
         of_moments = 1 / layout.state_shards
     return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=round(optimizer_bytes(train, config) * of_moments),
-        average=round((4 * config.parameters if train.ema else 0) * of_weights),  # in fp32
-        activations=activations,
-        logits=logits,
-        base=0,
+        weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
+        average=round((4 * config.parameters if train.ema else 0) * of_weights), activations=activations, logits=logits, base=0,
         casts=gathered if layout.uses_fsdp else casts,
         slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits)),
-    )
+    )  # fmt: skip
 
 
 def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: int, is_cuda: bool) -> int:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import nearest
 from bessemer.layout.pipeline_stages import rank_of, stages_of
-from bessemer.recipe.parallel import SEVERAL_STAGES, V_SHAPED, PipelineSchedule, interleaved_rounds, stages_per_rank
+from bessemer.recipe.parallel import PipelineSchedule, interleaved_rounds, stages_complaint, stages_per_rank
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
@@ -110,14 +111,8 @@ def checked_stages_per_rank(name: str, virtual: int | None = None) -> int:
         near = difflib.get_close_matches(name.lower(), [*NAMES, *_ALIASES], n=1, cutoff=0.5)
         meant = f"; did you mean {_ALIASES.get(near[0], near[0])}?" if near else "."
         raise InputError(f"schedule {name}: there is none of that name{meant} There are {', '.join(NAMES)}")
-    if name in V_SHAPED:
-        if virtual not in (None, 2):
-            raise InputError(f"schedule {name}: has 2 stages a process, not {virtual}; leave virtual out")
-    elif name in SEVERAL_STAGES:
-        if virtual is not None and virtual < 2:
-            raise InputError(f"schedule {name}: virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b")
-    elif virtual not in (None, 1):
-        raise InputError(f"schedule {name}: has 1 stage a process, not {virtual}; interleaved takes more")
+    if complaint := stages_complaint(name, virtual):
+        raise InputError(f"schedule {name}: {complaint}")
     return stages_per_rank(name, 2, virtual)
 
 
@@ -233,11 +228,10 @@ def _group(p: int, m: int) -> int:
     """
     groups = interleaved_rounds(p, m)
     if m % groups:
-        fit = [n for n in range(1, 4 * m) if n % interleaved_rounds(p, n) == 0]
-        below, above = max(n for n in fit if n < m), min(n for n in fit if n > m)
+        fits = nearest(m, lambda n: n % interleaved_rounds(p, n) == 0)
         raise InputError(
             f"schedule interleaved: {m} micro-batches on {p} processes do not make {groups} equal groups; "
-            f"the nearest numbers that fit are {below} and {above}"
+            f"the nearest numbers that fit are {' and '.join(fits)}"
         )
     return m // groups
 

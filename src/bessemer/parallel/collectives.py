@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
+from bessemer.layout.fit import nearest
 from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
 
@@ -86,11 +87,10 @@ class VocabularyShard:
 def require_divisible_tokens(tokens: int, size: int) -> None:
     """Raise InputError, with the nearest lengths that divide, when sequences of `tokens` do not divide by `size`."""
     if tokens % size:
-        low = tokens // size * size
-        nearest = f"{low} and {low + size}" if low else str(low + size)
+        lengths = " and ".join(nearest(tokens, lambda n: n % size == 0))
         raise InputError(
             f"parallel.tensor: sequences of {tokens} tokens do not divide by {size} processes; the nearest lengths that "
-            f"do are {nearest} (tokens.sequence_length, over parallel.context)"
+            f"do are {lengths} (tokens.sequence_length, over parallel.context)"
         )
 
 

@@ -23,6 +23,17 @@ def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) ->
     return 1 if pipeline == 1 else virtual or (2 if schedule in SEVERAL_STAGES else 1)
 
 
+def stages_complaint(schedule: str, virtual: int | None) -> str | None:
+    """Why a schedule cannot have `virtual` stages on each rank; None: it can, or has its own number."""
+    if virtual is None:
+        return None
+    if schedule in V_SHAPED:
+        return None if virtual == 2 else f"has 2 stages a process, not {virtual}; leave virtual out"
+    if schedule in SEVERAL_STAGES:
+        return None if virtual > 1 else f"virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b"
+    return None if virtual == 1 else f"has 1 stage a process, not {virtual}; interleaved takes more"
+
+
 def interleaved_rounds(pipeline: int, count: int) -> int:
     """Rounds, which must be of equal size, in which the interleaved schedule takes `count` micro-batches, as in torch.
 
@@ -86,14 +97,8 @@ class Parallel(AxisSizes, Section):
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
-        if self.virtual is not None and self.virtual > 1 and self.schedule not in SEVERAL_STAGES:
-            raise ValueError(
-                f"parallel.virtual = {self.virtual} needs a schedule with several stages a process: {', '.join(SEVERAL_STAGES)}"
-            )
-        if self.schedule == "interleaved" and self.virtual == 1:
-            raise ValueError("parallel.virtual = 1 is the schedule 1f1b; interleaved has 2 stages a process or more")
-        if self.schedule in V_SHAPED and self.virtual not in (None, 2):
-            raise ValueError(f"parallel.schedule = {self.schedule} has 2 stages a process, not {self.virtual}")
+        if complaint := stages_complaint(self.schedule, self.virtual):
+            raise ValueError(f"parallel.schedule = {self.schedule}: {complaint}")
         return self
 
     @property
