@@ -20,7 +20,7 @@ from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory, stages
 from bessemer.plan.estimate.parts import each
-from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_of
+from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_by_cut
 from bessemer.recipe import Parallel, parse
 
 GB = 1e9
@@ -206,7 +206,7 @@ def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
 
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(InputError, match="16 blocks"):
-        parts_of(model(), parallel(Layout(pipeline=32)), "even")
+        parts_by_cut(model(), parallel(Layout(pipeline=32)), "even")
 
 
 # --- this program ------------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class WallClock:
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
         """Count the time of the block as `kind` and not as part of a step."""
+        assert kind in TIME_KINDS, kind
         begun = perf_counter()
         try:
             yield

@@ -179,8 +179,8 @@ class Journal:
 
 def _rollback(row: dict[str, Any]) -> Rollback:
     """The rollback of a line. Older lines do not say whether the recipe was changed: then nothing was skipped or re-warmed."""
-    omitted, optional = (int(row["omitted"][0]), int(row["omitted"][1])), {"is_recipe_change"}
-    values = {name: row[name] for name in Rollback.__dataclass_fields__ if name in row or name not in optional}
+    omitted = int(row["omitted"][0]), int(row["omitted"][1])
+    values = {name: row[name] for name in Rollback.__dataclass_fields__ if name in row}
     changes_nothing = row["rewarm_steps"] == 0 and row["rewarm_from"] == 1.0 and omitted[0] == omitted[1]
     return Rollback(**{"is_recipe_change": changes_nothing, **values, "omitted": omitted})
 

@@ -1,4 +1,6 @@
-"""What follows from a recipe's model and its [parallel] table: shapes, stages, schedules, FLOPs, bytes, communication.
+"""What follows from a recipe's model and its [parallel] table without tensors.
 
-derived_keys.py and scaling_rules.py give the keys that a recipe leaves out: width, batch, learning rate, steps.
+fit.py: whether they fit; pipeline_stages.py and pipeline_schedules.py: stages, and who computes what in which order; flops.py,
+memory.py, communication.py: FLOPs, bytes held, bytes sent; devices.py: the catalogue. derived_keys.py and scaling_rules.py give
+the keys that a recipe leaves out: width, batch, learning rate, steps.
 """

@@ -85,12 +85,12 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
 
 
 def step_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, of: ElementBytes,
+    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, widths: ElementBytes,
     recomputed_in_all: int = 0, label_smoothing: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
-    tokens, targets: of the global batch; micro_batches: of each part of it; recomputed_in_all: blocks of the whole model. Without
+    tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_in_all: blocks of the whole model. Without
     what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
     pipeline that are sharded.
 
@@ -99,39 +99,39 @@ def step_bytes(
     backward pass (zero 3: Rajbhandari et al. 2020, section 7.2). A ring sends (n - 1) / n of a tensor for a gather or a
     reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan 2009, section 3).
     """
-    ways, parts = layout.state_shards, layout.data * layout.context
+    ways, groups = layout.state_shards, layout.data * layout.context  # tensor groups of a stage
     if layout.pipeline > 1 and ways > 1:
         return None
     blocks, outside = tensor_rank_parameters(config, layout)
     own = blocks + outside
     # Data: every tensor rank of every part of the batch, all its stages together.
-    several, share = parts * layout.tensor, (ways - 1) / ways
+    several, share = groups * layout.tensor, (ways - 1) / ways
     gathers = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else own
     copies = 2 * (layout.replicate - 1) / layout.replicate
     # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
     # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor, replicated = tensor_bytes(
-        config, layout.tensor, tokens, targets, bytes_per_activation=of.activation, bytes_per_sum=of.sums,
+        config, layout.tensor, tokens, targets, bytes_per_activation=widths.activation, bytes_per_sum=widths.sums,
         label_smoothing=label_smoothing, recomputed_in_all=recomputed_in_all,
     )  # fmt: skip
-    reductions = micro_batches if parts > 1 and layout.effective_zero > 1 else 1
-    element = of.gathered if parts > 1 else of.gradient
-    whole = replicated * element * parts * reductions
+    reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
+    element = widths.gathered if groups > 1 else widths.gradient
+    whole = replicated * element * groups * reductions
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
-    keys = 2 * config.kv_heads * config.head_dim * tokens * of.activation * (layout.context - 1)
+    keys = 2 * config.kv_heads * config.head_dim * tokens * widths.activation * (layout.context - 1)
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
-    hidden, tied = pipeline_bytes(config, layout, tokens, of.activation, of.gradient)
+    hidden, tied = pipeline_bytes(config, layout, tokens, widths.activation, widths.gradient)
     others, reduced = layout.tensor - 1, 1 if layout.effective_zero == 1 else micro_batches
     sent = {
-        "all_gather": several * share * gathers * of.gathered
+        "all_gather": several * share * gathers * widths.gathered
         + others * tensor["all_gather"]
         + (config.layers + recomputed_in_all) * keys,
-        "reduce_scatter": several * share * own * of.gradient * reduced
+        "reduce_scatter": several * share * own * widths.gradient * reduced
         + others * tensor["reduce_scatter"]
         + config.layers * keys,
-        "all_reduce": several * copies * own * of.gradient / ways
+        "all_reduce": several * copies * own * widths.gradient / ways
         + 2 * others * (tensor["all_reduce"] + whole)
-        + 2 * tied * parts / ways,
+        + 2 * tied * groups / ways,
         "send": hidden,
     }
     return {kind: round(value) for kind, value in sent.items() if value}

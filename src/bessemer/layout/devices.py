@@ -67,7 +67,13 @@ class DeviceSpec:
 
 REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
 KEYS = [each.name for each in fields(DeviceSpec)]
-UNITS = {"memory": 1e9, "bandwidth": 1e9, "intra": 1e9, "inter": 1e9, "watts": 1.0}  # of keys of a file that are scaled
+FACTORS = {
+    "memory": 1e9,
+    "bandwidth": 1e9,
+    "intra": 1e9,
+    "inter": 1e9,
+    "watts": 1.0,
+}  # of keys of a file that are scaled
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
@@ -171,7 +177,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
     shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "domain", "units")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
-    numbers |= {key: table[key] for key in (*UNITS, "per_node", *shares, "price") if key in table}
+    numbers |= {key: table[key] for key in (*FACTORS, "per_node", *shares, "price") if key in table}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise InputError(f"{where}: {key} = {value!r}, but it must be a number above zero")
@@ -183,7 +189,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
             raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
     if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
         raise InputError(f"{where}: also must be a list of spellings")
-    scaled = {key: table[key] * unit for key, unit in UNITS.items() if key in table}
+    scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}
     peaks = MappingProxyType({key: value * 1e12 for key, value in flops.items()})
     return DeviceSpec(**{**table, **scaled, "flops": peaks, "also": tuple(also)})
 

@@ -1,6 +1,7 @@
-"""Whether a layout can train a model: the rule of training, of the planner and of its search.
+"""Whether a layout can train a model: the rules of training, of the planner and of its search.
 
-Every refusal is an InputError that names what would do.
+Every refusal is an InputError that names what would do. What depends on the batch, the optimizer or the device besides is refused
+by `train.split.require_trainable`.
 """
 
 from __future__ import annotations

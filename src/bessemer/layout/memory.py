@@ -256,12 +256,11 @@ class PartParameters:
 
 @lru_cache(maxsize=4096)
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
-    """Peak micro-batches whose activations a rank of a pipeline of `ranks` ranks with `virtual` stages each holds, in units of
-    one micro-batch's on all of its stages.
+    """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
+    stages; `ScheduleActions.held` counts the same of a schedule's list.
 
-    All of them in GPipe (Huang et al. 2019); one for each stage from here on in 1F1B (Narayanan et al. 2021, section 2.2.1),
-    with (p - 1) / (p v) as many again where v stages are interleaved (there, section 2.2.2), in rounds of more than p
-    micro-batches more; at most p and a half in a V (Qi et al. 2024).
+    GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
+    (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024).
     """
     if ranks == 1:
         return 1.0

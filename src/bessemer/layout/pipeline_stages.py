@@ -80,7 +80,7 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
         value = [0.0 if end == 0 else inf for end in range(number + 1)]  # of the first `end` blocks in `stage` stages
         starts: list[list[int]] = []
         for stage in range(stages):
-            now, of = [inf] * (number + 1), [0] * (number + 1)
+            now, start = [inf] * (number + 1), [0] * (number + 1)
             for end in range(number + 1):
                 for first in range(end):
                     one = cost(stage, first, end)
@@ -88,13 +88,13 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
                         continue
                     total = value[first] + one * one if squares else max(value[first], one)
                     if total < now[end]:
-                        now[end], of[end] = total, first
+                        now[end], start[end] = total, first
             value = now
-            starts.append(of)
+            starts.append(start)
         cut, end = [], number
-        for of in reversed(starts):
-            cut.append(range(of[end], end))
-            end = of[end]
+        for start in reversed(starts):
+            cut.append(range(start[end], end))
+            end = start[end]
         return value[number], tuple(reversed(cut))
 
     largest, _ = best(inf, squares=False)
@@ -131,11 +131,11 @@ def _balanced_alike(layers: int, block: float, embedding: float, head: float, co
     return (*(least + (stage >= count - 1 - extra) for stage in range(count - 1)), best[2])
 
 
-def stage_costs(of: Costs, cut: Sequence[range]) -> tuple[float, ...]:
+def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
     """What each stage of a cut costs, in the unit of its parts."""
-    totals = [sum(of.blocks[block] for block in blocks) for blocks in cut]
-    totals[0] += of.embedding
-    totals[-1] += of.head
+    totals = [sum(costs.blocks[block] for block in blocks) for blocks in cut]
+    totals[0] += costs.embedding
+    totals[-1] += costs.head
     return tuple(totals)
 
 
@@ -180,8 +180,8 @@ def spans(config: ModelConfig, layout: Parallel) -> list[Span]:
 
 
 def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
-    """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, else stage
-    s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
+    """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, with all
+    other schedules stage s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
     if schedule in V_SHAPED and ranks > 1:
         return (rank, 2 * ranks - 1 - rank)
     return tuple(range(rank, ranks * virtual, ranks))
@@ -192,9 +192,9 @@ def rank_of(schedule: str, stage: int, ranks: int) -> int:
     return 2 * ranks - 1 - stage if schedule in V_SHAPED and stage >= ranks else stage % ranks
 
 
-def stages_at(layout: Parallel, place: int) -> tuple[int, ...]:
-    """The stages that the process at `place` of the pipeline axis holds."""
-    return stages_of(layout.schedule, place, layout.pipeline, layout.stages_per_rank)
+def stages_at(layout: Parallel, pipeline_rank: int) -> tuple[int, ...]:
+    """The stages that a rank of the pipeline axis holds."""
+    return stages_of(layout.schedule, pipeline_rank, layout.pipeline, layout.stages_per_rank)
 
 
 def recomputed_in_all(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
@@ -210,7 +210,7 @@ def parts_of(config: ModelConfig, layout: Parallel) -> tuple[PipelinePart, ...]:
 
 def parts_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[PipelinePart, ...]:
     """As `parts_of`, by the number of blocks of each stage."""
-    stages_by_rank = [stages_at(layout, place) for place in range(layout.pipeline)]
+    stages_by_rank = [stages_at(layout, rank) for rank in range(layout.pipeline)]
     return tuple(
         PipelinePart(rank, sum(blocks[stage] for stage in stages), 0 in stages, len(blocks) - 1 in stages)
         for rank, stages in enumerate(stages_by_rank)

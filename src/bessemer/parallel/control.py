@@ -39,7 +39,9 @@ def gather_scatter(
     if gathered is not None:
         failed = next((rank for rank, (_, its_fault) in enumerate(gathered) if its_fault is not None), None)
         if failed is None:
-            decided, fault, cause = _attempt(lambda: _decided(decide, [its_value for its_value, _ in gathered]))
+            values = [its_value for its_value, _ in gathered]
+            # Too few results raise here and not below, where the others would wait in vain.
+            decided, fault, cause = _attempt(lambda: [one for one, _ in zip(decide(values), values, strict=True)])
             failed = 0 if fault is not None else None
         else:
             fault = gathered[failed][1]
@@ -55,13 +57,6 @@ def gather_scatter(
             del cause  # with this frame it would be a reference cycle that keeps the group alive
     result: Result = answer
     return result
-
-
-def _decided(decide: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
-    """What rank 0 decides, checked before the others wait for it."""
-    results = decide(values)
-    assert len(results) == len(values), f"{len(results)} results for {len(values)} ranks"
-    return results
 
 
 def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, type[Exception]] | None, Exception | None]:

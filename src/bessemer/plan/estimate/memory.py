@@ -11,7 +11,7 @@ from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
-from bessemer.plan.estimate.stage_cuts import parts_of
+from bessemer.plan.estimate.stage_cuts import parts_by_cut
 from bessemer.recipe import Train
 from bessemer.terminal import size
 
@@ -72,13 +72,13 @@ class DeviceMemory:
 
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
-    parts = _undominated(parts_of(job.model, parallel(job.layout), job.framework.cut))
+    parts = _undominated(parts_by_cut(job.model, parallel(job.layout), job.framework.cut))
     return max((_of(job, part) for part in parts), key=lambda found: found.total)
 
 
 def stages(job: Job) -> list[DeviceMemory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in parts_of(job.model, parallel(job.layout), job.framework.cut)]
+    return [_of(job, part) for part in parts_by_cut(job.model, parallel(job.layout), job.framework.cut)]
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @lru_cache(maxsize=4096)
-def parts_of(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelinePart, ...]:
+def parts_by_cut(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelinePart, ...]:
     """What each rank of the pipeline axis holds. Raises InputError when there are more stages than blocks."""
     outer = 2 * (cut == "ends")  # whose embedding and head may have a stage for themselves
     return parts_with_blocks(layout, blocks_of_stages(config, num_stages(config, layout, outer), cut))
