@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from bessemer.errors import BessemerError
-from bessemer.evaluate.final import complete
-from bessemer.evaluate.generation import Sampling
+from bessemer.model.generation import Sampling
 from bessemer.model.huggingface import export as files
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.samples import complete
 from bessemer.train.task import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred

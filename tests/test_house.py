@@ -27,6 +27,7 @@ FLOORS = [
     ("plan",),
     ("evaluate",),
     ("report",),
+    ("watch",),
     ("previous", "longer", "changed_recipe", "derived"),
     ("preflight", "forecast", "stages", "chosen_layout"),
     ("check", "studies"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.terminal import warn
+from bessemer.terminal import LOG, log, warn
 
 STAGE_FILE = "stage.json"
 OUT = "out"  # within the work of a resumable stage, what will be published
@@ -59,6 +59,7 @@ class RunFolder:
     evaluation = _Place("evaluation.json")  # held-out loss, bits per byte, the 5-gram beside it, samples
     export = _Place("export")  # the model in the Hugging Face layout
     report = _Place("report.html")
+    log = _Place("log.txt")  # what the commands that wrote this run said
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -82,11 +83,38 @@ class RunFolder:
                 ) from None
             os.ftruncate(handle, 0)
             os.write(handle, f"pid {os.getpid()}".encode())
-            yield
+            with _logging_to(self.log):
+                yield
         finally:
-            if is_new and [entry.name for entry in self.path.iterdir()] == [lock.name]:  # a refusal leaves no trace
-                shutil.rmtree(self.path, ignore_errors=True)
+            if is_new and {entry.name for entry in self.path.iterdir()} <= {lock.name, self.log.name}:
+                shutil.rmtree(self.path, ignore_errors=True)  # a refusal leaves no trace
             os.close(handle)
+
+    def is_being_written(self) -> bool:
+        """Whether a process of this machine holds the folder by `writing`. Takes no lock: that would refuse a run that starts."""
+        try:
+            found = os.stat(self.path / ".lock")
+            locks = Path("/proc/locks").read_text()
+        except OSError:
+            return False
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        return any("FLOCK" in line and place in line.split() for line in locks.splitlines())
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Copy what is said to a log, and the error that ends it."""
+    before = os.environ.get(LOG)
+    os.environ[LOG] = str(path.absolute())
+    try:
+        yield
+    except BaseException as error:
+        log(str(error) or type(error).__name__)
+        raise
+    finally:
+        os.environ.pop(LOG, None)
+        if before is not None:
+            os.environ[LOG] = before
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:

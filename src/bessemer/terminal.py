@@ -11,7 +11,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 Advance = Callable[..., None]
 
 FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
-QUIET = "BESSEMER_QUIET"  # an environment variable, so that worker processes are silent with their parent
+# Environment variables, so that worker processes follow their parent: silent, and a file that lines are copied to.
+QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
 
 
 def console() -> Console:
@@ -43,6 +45,17 @@ def coloured() -> bool:
 def say(line: str = "") -> None:
     """One line for the person; rich markup is allowed, escape what comes from data."""
     console().print(line, soft_wrap=True)
+    if LOG in os.environ:
+        from rich.text import Text
+
+        log(Text.from_markup(line).plain)
+
+
+def log(line: str) -> None:
+    """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
+    if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != "1":
+        with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {line.strip()}\n")
 
 
 def warn(line: str) -> None:
@@ -50,6 +63,7 @@ def warn(line: str) -> None:
     from rich.markup import escape
 
     console().print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+    log(f"warning: {line}")
 
 
 def silence_libraries() -> None:
@@ -176,6 +190,7 @@ class _Lines:
         while not self._ended.wait(wait):
             if self.innermost[-1] is self:
                 console().print(f"  {self._line()}", soft_wrap=True, markup=False)
+                log(self._line())
             wait = LINE_SECONDS
 
     def _line(self) -> str:

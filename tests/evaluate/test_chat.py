@@ -5,7 +5,7 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.evaluate.chat import Chat, Template
-from bessemer.evaluate.generation import Sampling
+from bessemer.model.generation import Sampling
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred

@@ -435,7 +435,7 @@ ENVIRONMENT = {
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
     """Writes a whole run into a new folder."""
-    return lambda **options: write_run(tmp_path / "forge", **options)
+    return lambda **options: write_run(**{"folder": tmp_path / "forge", **options})
 
 
 class Reader(HTMLParser):

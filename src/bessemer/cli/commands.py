@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bessemer.cli import check, experiments, inspection, model, plan, planning, run, train
+from bessemer.cli import check, experiments, inspection, model, plan, planning, run, train, watch
 from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, RECIPE, SAMPLING, Command, flag, option
 
 COMMANDS = (
@@ -128,6 +128,11 @@ COMMANDS = (
     Command("diagnose", "take a step of a run again, and say what was wrong: machine, precision, data or weights",
             inspection.diagnose, (
         *OF_RUN, option("--step", "the step (1-based), as incidents.jsonl names it", type=int, required=True, metavar="N"),
+    )),
+    Command("watch", "runs while they train: a page on this machine that updates itself", watch.watch, (
+        option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
+        flag("--terminal", "show them here as text instead"),
+        option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
     )),
     Command("report", "write report.html of a run", inspection.report, OF_RUN),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (

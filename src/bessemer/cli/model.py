@@ -24,7 +24,7 @@ def evaluate(args: argparse.Namespace) -> Any:
 
 
 def generate(args: argparse.Namespace) -> Any:
-    from bessemer.evaluate.final import complete
+    from bessemer.train.samples import complete
 
     sampling = options.sampling(args)
     store, tokenizer, model = runs.open_model(args)

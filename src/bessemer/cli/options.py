@@ -11,7 +11,7 @@ from bessemer.errors import InputError
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.evaluate.generation import Sampling
+    from bessemer.model.generation import Sampling
 
 Option = tuple[str, dict[str, Any]]
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
@@ -79,7 +79,7 @@ def average(args: argparse.Namespace) -> int:
 
 def sampling(args: argparse.Namespace) -> Sampling:
     """How to sample. Raises InputError."""
-    from bessemer.evaluate.generation import Sampling
+    from bessemer.model.generation import Sampling
 
     if args.max_tokens < 1:
         raise InputError(f"--max-tokens: {args.max_tokens} is not a number of tokens to write; give 1 or more")

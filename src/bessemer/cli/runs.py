@@ -90,6 +90,25 @@ def open_run(args: argparse.Namespace) -> Session:
     return Session(recipe, run)
 
 
+def folder_of(place: str, overrides: list[str]) -> RunFolder:
+    """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
+    from bessemer.recipe import is_text
+    from bessemer.run import RunFolder
+
+    path = Path(place)
+    if not path.is_dir():
+        from argparse import Namespace
+
+        return open_run(Namespace(run=place, overrides=overrides)).run
+    run = RunFolder(path)
+    if overrides:
+        raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
+    if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, path / ".lock")):
+        what = "a folder of text; `bessemer run` makes a run of it" if is_text(path) else "not a run folder"
+        raise InputError(f"{place}: {what}{_nearby_runs(path / 'x')}")
+    return run
+
+
 def _nearby_runs(folder: Path) -> str:
     """The end of an error about a missing run folder: the runs in the same folder, or in runs/."""
     for parent in dict.fromkeys((folder.parent, Path("runs"))):

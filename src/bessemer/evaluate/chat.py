@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.evaluate.generation import Sampling, generate
+from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.pretrained import chat_template, read_table, template_environment, template_error
 from bessemer.tokens.tokenizer import Tokenizer

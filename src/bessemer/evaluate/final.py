@@ -4,7 +4,6 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from time import perf_counter
 from typing import Any
 
@@ -12,17 +11,15 @@ import numpy as np
 import torch
 
 from bessemer.errors import InputError
-from bessemer.evaluate.generation import Sampling, generate
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
-from bessemer.model.config import ModelConfig
-from bessemer.model.transformer import Transformer
-from bessemer.recipe import Evaluate, Recipe
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, write_json
 from bessemer.terminal import progress
 from bessemer.tokens.held_out import held_out
-from bessemer.tokens.pieces import Framing, WordEdges
+from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.train.samples import samples
 from bessemer.train.state import Restored
 from bessemer.train.validation import Validation, validate
 
@@ -62,21 +59,10 @@ def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Val
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None
     baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
-    return {"ngram": baseline, "samples": samples(recipe.evaluate, recipe.run.seed, store, restored, tokenizer)}
-
-
-def require_writer(config: ModelConfig) -> None:
-    """Raises InputError for a model that does not write, and says what it does instead."""
-    if config.labels:
-        raise InputError(
-            "this run's model is a classifier and writes no text; `bessemer evaluate RUN` shows how well it tells its classes "
-            "apart, `bessemer export RUN FOLDER` makes it usable in transformers"
-        )
-    if not config.causal:
-        raise InputError(
-            "this run's model is an encoder, which sees both sides of a word and so writes no text; `bessemer evaluate RUN` "
-            "lets it fill in hidden words (fill_ins in evaluation.json), train.objective = classify builds on it"
-        )
+    return {
+        "ngram": baseline,
+        "samples": samples(recipe.evaluate, recipe.run.seed, store, restored.trainer.model, tokenizer),
+    }
 
 
 def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -104,39 +90,6 @@ def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> d
         "all_train_bytes": whole,
         "seconds": perf_counter() - started,
     }
-
-
-def samples(
-    options: Evaluate, seed: int, store: TokenStore, restored: Restored, tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """A continuation of each of the recipe's prompts."""
-    continued = []
-    for number, prompt in enumerate(options.prompts):
-        sampling = Sampling(options.temperature, options.top_k, options.top_p, seed + number)
-        count, model = options.sample_tokens, restored.trainer.model
-        text = complete(model, tokenizer, prompt, count, sampling, store.framing, store.ends)
-        continued.append({"prompt": prompt, "text": text, "temperature": options.temperature})
-    return continued
-
-
-def complete(
-    model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
-    framing: Framing | None = None, ends: Collection[int] = (),
-) -> str:  # fmt: skip
-    """The continuation of a prompt, in which special tokens stand for themselves.
-
-    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text.
-    """
-    require_writer(model.config)
-    ids = tokenizer.encode_marked(prompt)
-    if any(token >= model.config.vocabulary for token in ids):
-        raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
-    before = (tokenizer.end_of_text,) if framing is None else framing.before
-    new = generate(
-        model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
-        ends=ends or (tokenizer.end_of_text,),
-    )  # fmt: skip
-    return tokenizer.decode([*ids, *new])[len(tokenizer.decode(ids)) :]
 
 
 def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer) -> list[bytes]:

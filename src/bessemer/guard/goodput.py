@@ -148,7 +148,8 @@ def last_saved(path: Path) -> int:
 
 def accounts(path: Path) -> dict[str, Any] | None:
     """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
-    `restarts` between them, and the end of the last one as `stopped_by`. None without lines.
+    `restarts` between them, the end of the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as
+    `last`. None without lines.
 
     A restart: `time` (UTC), `from` its step, `after` the last step before, when it `stopped` and what it was `stopped_by`
     (None: killed or lost), and the `seconds` between."""
@@ -188,7 +189,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
     effective = seconds["productive"] / total if total else 0.0
     return {
         **seconds, "total": total, "effective": effective, "sessions": len(sessions), "restarts": restarts,
-        "stopped_by": sessions[-1].get("stopped_by"),
+        "stopped_by": sessions[-1].get("stopped_by"), "last": sessions[-1]["at"],
     }  # fmt: skip
 
 

@@ -89,6 +89,7 @@ class Evaluate(Section):
     ngram_max_bytes: Positive = 200_000_000
     prompts: Words = ("The ", "def ")
     sample_tokens: Positive = 120
+    samples: int = Field(10, ge=0)
     temperature: float = Field(0.8, ge=0)
     top_k: int = Field(50, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_object, as_objects, as_text
+from bessemer.report.data import Column, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
-POINTS = 2000  # of a curve, at most
-SMOOTH_POINTS = 600  # a smoothed curve has no spikes to keep
 WINDOWS = (0.0, 0.005, 0.02, 0.05, 0.15)  # of the smoothing, as shares of the curve; the first is no smoothing
+DEFAULT_WINDOW = 2  # its place in WINDOWS
 MARKED_INCIDENTS = 50
+LISTED_INCIDENTS = 200
 FROM_ZERO = {"rangemode": "tozero"}
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much of the curves to draw. points, smooth_points: of a curve, at most, and of a smoothed one, which has no spikes to
+    keep; windows: of the smoothing; steps: the first and the last one, None for all."""
+
+    points: int = 2000
+    smooth_points: int = 600
+    windows: tuple[float, ...] = WINDOWS
+    steps: tuple[float, float] | None = None
+
+
+EVERYTHING = Detail()
 
 
 @dataclass(frozen=True)
@@ -54,18 +67,53 @@ METRICS = (
 )  # fmt: skip
 
 
-def curves(data: RunData) -> list[Figure]:
+def curves(data: RunData, detail: Detail = EVERYTHING) -> list[Figure]:
     """The curves of training for which the run has data, in the order of the page."""
-    wait, seconds = data.train.column("data_wait"), data.train.column("step_seconds")
-    if wait is not None and seconds is not None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            columns = {**data.train.columns, "data_wait_share": wait / seconds}
-        data = replace(data, train=replace(data.train, columns=columns))
+    data = with_data_wait_share(data)
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
         *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
     ]  # fmt: skip
-    return [figure for figure in figures if figure is not None]
+    return [drawn(figure, detail) for figure in figures if figure is not None]
+
+
+def with_data_wait_share(data: RunData) -> RunData:
+    """The data with a column of the wait for data as a share of each step."""
+    wait, seconds = data.train.column("data_wait"), data.train.column("step_seconds")
+    if wait is None or seconds is None:
+        return data
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = {**data.train.columns, "data_wait_share": wait / seconds}
+    return replace(data, train=replace(data.train, columns=columns))
+
+
+def drawn(figure: Figure, detail: Detail) -> Figure:
+    """A figure with the points of its curves that are drawn."""
+    steps = detail.steps if figure["group"] == "steps" else None
+    traces = []
+    for trace in figure["traces"]:
+        x, y = trace["x"], trace["y"]
+        if trace.pop("whole", False):
+            shown: Block = {"x": parts.short(x), "y": parts.short(y)}
+        elif trace.pop("smoothed", False):
+            smoothed = ((smooth(y, _window(share, len(x))), detail.smooth_points) if share else (y, detail.points)
+                        for share in detail.windows)  # fmt: skip
+            levels = [thin(*_within(x, values, steps), limit) for values, limit in smoothed]
+            shown = {"x": [], "y": [], "levels": [{"x": parts.short(x), "y": parts.short(y)} for x, y in levels]}
+        else:
+            x, y = thin(*_within(x, y, steps), detail.points)
+            shown = {"x": parts.short(x), "y": parts.short(y)}
+        traces.append({**trace, **shown})
+    return {**figure, "traces": traces}
+
+
+def _within(x: Column, y: Column, steps: tuple[float, float] | None) -> tuple[Column, Column]:
+    """The points of these steps, and one to each side, so that the curve leaves the figure."""
+    if steps is None:
+        return x, y
+    low, high = np.searchsorted(x, steps[0], "left"), np.searchsorted(x, steps[1], "right")
+    part = slice(max(int(low) - 1, 0), int(high) + 1)
+    return x[part], y[part]
 
 
 def smoothing_labels(points: int) -> list[str]:
@@ -78,7 +126,9 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
     if values is None:
         return None
     values, axis = values * metric.factor, metric.axis
-    traces = [_curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
+    traces = [curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
+    if metric.id == "rates":
+        traces += _planned_rates(data)
     level = as_number(vars(data), *metric.level_at)
     if level is not None:
         traces.append(_level(metric.level, data.train.step, level * metric.factor, metric.hover))
@@ -86,7 +136,7 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
     if metric.id == "grad" and len(positive) and positive.max() / positive.min() > 50:
         axis = {"type": "log"}
     changed, note = _other_steps(data) if metric.id == "rate" else ([], "")
-    return _figure(
+    return step_figure(
         metric.id, metric.title, metric.unit, traces, axis, shapes=[parts.vertical(step) for step in changed], note=note
     )
 
@@ -109,22 +159,46 @@ def _loss(data: RunData) -> Figure | None:
     loss, held_out = data.train.column("loss"), data.validation.column("loss")
     traces = []
     if loss is not None:
-        traces.append(_curve("train, each step", data.train.step, loss, "raw", ".4f", width=1))
+        traces.append(curve("train, each step", data.train.step, loss, "raw", ".4f", width=1))
         traces.append(_smoothed("train, smoothed", data.train.step, loss, "train", width=2))
     for number, fork in enumerate(data.forks, 1):
         undone = fork.column("loss")
         if undone is not None:
-            traces.append(_curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
+            traces.append(curve(f"rolled back ({number})", fork.step, undone, "lost", ".4f", dash="dot", width=1.5))
     if held_out is not None:
-        traces.append(_curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
+        traces.append(curve("held out", data.validation.step, held_out, "accent", ".4f", marked=True))
+    traces += _predicted(data)
     shapes = [parts.vertical(step) for step in _marked(data)]
+    if loss is not None and data.incidents:
+        traces.append(_incident_points(data, loss))
     said = [
-        "Vertical dotted lines: incidents." if shapes else "",
+        "Vertical dotted lines: incidents; a click on the diamond opens its row." if shapes else "",
         "Dotted curves: what rollbacks undid; training went on from where each begins." if data.forks else "",
         _scored_text(data),
     ]
     note = " ".join(filter(None, said))
-    return _figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
+    return step_figure("loss", "Loss", data.loss_unit, traces, shapes=shapes, note=note)
+
+
+def _predicted(data: RunData) -> list[Block]:
+    """What the ladder of the run predicts for its last step, as a band over the last tenth of the run."""
+    low, high, value = (as_number(data.ladder, "prediction", key) for key in ("low", "high", "value"))
+    steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
+    if low is None or high is None or value is None or not steps:
+        return []
+    return _band(f"ladder: {value:.3f} at the end", np.array([0.9 * steps, steps]), low, high, ".4f")
+
+
+def _incident_points(data: RunData, loss: Column) -> Block:
+    """A point at each incident that is listed, on the curve; script.js opens the row of one that is clicked on."""
+    listed = [(as_number(row, "step"), number) for number, row in enumerate(data.incidents[:LISTED_INCIDENTS])]
+    found = [(step, number) for step, number in listed if step is not None]
+    finite = np.isfinite(loss)
+    steps = np.array([step for step, _ in found])
+    at = np.interp(steps, data.train.step[finite], loss[finite])
+    trace = parts.trace("incidents", (), (), "accent", marks=9, lines=False, symbol="diamond", hover="%{text}")
+    words = [parts.words(as_text(data.incidents[number], "what")) for _, number in found]
+    return {**trace, "x": steps, "y": at, "text": words, "customdata": [number for _, number in found], "whole": True}
 
 
 def _marked(data: RunData) -> list[float]:
@@ -146,13 +220,13 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     x = validation.step if tokens is None else tokens
     by_source = validation.groups.get("bits_per_byte_by_source", {})
     several = len(by_source) > 1
-    traces = [_curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
+    traces = [curve("all sources" if several else "held out", x, bits, "accent", ".4f", marked=True)]
     if several:
-        traces += [_curve(name, x, values, *_style(name, names), width=1.25) for name, values in by_source.items()]
+        traces += [curve(name, x, values, *_style(name, names), width=1.25) for name, values in by_source.items()]
     ngram = as_object(data.evaluation, "ngram")
     if (level := as_number(ngram, "bits_per_byte")) is not None:
         traces.append(_level(f"byte {as_number(ngram, 'order') or 5:.0f}-gram", x, level, ".4f"))
-    figure = _figure("bits", "Bits per byte, held-out text", "bits per byte", traces, note=_scored_text(data))
+    figure = step_figure("bits", "Bits per byte, held-out text", "bits per byte", traces, note=_scored_text(data))
     if figure and tokens is not None:
         figure["group"] = "tokens"
         figure["layout"]["xaxis"] |= parts.axis("training tokens", tickformat="~s", hoverformat=".4s")
@@ -177,9 +251,9 @@ def _accuracy(data: RunData) -> Figure | None:
     if trained is not None:
         traces.append(_smoothed("train, smoothed", data.train.step, 100.0 * trained, "train"))
     if held_out is not None:
-        traces.append(_curve("held out", data.validation.step, 100.0 * held_out, "accent", ".2f", marked=True))
+        traces.append(curve("held out", data.validation.step, 100.0 * held_out, "accent", ".2f", marked=True))
     what = "texts in the right class" if data.objective == "classify" else "hidden tokens guessed right"
-    return _figure("accuracy", "Accuracy", what, traces, {**FROM_ZERO, "ticksuffix": "%"})
+    return step_figure("accuracy", "Accuracy", what, traces, {**FROM_ZERO, "ticksuffix": "%"})
 
 
 def _loss_by_source(data: RunData) -> Figure | None:
@@ -190,7 +264,7 @@ def _loss_by_source(data: RunData) -> Figure | None:
     for name, values in by_source.items():
         ink, _, dash = _style(name, names)
         traces.append(_smoothed(name, data.train.step, values, ink, width=1.5, dash=dash))
-    return _figure("sources", "Training loss by source", data.loss_unit, traces)
+    return step_figure("sources", "Training loss by source", data.loss_unit, traces)
 
 
 def _activations(data: RunData) -> Figure | None:
@@ -199,11 +273,11 @@ def _activations(data: RunData) -> Figure | None:
     blocks = sorted(by_block, key=int)
     shown = [blocks[round(place)] for place in np.linspace(0, len(blocks) - 1, min(len(blocks), 6))]
     traces = [
-        _curve(f"block {int(block) + 1}", data.inside.step, by_block[block], parts.series_ink(place), ".3g")
+        curve(f"block {int(block) + 1}", data.inside.step, by_block[block], parts.series_ink(place), ".3g")
         for place, block in enumerate(shown)
     ]
     note = f"{len(shown)} of {len(blocks)} blocks." if len(shown) < len(blocks) else ""
-    return _figure("activations", "Activations after each block", "RMS", traces, {"type": "log"}, note=note)
+    return step_figure("activations", "Activations after each block", "RMS", traces, {"type": "log"}, note=note)
 
 
 def _logits(data: RunData) -> Figure | None:
@@ -212,8 +286,8 @@ def _logits(data: RunData) -> Figure | None:
     if by_block:
         values = np.stack(list(by_block.values()))
         largest = np.where(np.isfinite(values), values, -np.inf).max(axis=0)
-        traces.append(_curve("in any block", data.inside.step, largest, "train", ".3g"))
-    return _figure("logits", "Largest attention logit", "q·k / √width of a head", traces)
+        traces.append(curve("in any block", data.inside.step, largest, "train", ".3g"))
+    return step_figure("logits", "Largest attention logit", "q·k / √width of a head", traces)
 
 
 def _updates(data: RunData) -> Figure | None:
@@ -222,20 +296,22 @@ def _updates(data: RunData) -> Figure | None:
     for group, values in data.inside.groups.get("update_ratio", {}).items():
         kinds.setdefault(group.rpartition(".")[2], []).append(np.where(values > 0, values, np.nan))
     traces = [
-        _curve(name, data.inside.step, np.mean(columns, axis=0), parts.series_ink(place), ".2e")
+        curve(name, data.inside.step, np.mean(columns, axis=0), parts.series_ink(place), ".2e")
         for place, (name, columns) in enumerate(kinds.items())
     ]
     if traces:
         traces.append(_level("usual with Adam", data.inside.step, 1e-3, "g"))
-    return _figure("updates", "Size of an update against its weights", "ratio of the norms", traces, {"type": "log"})
+    return step_figure(
+        "updates", "Size of an update against its weights", "ratio of the norms", traces, {"type": "log"}
+    )
 
 
-def _figure(
+def step_figure(
     name: str, title: str, unit: str, traces: list[Block], yaxis: dict[str, Any] | None = None, *,
     shapes: Sequence[Block] = (), note: str = "",
 ) -> Figure | None:  # fmt: skip
     """A figure over the steps; None when it has nothing to show."""
-    ends = [x for trace in traces for x in trace["x"] or trace.get("levels", [{"x": []}])[0]["x"]]
+    ends = [float(end) for trace in traces if len(trace["x"]) for end in (trace["x"][0], trace["x"][-1])]
     if not ends:
         return None
     # Markers at the ends would widen the axis, and the curves below one another would not line up.
@@ -245,7 +321,7 @@ def _figure(
     )
 
 
-def _curve(
+def curve(
     name: str,
     x: Column,
     y: Column,
@@ -255,25 +331,43 @@ def _curve(
     width: float = 1.75,
     marked: bool = False,
 ) -> Block:
-    x, y = thin(x, y)
-    made = parts.trace(name, x, y, ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
-    made["marker"] = {"size": 6}
-    return {**made, "mode": "lines+markers"} if marked and len(x) <= 60 else made
+    """A trace with all its points, of which `drawn` keeps those that a screen shows."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
+    made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
+    return {**made, "mode": "lines+markers"} if marked and finite.sum() <= 60 else made
 
 
 def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:
-    """A trace with one curve for each position of the smoothing control."""
-    levels = []
-    for share in WINDOWS:
-        kept_x, kept_y = thin(x, smooth(y, _window(share, len(x))), SMOOTH_POINTS) if share else thin(x, y)
-        levels.append({"x": parts.short(kept_x), "y": parts.short(kept_y)})
-    return {**_curve(name, x[:0], x[:0], ink, ".4f", **style), "levels": levels}
+    """A trace that becomes one curve for each position of the smoothing control."""
+    return {**curve(name, x, y, ink, ".4f", **style), "smoothed": True}
+
+
+def _planned_rates(data: RunData) -> list[Block]:
+    """Between which rates the plan expects a step; none where it was measured on this machine."""
+    ends = data.plan.get("step_interval")
+    tokens, seconds = as_number(data.plan, "tokens_per_second"), as_number(data.plan, "step_seconds")
+    if not (isinstance(ends, list) and len(ends) == 2 and tokens and seconds):
+        return []
+    low, high = (number_or_0(end) for end in ends)
+    if not low:
+        return []
+    return _band("planned, interval", data.train.step, tokens * seconds / high, tokens * seconds / low, ".4s")
+
+
+def _band(name: str, x: Column, low: float, high: float, hover: str) -> list[Block]:
+    """A filled band between two levels."""
+    ends = np.array([x.min(), x.max()])
+    edge = {"hoverinfo": "skip", "showlegend": False}
+    lower = curve(name, ends, np.array([low, low]), "line", hover, width=0.5)
+    upper = curve(name, ends, np.array([high, high]), "line", hover, width=0.5)
+    return [{**lower, **edge}, {**upper, "fill": "tonexty", "fillink": "panel"}]
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:
     """A horizontal line to compare with."""
     ends = np.array([x.min(), x.max()])
-    return _curve(name, ends, np.array([value, value]), "reference", hover, "dash", 1.5)
+    return curve(name, ends, np.array([value, value]), "reference", hover, "dash", 1.5)
 
 
 def _style(name: str, names: list[str]) -> tuple[str, str, str]:
@@ -287,7 +381,7 @@ def _window(share: float, points: int) -> int:
     return 4 * max(round(share * points / 4), 1) + 1
 
 
-def thin(x: Column, y: Column, limit: int = POINTS) -> tuple[Column, Column]:
+def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
     """At most `limit` points of a curve: the ends, and the lowest and highest point of each stretch.
 
     A run of a million steps would make a page of a hundred megabytes, and averages or every n-th point would hide the one
@@ -300,11 +394,15 @@ def thin(x: Column, y: Column, limit: int = POINTS) -> tuple[Column, Column]:
         return x, y
     stretches, last = max((limit - 2) // 4, 1), len(x) - 1
     spaced = np.concatenate([np.linspace(1, last, stretches + 1), np.geomspace(1, last, stretches)])
-    keep = {0, last}
-    for low, high in pairwise(np.unique(spaced.astype(int))):
-        keep.add(int(low + np.argmin(y[low:high])))
-        keep.add(int(low + np.argmax(y[low:high])))
-    index = np.array(sorted(keep))
+    edges = np.unique(spaced.astype(int))
+    starts, lengths, inner = edges[:-1], np.diff(edges), y[edges[0] : edges[-1]]
+    keep = [np.array([0, last])]
+    for extreme in (np.minimum, np.maximum):
+        values = np.repeat(extreme.reduceat(y[:last], starts), lengths)
+        there = np.flatnonzero(inner == values)
+        _, first = np.unique(np.repeat(np.arange(len(lengths)), lengths)[there], return_index=True)
+        keep.append(edges[0] + there[first])
+    index = np.unique(np.concatenate(keep))
     return x[index], y[index]
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
-from bessemer.plan.estimate.points import peak_memory
+from bessemer.plan.estimate.points import PeakMemory
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.tokens import gate
 
 Column = NDArray[np.float64]
 Json = dict[str, Any]
+FileVersion = tuple[int, int, int] | None
+STAGES = "stages.json"
 
 
 # --- Values of a JSON file, whatever its shape ------------------------------------------------------------------------
@@ -127,6 +129,9 @@ class RunData:
     forks: list[Curves] = field(default_factory=list)
     times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
+    ladder: Json = field(default_factory=dict)
+    samples: list[Json] = field(default_factory=list)
+    last_time: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -152,85 +157,184 @@ class RunData:
 
 def read(run: RunFolder) -> RunData:
     """Everything the report shows. Raises InputError when the folder holds nothing of a run."""
-    if not run.path.is_dir():
-        raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
-    notes: list[str] = []
+    return RunReader(run).read()
 
-    def json_file(path: Path) -> Json:
+
+class RunReader:
+    """Reads a run folder, again and again while the run goes on: a file that has not changed is not read again, and of a log only
+    what was appended."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._metrics, self._forks = _MetricsLog(run.metrics), _ForksLog(run.forks)
+        self._known: dict[Path, tuple[FileVersion, Any]] = {}
+        self._notes: list[str] = []
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The JSON files that are shown, by the field of RunData."""
+        run = self.run
+        return {
+            "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
+            "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
+            "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
+        }  # fmt: skip
+
+    def versions(self) -> tuple[FileVersion, ...]:
+        """Changes when a file does that is read."""
+        run = self.run
+        logs = (run.recipe, run.metrics, run.forks, run.incidents, run.times, run.path / STAGES, *gate.files(run.path))
+        return tuple(file_version(path) for path in (*logs, *self.files.values()))
+
+    def read(self, *, is_growing: bool = False) -> RunData:
+        """What the folder holds now. is_growing: a last line without its end is still being written, and not damaged. Raises
+        InputError when the folder holds nothing of a run."""
+        run = self.run
+        if not run.path.is_dir():
+            raise InputError(f"{run.path}: no such run folder; `bessemer run RECIPE` makes one")
+        self._notes = []
+        recipe_text = run.recipe.read_text(encoding="utf-8", errors="replace") if run.recipe.exists() else ""
         try:
-            return as_object(read_json(path)) if path.exists() else {}
+            recipe = tomllib.loads(recipe_text)
+        except tomllib.TOMLDecodeError:
+            self._notes.append("recipe.toml is damaged; it is shown as it stands.")
+            recipe = {}
+        found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
+        for log in (self._metrics, self._forks):
+            log.read(is_growing)
+        if damaged := self._metrics.num_damaged:
+            self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
+        data = RunData(
+            name=as_text(recipe, "run", "name") or run.path.resolve().name,
+            recipe=recipe,
+            recipe_text=recipe_text,
+            **found,
+            incidents=as_objects(self._cached(run.incidents, read_json_lines)),
+            gated=gate.summary(run.path),
+            peak_memory=self._metrics.memory.peak,
+            forks=self._forks.curves(),
+            times=self._cached(run.times, accounts) or {},
+            stages=as_objects(self._json_file(run.path / STAGES), "stages"),
+            samples=self._metrics.samples,
+            last_time=self._metrics.last_time,
+            notes=self._notes,
+            **self._metrics.curves(),
+        )
+        if not any(
+            bool(value)
+            for key, value in vars(data).items()
+            if key not in ("name", "recipe", "quality", "inside", "ranks")
+        ):
+            raise InputError(
+                f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
+            )
+        return data
+
+    def _json_file(self, path: Path) -> Json:
+        try:
+            return as_object(self._cached(path, read_json))
         except BessemerError:
-            notes.append(f"{path.relative_to(run.path)} is damaged and was left out.")
+            self._notes.append(f"{path.relative_to(self.run.path)} is damaged and was left out.")
             return {}
 
-    recipe_text = run.recipe.read_text(encoding="utf-8", errors="replace") if run.recipe.exists() else ""
+    def _cached(self, path: Path, load: Callable[[Path], Any]) -> Any:
+        """What a file holds, loaded when it has changed; None where it is not there."""
+        version = file_version(path)
+        if version is None:
+            return None
+        if self._known.get(path, (None, None))[0] != version:
+            self._known[path] = version, load(path)
+        return self._known[path][1]
+
+
+def file_version(path: Path) -> FileVersion:
+    """Changes when the file does; None where it is not there."""
     try:
-        recipe = tomllib.loads(recipe_text)
-    except tomllib.TOMLDecodeError:
-        notes.append("recipe.toml is damaged; it is shown as it stands.")
-        recipe = {}
-    files = {
-        "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
-        "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
-        "evaluation": run.evaluation, "export": run.export / "bessemer.json",
-    }  # fmt: skip
-    found: dict[str, Any] = {name: json_file(path) for name, path in files.items()}
-    data = RunData(
-        name=as_text(recipe, "run", "name") or run.path.resolve().name,
-        recipe=recipe,
-        recipe_text=recipe_text,
-        **found,
-        incidents=as_objects(read_json_lines(run.incidents)),
-        gated=gate.summary(run.path),
-        peak_memory=peak_memory(_lines(run.metrics)),
-        forks=_forks(run.forks),
-        times=accounts(run.times) or {},
-        stages=as_objects(json_file(run.path / "stages.json"), "stages"),
-        notes=notes,
-        **_curves(run.metrics, notes),
-    )
-    if not any(
-        bool(value) for key, value in vars(data).items() if key not in ("name", "recipe", "quality", "inside", "ranks")
-    ):
-        raise InputError(
-            f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
-        )
-    return data
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _curves(path: Path, notes: list[str]) -> dict[str, Any]:
-    """The Curves of each kind of line. Read line by line: as objects, a long run would not fit in memory."""
-    columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks")}
-    damaged = 0
-    for row in _lines(path):
+class _GrowingLog:
+    """A JSON-lines file of which only what was appended is read again; one that was written anew, as a rollback does, from its
+    start."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+        self._at = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all lines."""
+        raise NotImplementedError
+
+    def add(self, row: Json) -> None:
+        """Keep what is shown of a line; an empty one was damaged."""
+        raise NotImplementedError
+
+    def read(self, is_growing: bool) -> None:
+        """Read what was appended. is_growing: leave a last line without its end for the next time."""
+        version = file_version(self.path)
+        inode, size = (None, 0) if version is None else version[:2]
+        if inode != self._file or size < self._at:
+            self._file, self._at = inode, 0
+            self.clear()
+        if inode is None or size == self._at:
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if is_growing and not line.endswith(b"\n"):
+                    break
+                self._at += len(line)
+                if line.strip():
+                    try:
+                        self.add(as_object(json.loads(line)))
+                    except ValueError:
+                        self.add({})
+
+
+class _MetricsLog(_GrowingLog):
+    """metrics.jsonl. Its numbers are kept in columns: as objects, the lines of a long run would not fit in memory."""
+
+    def clear(self) -> None:
+        self.num_damaged = 0
+        self.samples: list[Json] = []
+        self.memory = PeakMemory()
+        self.last_time = ""
+        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks")}
+
+    def add(self, row: Json) -> None:
+        kind = row.get("kind")
         if as_number(row, "step") is None:
-            damaged += 1
-        elif row.get("kind") in columns:
-            columns[row["kind"]].add(row)
-    if damaged:
-        notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-    return {kind: one.finish() for kind, one in columns.items()}
+            self.num_damaged += 1
+            return
+        self.last_time = as_text(row, "time") or self.last_time
+        self.memory.add(row)
+        if kind in self._columns:
+            self._columns[kind].add(row)
+        elif kind == "sample":
+            self.samples.append(row)
+
+    def curves(self) -> dict[str, Any]:
+        return {kind: one.finish() for kind, one in self._columns.items()}
 
 
-def _forks(path: Path) -> list[Curves]:
-    """The training lines that each rollback undid, in the order of the rollbacks."""
-    columns: dict[float, _LogColumns] = {}
-    for row in _lines(path):
+class _ForksLog(_GrowingLog):
+    """forks.jsonl: the training lines that each rollback undid."""
+
+    def clear(self) -> None:
+        self._columns: dict[float, _LogColumns] = {}
+
+    def add(self, row: Json) -> None:
         if row.get("kind") == "train" and as_number(row, "step") is not None:
-            columns.setdefault(number_or_0(row, "fork"), _LogColumns()).add(row)
-    return [columns[number].finish() for number in sorted(columns)]
+            self._columns.setdefault(number_or_0(row, "fork"), _LogColumns()).add(row)
 
-
-def _lines(path: Path) -> Iterator[Json]:
-    """Each line as an object; an empty one for a line that is damaged."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for line in filter(bytes.strip, file):
-            try:
-                yield as_object(json.loads(line))
-            except ValueError:
-                yield {}
+    def curves(self) -> list[Curves]:
+        """In the order of the rollbacks."""
+        return [self._columns[number].finish() for number in sorted(self._columns)]
 
 
 class _LogColumns:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bessemer.report import corpus, parts, plan_figures, planned, quality, results, story, summary, tokens
 from bessemer.report import data as run_data
-from bessemer.report.curves import curves, smoothing_labels
+from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
 from bessemer.report.data import RunData
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
@@ -30,6 +30,7 @@ def render(data: RunData) -> str:
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
         "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results,
         "corpus": corpus, "quality": quality, "tokens": tokens, "figures": plan_figures,
+        "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     return render_page(
         "run.html", data.name, "run report", summary.headline(data), values, origin=summary.origin(data), notes=data.notes,

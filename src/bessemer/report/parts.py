@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from bessemer.report.data import Json, RunData
 from bessemer.terminal import duration
 
@@ -71,7 +73,12 @@ def vertical(x: float, dash: str = "dot") -> Block:
 
 def short(values: Iterable[float]) -> list[float]:
     """Six significant digits: more than a screen shows, and half the size of full doubles."""
-    return [float(f"{value:.6g}") for value in values]
+    x = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        decimals = 5.0 - np.floor(np.log10(np.abs(x), where=x != 0, out=np.zeros_like(x)))
+    up, down = 10.0 ** np.maximum(decimals, 0.0), 10.0 ** np.maximum(-decimals, 0.0)
+    rounded: list[float] = (np.round(x * up / down) / up * down).tolist()
+    return rounded
 
 
 def series_ink(number: int) -> str:

@@ -16,13 +16,16 @@
   let figures = {};
   let axis = "linear";
   let level = 2;
+  let zoom = null; // of the figures over the steps, in the axis' own terms
+  let stale = new Set(); // canvases whose figure has changed since they were drawn
 
   const ink = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
 
   function traces(figure) {
-    return figure.traces.map(({ ink: name, levels, ...trace }) => {
+    return figure.traces.map(({ ink: name, levels, fillink, ...trace }) => {
       const color = ink(name);
-      const shown = { ...trace, ...(levels ? levels[level] : {}), marker: { ...trace.marker, color } };
+      const shown = { ...trace, ...(levels ? levels[Math.min(level, levels.length - 1)] : {}), marker: { ...trace.marker, color } };
+      if (fillink) shown.fillcolor = ink(fillink);
       return trace.type === "bar" ? shown : { ...shown, line: { simplify: false, ...trace.line, color } };
     });
   }
@@ -40,9 +43,10 @@
   const ownAxes = (group) => group !== "steps" && group !== "tokens";
 
   function scale({ group, layout: { xaxis } }) {
-    if (ownAxes(group) || axis === "linear") return {};
+    const part = zoom && group === "steps" ? { range: zoom, autorange: false } : {};
+    if (ownAxes(group) || axis === "linear") return part;
     const { clipmin, clipmax } = xaxis.autorangeoptions;
-    return { type: "log", tickformat: "~s", dtick: clipmax / clipmin < 5000 ? "D2" : 1 };
+    return { ...part, type: "log", tickformat: "~s", dtick: clipmax / clipmin < 5000 ? "D2" : 1 };
   }
 
   function layout(figure) {
@@ -72,30 +76,66 @@
 
   const canvases = () => [...document.querySelectorAll(".canvas[data-figure]")].filter((place) => figures[place.dataset.figure]);
 
-  function draw() {
+  // Figures that are out of sight are drawn when one scrolls to them.
+  const sight = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      target.dataset.seen = isIntersecting ? "yes" : "";
+      if (isIntersecting && stale.has(target)) drawOne(target);
+    }
+  }, { rootMargin: "200px" });
+
+  async function drawOne(place) {
+    const figure = figures[place.dataset.figure];
+    stale.delete(place);
+    if (!figure) return;
     const config = { responsive: true, displaylogo: false, showTips: false, modeBarButtons: [["toImage", "resetScale2d"]], displayModeBar: coarse.matches ? false : "hover" };
-    return Promise.all(canvases().map(async (place) => {
-      const figure = figures[place.dataset.figure];
-      await Plotly.react(place, traces(figure), layout(figure), config);
-      if (!place.dataset.linked) link(place, figure);
-    }));
+    await Plotly.react(place, traces(figure), layout(figure), config);
+    if (!place.dataset.linked) link(place, figure);
+  }
+
+  function draw(all = false) {
+    stale = new Set(canvases());
+    for (const place of stale) if (!("seen" in place.dataset)) { place.dataset.seen = ""; sight.observe(place); }
+    return Promise.all([...stale].filter((place) => all || place.dataset.seen).map(drawOne));
   }
 
   // Curves over the steps zoom together: a spike of the loss is looked up in the gradient norm below it.
   let following = false;
   function link(place, figure) {
     place.dataset.linked = "yes";
+    place.on("plotly_click", ({ points }) => {
+      const number = points.map((point) => point.customdata).find((value) => value !== undefined);
+      if (number !== undefined) openIncident(number);
+    });
     if (figure.group !== "steps") return;
     place.on("plotly_relayout", async (change) => {
       const from = change["xaxis.range[0]"];
       const reset = change["xaxis.autorange"];
       if (following || (from === undefined && !reset)) return;
       following = true;
-      const update = reset ? { "xaxis.autorange": true } : { "xaxis.range": [from, change["xaxis.range[1]"]] };
-      const others = canvases().filter((other) => other !== place && figures[other.dataset.figure].group === "steps");
-      await Promise.all(others.map((other) => Plotly.relayout(other, update)));
+      zoom = reset ? null : [from, change["xaxis.range[1]"]];
+      const update = reset ? { "xaxis.autorange": true } : { "xaxis.range": zoom };
+      const drawn = canvases().filter((other) => other !== place && other.data && figures[other.dataset.figure].group === "steps");
+      await Promise.all(drawn.map((other) => Plotly.relayout(other, update)));
       following = false;
+      changeView();
     });
+  }
+
+  // A live page asks for the points of what is shown; others have all of them.
+  function changeView() {
+    const steps = zoom && (axis === "log" ? zoom.map((power) => 10 ** power) : zoom);
+    document.dispatchEvent(new CustomEvent("bessemer:view", { detail: { window: level, steps } }));
+  }
+
+  function openIncident(number) {
+    const row = document.getElementById(`incident-${number}`);
+    if (!row) return;
+    const under = row.nextElementSibling?.querySelector("details");
+    if (under) under.open = true;
+    row.scrollIntoView({ block: "center" });
+    row.classList.add("shown");
+    setTimeout(() => row.classList.remove("shown"), 2500);
   }
 
   function themeButton() {
@@ -117,21 +157,25 @@
     if (!box) return;
     box.hidden = false;
     for (const choice of box.querySelectorAll("input[name=axis]")) {
-      choice.addEventListener("change", () => { axis = choice.value; draw(); });
+      choice.checked = choice.value === axis;
+      choice.addEventListener("change", () => { axis = choice.value; zoom = null; draw(); changeView(); });
     }
     const slider = document.getElementById("smoothing");
     const labels = JSON.parse(slider.dataset.labels);
     const slid = () => { level = Number(slider.value); slider.nextElementSibling.textContent = labels[level]; };
+    slider.value = level;
     slid();
-    slider.addEventListener("input", () => { slid(); draw(); });
+    slider.addEventListener("input", () => { slid(); draw(); changeView(); });
   }
 
   // The link of the section one reads is marked, and on a phone brought into view.
+  let marks = null;
   function reading() {
+    if (marks) window.removeEventListener("scroll", marks);
     const links = new Map([...document.querySelectorAll("nav ol a")].map((a) => [a.hash.slice(1), a]));
-    const sections = [...links.keys()].map((id) => document.getElementById(id));
     let current = null;
-    const mark = () => {
+    const mark = marks = () => {
+      const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
       const atEnd = window.innerHeight + window.scrollY >= root.scrollHeight - 2;
       const above = sections.filter((section) => section.getBoundingClientRect().top < window.innerHeight * 0.35);
       const now = (atEnd ? sections : above).at(-1)?.id;
@@ -158,7 +202,7 @@
       before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("details:not([open])")] };
       root.dataset.theme = "light";
       before.closed.forEach((details) => { details.open = true; });
-      draw();
+      draw(true);
       size(true);
     });
     window.addEventListener("afterprint", () => {
@@ -178,4 +222,9 @@
     printing();
     draw();
   });
+
+  // What a live page changes.
+  document.addEventListener("bessemer:figures", ({ detail }) => { figures = detail; draw(); });
+  document.addEventListener("bessemer:frame", controls);
+  document.addEventListener("bessemer:sections", reading);
 })();

@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, capitalised, clock, known, percent, short_time, words
 from bessemer.run import write_atomic
 from bessemer.terminal import amount, duration, size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 CONTROL_CHARACTERS = dict.fromkeys({*range(32), 127} - {*map(ord, "\t\n\r")}, "\N{REPLACEMENT CHARACTER}")
 
@@ -62,15 +66,11 @@ def write_page(path: Path, html: str) -> Path:
     return path
 
 
-def render_page(
-    template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
-    tiles: Iterable[Json | None] = (),
-) -> str:  # fmt: skip
-    """A page: its header, and the sections that `template` makes of `values`."""
+def environment() -> Environment:
+    """What renders the templates. Raises BessemerError where a library is missing."""
     try:
         from jinja2 import ChainableUndefined, Environment, PackageLoader
-        from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
+        from plotly.offline import get_plotlyjs  # noqa: F401
     except ImportError as error:
         raise BessemerError(f"the report needs {error.name}; install it with: pip install 'bessemer[report]'") from None
 
@@ -80,27 +80,49 @@ def render_page(
                 return obj.get(attribute, self.undefined(obj=obj, name=attribute))
             return super().getattr(obj, attribute)
 
-    environment = JsonEnvironment(
+    made = JsonEnvironment(
         loader=PackageLoader("bessemer.report"), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=lambda value: value.translate(CONTROL_CHARACTERS) if type(value) is str else value,
     )  # fmt: skip
-    environment.filters |= FILTERS
+    made.filters |= FILTERS
     # Compact, and in the order in which the figures were built.
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    page = PageParts()
-    body = environment.get_template(template).render(page=page, markup=Markup, **values)
-    script = _file("script.js")
-    plotly = str(get_plotlyjs()).replace("\r\n", "\n") if page.figures else ""
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return made
+
+
+def render_page(
+    template: str, name: str, kind: str, headline: str, values: Json, *, origin: str = "", notes: Sequence[str] = (),
+    tiles: Iterable[Json | None] = (),
+) -> str:  # fmt: skip
+    """A page: its header, and the sections that `template` makes of `values`."""
+    pages, page = environment(), PageParts()
+    body = pages.get_template(template).render(page=page, markup=as_markup, **values)
+    script, plotly = page_file("script.js"), plotly_script() if page.figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    return environment.get_template("page.html").render(
+    return pages.get_template("page.html").render(
         name=name, kind=kind, headline=headline, origin=origin, notes=notes, tiles=[tile for tile in tiles if tile],
-        sections=page.sections, figures=page.figures, body=Markup(body), style=Markup(_file("style.css")), script=Markup(script),
-        plotly=Markup(plotly),
+        sections=page.sections, figures=page.figures, body=as_markup(body), style=as_markup(page_file("style.css")),
+        script=as_markup(script), plotly=as_markup(plotly),
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
     )  # fmt: skip
 
 
+def as_markup(html: str) -> Markup:
+    """HTML that is not escaped again."""
+    from markupsafe import Markup
+
+    return Markup(html)
+
+
+def plotly_script() -> str:
+    """plotly.js."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs()).replace("\r\n", "\n")
+
+
 @cache
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
+    """A file that lies beside the templates' code: style.css, script.js."""
     return (resources.files("bessemer.report") / name).read_text(encoding="utf-8")

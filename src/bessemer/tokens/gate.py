@@ -156,11 +156,16 @@ class GateLog:
         self._left -= len(batch.gated)
 
 
+def files(folder: Path) -> list[Path]:
+    """The gate's logs in a run folder, one of each data-parallel rank."""
+    return sorted(folder.glob("gated*.jsonl"))
+
+
 def summary(folder: Path, step: int | None = None) -> str:
     """What the gate has done in a run, up to a step, in words; empty for nothing."""
     pieces = {
         (row["sample"], row["document"]): row
-        for path in sorted(folder.glob("gated*.jsonl"))
+        for path in files(folder)
         for row in read_json_lines(path)
         if step is None or row["step"] <= step
     }

@@ -77,14 +77,27 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
 
 def peak_memory(rows: Iterable[dict[str, Any]]) -> float | None:
     """Peak bytes of the fullest process since the last resume after which any were logged: earlier ones had another base."""
-    peak, has_resumed = None, False
+    memory = PeakMemory()
     for row in rows:
-        has_resumed = has_resumed or row.get("kind") == "resumed"
-        name = {"train": "memory_bytes", "memory": "measured"}.get(row.get("kind", ""), "")
+        memory.add(row)
+    return memory.peak
+
+
+class PeakMemory:
+    """The same line by line."""
+
+    def __init__(self) -> None:
+        self.peak: float | None = None
+        self._has_resumed = False
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count a line of metrics.jsonl."""
+        kind = row.get("kind")
+        self._has_resumed = self._has_resumed or kind == "resumed"
+        name = {"train": "memory_bytes", "memory": "measured"}.get(kind or "", "")
         if _positive(row, name):
-            peak = row[name] if peak is None or has_resumed else max(peak, row[name])
-            has_resumed = False
-    return peak
+            self.peak = row[name] if self.peak is None or self._has_resumed else max(self.peak, row[name])
+            self._has_resumed = False
 
 
 def _positive(row: dict[str, Any], name: str) -> bool:

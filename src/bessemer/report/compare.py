@@ -1,0 +1,138 @@
+"""Several runs side by side: how their recipes differ, what came of them, and their curves in one figure each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bessemer.guard.incidents import RECORDED
+from bessemer.report import curves, parts, summary
+from bessemer.report import data as run_data
+from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
+from bessemer.report.data import Json, RunData, as_number, as_text
+from bessemer.report.parts import Figure, known
+from bessemer.report.template import render_page, write_page
+from bessemer.run import RunFolder
+from bessemer.terminal import amount, counted, duration, size, step_time
+
+NO_DIFFERENCE = frozenset({"run.name", "run.dir", "train.revised"})
+
+Table = tuple[list[str], list[list[str]]]
+"""Titles of the columns as templates/parts.html reads them, and rows of cells."""
+
+
+def write(path: Path, runs: Sequence[RunFolder]) -> Path:
+    """Write the page of several runs, atomically. Raises InputError for a folder that holds nothing of a run."""
+    datas = [run_data.read(run) for run in runs]
+    names = names_of(datas, [run.path for run in runs])
+    values = {
+        "differences": differences(datas, names), "outcome": results(datas, names), "drawn": overlaid(datas, names),
+        "smoothing": smoothing_labels(max(len(data.train) for data in datas)), "default_window": DEFAULT_WINDOW,
+    }  # fmt: skip
+    notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
+    title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return write_page(
+        path, render_page("compare.html", title, "comparison", headline(datas, names), values, notes=notes)
+    )
+
+
+def names_of(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
+    """A name for each run: its own, or its folder's path where two have the same."""
+    seen = Counter(data.name for data in datas)
+    return [data.name if seen[data.name] == 1 else str(path) for data, path in zip(datas, places, strict=True)]
+
+
+def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
+    """Which run is ahead, by the held-out score that all have."""
+    for score, unit, is_better in (
+        ("bits_per_byte", "bits per byte", min),
+        ("accuracy", "right", max),
+        ("loss", "nats", min),
+    ):
+        values = [summary.score(data, score) for data in datas]
+        if len({data.objective for data in datas}) == 1 and all(value is not None for value in values):
+            found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            best = is_better(found, key=found.__getitem__)
+            shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
+            others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
+            return f"{best} is ahead on its held-out text with {shown[best]} {unit}; {others}."
+    return f"{counted(len(datas), 'run')} side by side."
+
+
+def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
+    """The keys of the recipes that differ, with the value of each run."""
+    flat = [dict(_flattened(data.recipe)) for data in datas]
+    keys = dict.fromkeys(key for one in flat for key in one if key not in NO_DIFFERENCE)
+    rows = [[key, *(one.get(key, "–") for one in flat)] for key in keys if len({one.get(key, "–") for one in flat}) > 1]
+    return ["Key", *names], rows
+
+
+def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
+    """What came of each run, a row for each figure that at least one of them has."""
+    rows: list[list[str]] = []
+
+    def row(title: str, values: list[Any], shown: Any) -> None:
+        if any(value is not None for value in values):
+            rows.append([title, *(known(value, shown) for value in values)])
+
+    row("Steps", [float(data.train.step[-1]) if len(data.train) else None for data in datas], "{:,.0f}".format)
+    row("Tokens", [data.train.last("tokens") for data in datas], amount)
+    row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
+    row("Training loss, the last", [data.train.last("loss") for data in datas], "{:.4f}".format)
+    row("Held-out loss", [summary.score(data, "loss") for data in datas], "{:.4f}".format)
+    row("Held-out bits per byte", [summary.score(data, "bits_per_byte") for data in datas], "{:.4f}".format)
+    row("Accuracy", [summary.score(data, "accuracy") for data in datas], "{:.2%}".format)
+    row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
+    row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
+    row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
+    row("Tokens per second (median)", [data.train.median("tokens_per_second") for data in datas], "{:,.0f}".format)
+    row("Memory at the peak", [data.peak_memory for data in datas], size)
+    acted = [sum(as_text(one, "action") != RECORDED for one in data.incidents) for data in datas]
+    row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
+    return ["", *(f"n|{name}" for name in names)], rows
+
+
+def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EVERYTHING) -> list[Figure]:
+    """The curves of all runs, one figure for each number."""
+    datas = [curves.with_data_wait_share(data) for data in datas]
+    figures = [
+        _overlay(datas, names, "loss", "Training loss", datas[0].loss_unit, "train", "loss", is_smoothed=True),
+        _overlay(datas, names, "held-out", "Held-out loss", datas[0].loss_unit, "validation", "loss"),
+        _overlay(datas, names, "bits", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"),
+        _overlay(datas, names, "accuracy", "Accuracy, held out", "share", "validation", "accuracy"),
+        *(
+            _overlay(datas, names, one.id, one.title, one.unit, "train", one.column, one.axis, one.factor, one.hover)
+            for one in METRICS
+        ),
+    ]
+    return [drawn(figure, detail) for figure in figures if figure is not None]
+
+
+def _overlay(
+    datas: Sequence[RunData], names: Sequence[str], id: str, title: str, unit: str, kind: str, column: str,
+    axis: Json | None = None, factor: float = 1.0, hover: str = ".4f", *, is_smoothed: bool = False,
+) -> Figure | None:  # fmt: skip
+    traces = []
+    for place, (data, name) in enumerate(zip(datas, names, strict=True)):
+        of = getattr(data, kind)
+        values = of.column(column)
+        if values is not None:
+            ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
+            made = curves.curve(name, of.step, factor * values, ink, hover, dash, marked=kind == "validation")
+            traces.append({**made, "smoothed": True} if is_smoothed else made)
+    return curves.step_figure(id, title, unit, traces, axis)
+
+
+def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a recipe as text, by their dotted keys."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flattened(inner, f"{prefix}.{key}" if prefix else key)
+    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+        for number, inner in enumerate(value):
+            name = as_text(inner, "name") or str(number + 1)
+            yield from _flattened(inner, f"{prefix}[{name}]")
+    else:
+        yield prefix, f"{value:g}" if isinstance(value, float) else str(value)

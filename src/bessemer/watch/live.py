@@ -1,0 +1,197 @@
+"""The live page: the fragments and figures that change, of one run or of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from bessemer.errors import InputError
+from bessemer.report import compare, results, story, summary
+from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, WINDOWS, Detail, curves, smoothing_labels
+from bessemer.report.data import Json, RunData, RunReader, file_version
+from bessemer.report.template import PageParts, as_markup, environment
+from bessemer.run import RunFolder
+from bessemer.terminal import amount, duration
+from bessemer.watch.status import RunStatus, status_of
+
+FRAGMENTS = ("status", "story", "frame", "processes", "incidents", "samples", "wall_time", "log")
+POINTS, SMOOTH_POINTS = 700, 300  # of a curve: a screen shows no more, and zooming asks for the part
+LOG_LINES, LOG_BYTES = 40, 16_384
+SAMPLES = 12
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run as it was last read."""
+
+    run: RunFolder
+    name: str
+    data: RunData
+    status: RunStatus
+
+
+class RunFollower:
+    """Reads one run folder again when it has changed."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._reader, self._version, self._data = RunReader(run), None, RunData(run.path.name)  # type: Any, Any, RunData
+
+    def version(self) -> tuple[Any, ...]:
+        """Changes when something that is shown of the run does."""
+        return (*self._reader.versions(), file_version(self.run.log), self.run.is_being_written())
+
+    def watched(self, name: str = "") -> Watched:
+        """The run now. A folder that holds nothing of a run yet is shown as empty."""
+        if (version := self.version()) != self._version:
+            self._version = version
+            try:
+                self._data = self._reader.read(is_growing=True)
+            except InputError:
+                self._data = RunData(self.run.path.resolve().name)
+        return Watched(self.run, name or self._data.name, self._data, status_of(self.run, self._data))
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page asks for. run: which of several, None for all; window: place in the smoothing; steps: zoomed to."""
+
+    run: int | None = None
+    window: int = DEFAULT_WINDOW
+    steps: tuple[float, float] | None = None
+
+
+class LivePage:
+    """Makes the page of some runs, and its changes."""
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        self._followers = [RunFollower(run) for run in runs]
+        self._environment, self._lock = environment(), Lock()
+        self._made: dict[View, tuple[str, Json]] = {}
+
+    def watched(self) -> list[Watched]:
+        """The runs now, each with a name of its own."""
+        found = [follower.watched() for follower in self._followers]
+        names = compare.names_of([one.data for one in found], [one.run.path for one in found])
+        return [Watched(one.run, name, one.data, one.status) for one, name in zip(found, names, strict=True)]
+
+    def state(self, view: View, since: str = "") -> Json:
+        """The fragments and the figures of a view, with their version; only the version where it is `since`.
+
+        A page that nothing changes of costs a look at the files.
+        """
+        with self._lock:  # pages of the same view share one rendering
+            version = f"{hash(tuple(follower.version() for follower in self._followers)) & (1 << 64) - 1:016x}"
+            if version == since:
+                return {"version": version}
+            known = self._made.get(view)
+            if known is None or known[0] != version:
+                if len(self._made) > 16:
+                    self._made.clear()
+                known = self._made[view] = version, self._render(view)
+            return {"version": version, **known[1]}
+
+    def document(self, view: View, values: Json) -> str:
+        """The whole page, with its fragments filled in, so that something is seen before any script has run."""
+        return self._environment.get_template("live.html").render(**values, **self.state(view), markup=as_markup)
+
+    def _render(self, view: View) -> Json:
+        runs = self.watched()
+        if view.run is None and len(runs) > 1:
+            return self._side_by_side(runs, view)
+        return self._one(runs, runs[view.run or 0], view)
+
+    def _one(self, runs: Sequence[Watched], one: Watched, view: View) -> Json:
+        data = one.data
+        figures = curves(data, _detail(view))
+        values = {
+            "data": data, "status": one.status, "tiles": _tiles(one), "headline": summary.headline(data), "results": results,
+            "tell": story.story, "log": log_tail(one.run.log), "listed": LISTED_INCIDENTS, "runs": _links(runs, view),
+            "samples": list(reversed(data.samples[-SAMPLES:])), "finding": summary.curve_finding(data),
+        }  # fmt: skip
+        return self._filled(FRAGMENTS, values, figures, len(data.train), one.name, [one])
+
+    def _side_by_side(self, runs: Sequence[Watched], view: View) -> Json:
+        datas, names = [one.data for one in runs], [one.name for one in runs]
+        values = {
+            "headline": compare.headline(datas, names), "runs": _links(runs, view), "finding": "",
+            "differences": compare.differences(datas, names), "outcome": compare.results(datas, names),
+        }  # fmt: skip
+        figures = compare.overlaid(datas, names, _detail(view))
+        steps = max(len(data.train) for data in datas)
+        return self._filled(("side_by_side", "frame"), values, figures, steps, " and ".join(names), runs)
+
+    def _filled(
+        self, fragments: Sequence[str], values: Json, figures: Sequence[Json], num_steps: int, name: str, runs: Sequence[Watched]
+    ) -> Json:  # fmt: skip
+        page = PageParts()
+        values |= {"page": page, "markup": as_markup, "figures": figures, "default_window": DEFAULT_WINDOW,
+                   "smoothing": smoothing_labels(num_steps)}  # fmt: skip
+        html = {
+            name: self._environment.get_template(f"live/{name}.html").render(**values).strip() for name in fragments
+        }
+        live = [one.status.is_live for one in runs]
+        last = max((one.status.last or 0.0 for one in runs), default=0.0)
+        return {"name": name, "fragments": html, "sections": page.sections, "figures": {one["id"]: one for one in figures},
+                "live": any(live), "last": last}  # fmt: skip
+
+
+def _detail(view: View) -> Detail:
+    return Detail(POINTS, SMOOTH_POINTS, (WINDOWS[view.window],), view.steps)
+
+
+def _links(runs: Sequence[Watched], view: View) -> list[Json]:
+    """The runs, as links between their pages; nothing for one alone."""
+    if len(runs) == 1:
+        return []
+    return [
+        {
+            "place": str(place),
+            "name": one.name,
+            "status": one.status,
+            "tiles": _tiles(one),
+            "is_shown": view.run == place,
+        }
+        for place, one in enumerate(runs)
+    ]
+
+
+def _tiles(one: Watched) -> list[Json]:
+    """Up to six key figures of a run that goes on."""
+    data, status = one.data, one.status
+    loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), _recent(data, "tokens_per_second")
+    bits, memory = summary.score(data, "bits_per_byte"), data.peak_memory
+    steps = f"of {status.steps:,}, {status.share:.0%}" if status.steps else ""
+    found = [
+        {"label": "Step", "value": f"{status.step:,}", "note": steps},
+        {"label": "Time left", "value": "–" if status.seconds_left is None else duration(status.seconds_left),
+         "note": "" if status.dollars_left is None else f"${status.dollars_left:,.2f}"},
+        {"label": "Training loss", "value": "–" if loss is None else f"{loss:.3f}", "note": data.loss_unit},
+        {"label": "Held-out bits per byte", "value": f"{bits:.3f}", "note": ""} if bits is not None else None,
+        {"label": "Tokens per second", "value": "–" if rate is None else amount(rate),
+         "note": f"{amount(tokens)} tokens so far" if tokens else ""},
+        {"label": "Memory", "value": f"{memory / 1e9:.2f} GB", "note": "at the peak"} if memory else None,
+    ]  # fmt: skip
+    return [tile for tile in found if tile is not None]
+
+
+def _recent(data: RunData, name: str, steps: int = 20) -> float | None:
+    """The median of the last lines."""
+    import numpy as np
+
+    values = data.train.column(name)
+    recent = None if values is None else values[-steps:]
+    return None if recent is None or not np.isfinite(recent).any() else float(np.nanmedian(recent))
+
+
+def log_tail(path: Path) -> list[str]:
+    """The last lines of a log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(file.seek(0, 2) - LOG_BYTES, 0))
+            return file.read().decode("utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []

@@ -1,0 +1,89 @@
+"""`bessemer watch --terminal`: the same as text, for a machine one reaches by a terminal alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from time import sleep
+
+import numpy as np
+
+from bessemer.report.curves import smooth, thin
+from bessemer.report.data import Column
+from bessemer.report.story import story
+from bessemer.run import RunFolder
+from bessemer.terminal import amount, duration, one_line, size
+from bessemer.watch.live import RunFollower, Watched, log_tail
+
+EVERY_SECONDS = 2.0
+WIDTH, EVENTS, LOG_LINES = 72, 6, 8
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def follow(runs: Sequence[RunFolder]) -> None:
+    """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
+    followers = [RunFollower(run) for run in runs]
+    if not sys.stdout.isatty():
+        print("\n\n".join(screen(follower.watched()) for follower in followers))
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
+        while True:
+            found = [follower.watched() for follower in followers]
+            shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
+            if not any(one.status.is_live for one in found):
+                return
+            try:
+                sleep(EVERY_SECONDS)
+            except KeyboardInterrupt:
+                return
+
+
+def screen(one: Watched) -> str:
+    """A run as text."""
+    data, status = one.data, one.status
+    lines = [f"{one.name}  {status.sentence}"]
+    if status.steps:
+        done = round(status.share * 40)
+        left = "" if status.seconds_left is None else f"  about {duration(status.seconds_left)} left"
+        left += "" if status.dollars_left is None else f", ${status.dollars_left:,.2f}"
+        lines.append(f"  {'█' * done}{'░' * (40 - done)} {status.share:.0%}{left}")
+    for kind, of, column, is_smoothed in (
+        ("loss", data.train, "loss", True), ("held out", data.validation, "bits_per_byte", False),
+        ("held out", data.validation, "accuracy", False), ("gradient", data.train, "grad_norm", True),
+        ("tokens/s", data.train, "tokens_per_second", True),
+    ):  # fmt: skip
+        values = of.column(column)
+        if values is not None:
+            finite = values[np.isfinite(values)]
+            now = amount(finite[-1]) if finite[-1] >= 1000 else f"{finite[-1]:.4g}"
+            unit = {"bits_per_byte": " bits per byte", "accuracy": " right"}.get(column, "")
+            lines.append(f"  {kind:<9} {now:>8}  {sparkline(values, is_smoothed)}{unit}")
+    if data.peak_memory:
+        lines.append(f"  {'memory':<9} {size(data.peak_memory):>8}")
+    events = story(data)
+    if events:
+        lines += ["", *(f"  {one_line(when)}: {one_line(what)}" for when, what in events[-EVENTS:])]
+    if data.samples:
+        last = data.samples[-1]
+        text = one_line(f"{last.get('prompt', '')}{last.get('text', '')}")
+        lines += ["", f"  sample of step {last['step']:,}: {text[:200]}"]
+    if log := log_tail(one.run.log):
+        lines += ["", *(f"  | {one_line(line)}" for line in log[-LOG_LINES:])]
+    return "\n".join(lines)
+
+
+def sparkline(values: Column, is_smoothed: bool, width: int = 40) -> str:
+    """A curve in one line of text, from its lowest to its highest value."""
+    if is_smoothed and len(values) > 2 * width:
+        values = smooth(values, max(len(values) // width, 1))
+    x, y = thin(np.arange(len(values), dtype=np.float64), values, 100_000)
+    if not len(y):
+        return ""
+    shown = np.interp(np.linspace(x[0], x[-1], min(width, len(x))), x, y)
+    low, high = float(shown.min()), float(shown.max())
+    level = np.zeros(len(shown)) if high <= low else (shown - low) / (high - low) * (len(LEVELS) - 1)
+    return "".join(LEVELS[round(float(one))] for one in level)

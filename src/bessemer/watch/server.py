@@ -1,0 +1,152 @@
+"""Serves the live page on 127.0.0.1, to those who know its token."""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isfinite
+from time import process_time
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from bessemer.errors import InputError
+from bessemer.report.curves import DEFAULT_WINDOW, WINDOWS
+from bessemer.report.template import page_file, plotly_script
+from bessemer.run import RunFolder
+from bessemer.watch.live import LivePage, View
+
+HOST, PORT = "127.0.0.1", 8421
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+FORBIDDEN = (
+    "This page needs the token that `bessemer watch` printed with its address: open that whole address, or start it again for a "
+    "new one."
+)
+SHORTEST_POLL, LONGEST_POLL = 1.0, 1.8  # seconds between two looks of a page
+COST_SHARE = 0.01  # of a core, that updates may take while longer polls can keep them below
+
+
+@cache
+def _asset(name: str) -> bytes:
+    """A script or the style, compressed."""
+    text = plotly_script() if name == "plotly.js" else page_file(name)
+    return gzip.compress(text.encode(), compresslevel=5)
+
+
+ASSETS = {
+    "/style.css": "text/css; charset=utf-8", "/script.js": "text/javascript; charset=utf-8",
+    "/live.js": "text/javascript; charset=utf-8", "/plotly.js": "text/javascript; charset=utf-8",
+}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """The server of one live page."""
+
+    daemon_threads = True
+
+    def __init__(self, runs: Sequence[RunFolder], port: int | None = None) -> None:
+        """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
+        self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
+        wanted = (PORT, 0) if port is None else (port,)
+        for number in wanted:
+            try:
+                super().__init__((HOST, number), _Handler)
+                break
+            except (OSError, OverflowError) as error:
+                if number == wanted[-1]:
+                    raise InputError(f"--port {number}: cannot be listened on ({error}); give another") from None
+        _asset("/plotly.js"[1:])
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        return f"http://{HOST}:{self.server_address[1]}/?token={self.token}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version = "Bessemer"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        if self.headers.get("Host", "") not in self._hosts:  # a name of another site that resolves to this machine
+            return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
+        if not self._is_known(query):
+            return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
+        if url.path in ASSETS:
+            return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
+        if url.path not in ("/", "/state"):
+            return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
+        view = self._view(query)
+        if view is None:
+            return self._send(404, "text/plain; charset=utf-8", b"No such run or part; the page is at /")
+        if url.path == "/":
+            html = self.server.page.document(view, {}).encode("utf-8", errors="replace")
+            return self._send(200, "text/html; charset=utf-8", html)
+        begun = process_time()
+        state = self.server.page.state(view, query.get("since", ""))
+        seconds = process_time() - begun
+        state["poll"] = min(max(seconds / COST_SHARE, SHORTEST_POLL), LONGEST_POLL)
+        return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        port = self.server.server_address[1]
+        return f"{HOST}:{port}", f"localhost:{port}"
+
+    @property
+    def _cookie(self) -> str:
+        return f"bessemer_{self.server.server_address[1]}"  # cookies do not tell ports apart
+
+    def _is_known(self, query: dict[str, str]) -> bool:
+        """Whether the request has the token, in its address or in the cookie that the page set."""
+        cookies: SimpleCookie = SimpleCookie()
+        with suppress(CookieError):
+            cookies.load(self.headers.get("Cookie", ""))
+        found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
+        return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
+
+    def _view(self, query: dict[str, str]) -> View | None:
+        """What is asked for; None for what there is not."""
+        try:
+            run = int(query["run"]) if "run" in query else None
+            window = int(query.get("window", DEFAULT_WINDOW))
+            steps = (float(query["from"]), float(query["to"])) if "from" in query and "to" in query else None
+        except ValueError:
+            return None
+        if run is not None and not 0 <= run < self.server.num_runs:
+            return None
+        if not 0 <= window < len(WINDOWS) or (
+            steps and not (isfinite(steps[0]) and steps[0] <= steps[1] < float("inf"))
+        ):
+            return None
+        return View(run, window, steps)
+
+    def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
+        self.send_response(code)
+        headers: dict[str, Any] = {
+            "Content-Type": kind, "Content-Length": len(body), "Cache-Control": cache, "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+        }  # fmt: skip
+        if encoding:
+            headers["Content-Encoding"] = encoding
+        if code == 200:
+            headers["Set-Cookie"] = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line for each look of a page would fill the terminal."""

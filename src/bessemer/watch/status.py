@@ -1,0 +1,126 @@
+"""Where a run stands now: training, stopped or finished, how far, and the time and money that are left."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from time import time
+
+import numpy as np
+
+from bessemer.report.data import RunData, as_number, as_text
+from bessemer.report.parts import capitalised
+from bessemer.run import RunFolder
+from bessemer.terminal import amount, duration
+
+PACE_STEPS = 100  # the last so many logged steps say how fast the run is
+FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
+QUIET_STEPS, QUIET_SECONDS = (
+    10.0,
+    60.0,
+)  # without a line for so many steps' time, and at least so long, something is wrong
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """state: training, preparing (before step 1), silent (running, without a sign of progress), stopped, finished or empty;
+    seconds_left, dollars_left: by the pace of the last steps, None where unknown; last: seconds since the epoch of the last sign
+    of progress, None without one."""
+
+    state: str
+    sentence: str
+    step: int
+    steps: int | None
+    seconds_left: float | None
+    dollars_left: float | None
+    last: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the steps that are done."""
+        return min(self.step / self.steps, 1.0) if self.steps else 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether more is to come."""
+        return self.state in ("training", "preparing", "silent")
+
+
+def status_of(run: RunFolder, data: RunData) -> RunStatus:
+    """The status of a run, from what its folder holds."""
+    step = int(data.train.step[-1]) if len(data.train) else 0
+    planned = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
+    steps = None if planned is None else int(planned)
+    last, pace = _last_sign(run, data), seconds_a_step(data)
+    stopped_by = as_text(data.times, "stopped_by")
+    has_ended = bool(stopped_by) or (steps is not None and step >= steps)
+    age = None if last is None else max(time() - last, 0.0)
+    is_running = run.is_being_written() or (not has_ended and age is not None and age < FRESH_SECONDS)
+    left = None if steps is None or pace is None else max(steps - step, 0) * pace
+    dollars = as_number(data.plan, "cost")
+    planned_seconds = as_number(data.plan, "seconds")
+    rate = dollars / planned_seconds if dollars and planned_seconds else None
+    state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
+    return RunStatus(
+        state=state,
+        sentence=_sentence(state, step, steps, age, stopped_by),
+        step=step,
+        steps=steps,
+        seconds_left=left if state in ("training", "silent") else None,
+        dollars_left=None if rate is None or left is None or state not in ("training", "silent") else rate * left,
+        last=last,
+    )
+
+
+def seconds_a_step(data: RunData) -> float | None:
+    """Wall time of a step, with what comes between steps, by the last lines; None before the second."""
+    rate, step = data.train.column("tokens_per_second"), data.train.step
+    tokens = data.train.column("tokens")
+    if rate is None or tokens is None or len(step) < 2:
+        return None
+    recent = slice(-PACE_STEPS, None)
+    sizes = np.diff(tokens[recent]) / np.diff(step[recent])
+    seconds = float(np.nanmedian(sizes / rate[recent][1:]))
+    between = sum(as_number(data.times, kind) or 0.0 for kind in ("validation", "saving", "memory"))
+    in_steps = sum(as_number(data.times, kind) or 0.0 for kind in ("productive", "data_wait", "redone"))
+    return seconds * (1.0 + between / in_steps if in_steps else 1.0)
+
+
+def _last_sign(run: RunFolder, data: RunData) -> float | None:
+    """Seconds since the epoch of the run's last line about time or metrics."""
+    signs = []
+    with suppress(ValueError):
+        signs.append(datetime.fromisoformat(data.last_time).timestamp())
+    if (ended := as_number(data.times, "last")) is not None:
+        signs.append(ended)
+    return max(signs, default=None)
+
+
+def _state(
+    step: int, steps: int | None, is_running: bool, age: float | None, pace: float | None, *, is_empty: bool
+) -> str:  # fmt: skip
+    if steps is not None and step >= steps:
+        return "finished"
+    if not is_running:
+        return "empty" if is_empty else "stopped"
+    if not step:
+        return "preparing"
+    limit = max(QUIET_STEPS * pace, QUIET_SECONDS) if pace else QUIET_SECONDS
+    return "silent" if age is not None and age > limit else "training"
+
+
+def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str) -> str:
+    of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    if state == "training":
+        return f"Training: {of}."
+    if state == "preparing":
+        return "Preparing: no step is trained yet."
+    if state == "silent":
+        return f"No sign of progress for {duration(age or 0.0)}, though a process holds the run: {of}."
+    if state == "finished":
+        return f"Finished: all {amount(step)} steps are trained." if step >= 10_000 else f"Finished: {of}."
+    if state == "empty":
+        return "Nothing is trained yet."
+    by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
+    return capitalised(f"stopped{by} after {of}; `bessemer run` on the same recipe goes on from there.")

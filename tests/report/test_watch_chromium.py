@@ -1,0 +1,157 @@
+"""The live page in a browser: it is drawn, follows the run, zooms, and its incidents open to their documents."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from bessemer.run import RunFolder
+from bessemer.watch.server import Server
+from tests import chromium
+from tests.chromium import Chromium
+
+pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chromium]:
+    with Chromium(tmp_path / "profile") as made:
+        yield made
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers = []
+
+    def start(*runs: RunFolder) -> Server:
+        server = Server(runs, 0)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def append(run: RunFolder, step: int, loss: float) -> None:
+    with open(run.metrics, "a") as file:
+        row = {"kind": "train", "step": step, "tokens": 4096 * step, "loss": loss, "step_seconds": 0.5}
+        file.write(json.dumps({**row, "tokens_per_second": 8192.0, "time": "2026-07-01T10:00:00+00:00"}) + "\n")
+
+
+LOSS = "document.querySelector('[data-figure=loss]')"
+
+
+def open_at_curves(browser: Chromium, address: str, curves: int = 1) -> None:
+    """Load the page and scroll to the loss: what is out of sight is not drawn."""
+    browser.open(address)
+    browser.run(f"{LOSS}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    browser.until(f"{LOSS}.data && {LOSS}.data.length >= {curves}")
+
+
+def test_page_draws_and_follows_the_run(
+    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    run = make_run(steps=300)
+    open_at_curves(browser, serve(run).address)
+    assert browser.run("location.search") == ""  # the token is no longer to be seen
+    assert browser.run("document.querySelector('.tiles dd').textContent") == "300"
+    append(run, 301, 1.25)
+    begun = monotonic()
+    browser.until("document.querySelector('.tiles dd').textContent === '301'")
+    assert monotonic() - begun < 10  # about two seconds; the machine may be busy
+    last = f"(() => {{ const x = {LOSS}.data[0].x; return x[x.length - 1]; }})()"
+    browser.until(f"{last} === 301")
+    assert browser.errors == []
+
+
+def test_zoom_asks_for_the_steps_that_are_shown(
+    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    run = make_run(steps=5000)
+    open_at_curves(browser, serve(run).address)
+    whole = browser.run(f"{LOSS}.data[0].x.length")
+    assert whole <= 700 < 5000
+    box = browser.run(f"(() => {{ const b = {LOSS}.querySelector('.nsewdrag').getBoundingClientRect(); "
+                      "return [b.left, b.top, b.width, b.height]; })()")  # fmt: skip
+    left, top, width, height = box
+    browser.drag(left + 0.40 * width, top + 0.5 * height, left + 0.45 * width, top + 0.5 * height)
+    browser.until(f"{LOSS}.layout.xaxis.range[0] > 1500")
+    low, high = browser.run(f"{LOSS}.layout.xaxis.range")
+    assert 1500 < low < high < 3000
+    browser.until(f"{LOSS}.data[0].x[0] > {low} - 2")
+    shown = browser.run(f"{LOSS}.data[0].x")
+    assert shown[0] <= low and shown[-1] >= high
+    assert len(shown) >= high - low  # each step of the part, where the whole shows one of many
+    browser.until("document.querySelector('[data-figure=grad]').scrollIntoView() || true")
+    grad = "document.querySelector('[data-figure=grad]')"
+    browser.until(f"{grad}.layout && Math.abs({grad}.layout.xaxis.range[0] - {low}) < 1")  # they zoom together
+    append(run, 5001, 1.0)  # what comes does not end the zoom
+    browser.until("document.querySelector('.tiles dd').textContent === '5,001'")
+    assert abs(browser.run(f"{LOSS}.layout.xaxis.range[0]") - low) < 1
+    assert browser.errors == []
+
+
+def test_an_incident_opens_to_its_documents(
+    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    run = make_run(steps=300)
+    row = {"time": "2026-07-01T10:00:00+00:00", "step": 150, "what": "spike", "cause": "the loss is high", "onset": 150,
+           "action": "the update was skipped", "documents": [{"sample": 1, "documents": ["code-00001:7"]}]}  # fmt: skip
+    run.incidents.write_text(json.dumps(row) + "\n")
+    open_at_curves(browser, serve(run).address)
+    x, y = browser.run(
+        f"(() => {{ const marks = [...{LOSS}.querySelectorAll('.scatterlayer .trace')].at(-1).querySelectorAll('.point'); "
+        "const b = marks[0].getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; })()"
+    )
+    assert not browser.run("document.querySelector('#incident-0').nextElementSibling.querySelector('details').open")
+    browser.click(x, y)
+    browser.until("document.querySelector('#incident-0').nextElementSibling.querySelector('details').open")
+    assert "code-00001:7" in browser.run("document.querySelector('#live-incidents .documents').textContent")
+    append(run, 301, 1.0)  # what is unfolded stays so
+    browser.until("document.querySelector('.tiles dd').textContent === '301'")
+    assert browser.run("document.querySelector('#incident-0').nextElementSibling.querySelector('details').open")
+    assert browser.errors == []
+
+
+def test_page_fits_a_phone_and_a_page_that_is_left_costs_nothing(
+    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    browser.resize(390, 844, mobile=True)
+    server = serve(make_run(steps=300))
+    open_at_curves(browser, server.address)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    assert browser.errors == []
+
+
+def test_several_runs_are_laid_over_one_another(
+    tmp_path: Path, make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "second")
+    second.recipe.write_text(
+        second.recipe.read_text().replace('"forge"', '"anvil"').replace("learning_rate = 0.01", "learning_rate = 0.02")
+    )
+    open_at_curves(browser, serve(first, second).address, curves=2)
+    assert browser.run(f"{LOSS}.data.map((one) => one.name)") == ["forge", "anvil"]
+    assert "train.optimizer.learning_rate" in browser.run("document.querySelector('#differences').textContent")
+    browser.run("document.querySelector('a[href=\"?run=1\"]').click()")
+    browser.until("document.querySelector('h1') && document.querySelector('h1').textContent === 'anvil'")
+    assert browser.errors == []
+
+
+def test_the_page_says_when_its_server_is_gone(
+    make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium
+) -> None:
+    server = serve(make_run(steps=50))
+    browser.open(server.address)
+    server.shutdown()
+    server.server_close()
+    sleep(0.1)
+    browser.until("document.querySelector('#pulse').textContent.includes('no answer')")
