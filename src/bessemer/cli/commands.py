@@ -134,7 +134,11 @@ COMMANDS = (
         flag("--terminal", "show them here as text instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
     )),
-    Command("report", "write report.html of a run", inspection.report, OF_RUN),
+    Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
+        option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
+        option("--markdown", "write Markdown for a README instead, its figures as SVG beside it", metavar="FILE"),
+        option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
+    )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
         *OF_RECIPE,
         option("--design", "ratio (default): a fixed number of tokens a parameter; isoflop: several sizes at each of several "

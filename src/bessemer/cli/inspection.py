@@ -108,13 +108,24 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
 
 
 def report(args: argparse.Namespace) -> Any:
-    from bessemer.report import page
+    from bessemer.report import compare, markdown, page
 
-    session = runs.open_run(args)
-    written = page.write(session.run)
+    places = [runs.folder_of(place, args.overrides) for place in args.run]
+    if len({run.path.resolve() for run in places}) < len(places):
+        raise InputError("report: one run is given twice; name each once")
+    if args.markdown is not None:
+        written = markdown.write(Path(args.markdown), places)
+    elif len(places) > 1:
+        written = compare.write(Path(args.out or "comparison.html"), places)
+    elif args.out is not None:
+        raise InputError(
+            f"--out {args.out}: the page of one run is report.html in its folder; --out is for several runs"
+        )
+    else:
+        written = page.write(places[0])
     if not args.json:
         print(written)
-        if compared := planned_against_measured(session.run):
+        if len(places) == 1 and (compared := planned_against_measured(places[0])):
             print(compared)
     return {"report": written}
 

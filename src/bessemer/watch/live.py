@@ -94,9 +94,9 @@ class LivePage:
                 known = self._made[view] = version, self._render(view)
             return {"version": version, **known[1]}
 
-    def document(self, view: View, values: Json) -> str:
+    def document(self, view: View) -> str:
         """The whole page, with its fragments filled in, so that something is seen before any script has run."""
-        return self._environment.get_template("live.html").render(**values, **self.state(view), markup=as_markup)
+        return self._environment.get_template("live.html").render(**self.state(view), markup=as_markup)
 
     def _render(self, view: View) -> Json:
         runs = self.watched()

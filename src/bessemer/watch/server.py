@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         if view is None:
             return self._send(404, "text/plain; charset=utf-8", b"No such run or part; the page is at /")
         if url.path == "/":
-            html = self.server.page.document(view, {}).encode("utf-8", errors="replace")
+            html = self.server.page.document(view).encode("utf-8", errors="replace")
             return self._send(200, "text/html; charset=utf-8", html)
         begun = process_time()
         state = self.server.page.state(view, query.get("since", ""))

@@ -1,0 +1,114 @@
+"""Figures as SVG, and reports as Markdown."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.report import compare, markdown, parts
+from bessemer.report import data as run_data
+from bessemer.report.curves import curves
+from bessemer.report.page import render
+from bessemer.report.static import HEIGHT, WIDTH, svg
+from bessemer.run import RunFolder
+
+HOSTILE = '<script>alert("x")</script> | *not* [markup](javascript:x)'
+
+
+def places(drawing: str) -> list[list[tuple[float, float]]]:
+    """The points of each path of lines."""
+    paths = [one.get("d", "") for one in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}path")]
+    return [
+        [tuple(map(float, pair.split())) for pair in re.split("[ML]", path)[1:]]  # type: ignore[misc]
+        for path in paths
+        if re.fullmatch(r"M[-\d. ]+(L[-\d. ]+)+", path)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+def test_points_stand_where_their_values_are(kind: str) -> None:
+    x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 10.0, 100.0, 1000.0])
+    axis = parts.axis("y", **({"type": "log"} if kind == "log" else {}))
+    figure = parts.figure("one", "One", [parts.trace("a", x, y, "train")], parts.axis("x"), axis)
+    (line,) = places(svg(figure))
+    across, up = zip(*line, strict=True)
+    assert np.allclose(np.diff(across) / np.diff(x), np.diff(across)[0])  # linear in x
+    values = np.log10(y) if kind == "log" else y
+    assert np.allclose(np.diff(up) / np.diff(values), (up[1] - up[0]) / (values[1] - values[0]), rtol=0.15)
+    assert all(0 <= one <= WIDTH for one in across)
+    assert all(0 <= one <= HEIGHT for one in up)
+
+
+def test_values_a_logarithm_does_not_have_are_left_out() -> None:
+    axis = parts.axis("y", type="log")
+    trace = parts.trace("a", [1.0, 2.0, 3.0], [0.0, 1.0, 10.0], "train")
+    (line,) = places(svg(parts.figure("one", "One", [trace], parts.axis("x"), axis)))
+    assert len(line) == 2
+
+
+def test_one_value_and_none_can_be_drawn() -> None:
+    for values, is_drawn in (([2.0], True), ([], False)):
+        trace = parts.trace("a", values, values, "train")
+        drawing = svg(parts.figure("one", "One", [trace], parts.axis("x"), parts.axis("y")))
+        assert bool(drawing) is is_drawn
+        assert not drawing or ET.fromstring(drawing).findall(".//{http://www.w3.org/2000/svg}circle")
+
+
+def test_every_figure_of_a_run_is_drawn_without_javascript(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=3000)
+    html = render(run_data.read(run))
+    found = re.findall(r"<noscript>(<svg.*?</svg>)</noscript>", html, re.DOTALL)
+    assert len(found) >= len(curves(run_data.read(run)))
+    for one in found:
+        ET.fromstring(one)
+    assert max(map(len, found)) < 60_000
+
+
+def test_markdown_of_a_run(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    run = make_run(steps=300, hostile=HOSTILE)
+    run.recipe.write_text(run.recipe.read_text().replace('"forge"', '"for|ge <b>"'))
+    text = markdown.write(tmp_path / "results.md", [run]).read_text()
+    assert "## for\\|ge \\<b\\>" in text
+    prose = "\n".join(
+        line for line in text.splitlines() if not line.startswith("    ")
+    )  # the sample is a block of code
+    assert not re.search(r"(?<!\\)<script", prose)
+    for name in re.findall(r"\]\(([^)]*\.svg)\)", text):
+        ET.parse(tmp_path / name)
+    assert "results-loss.svg" in text and "| Steps |" in text
+
+
+def test_markdown_needs_a_file(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none" / "x.md"):
+        with pytest.raises(InputError, match="give a file in a folder that exists"):
+            markdown.write(place, [make_run(steps=5, folder=tmp_path / place.name / "run")])
+
+
+def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "b", seed=1)
+    second.recipe.write_text(
+        second.recipe.read_text().replace('"forge"', '"anvil"').replace("clip_norm = 1.0", "clip_norm = 0.5")
+    )
+    datas = [run_data.read(run) for run in (first, second)]
+    columns, rows = compare.differences(datas, ["forge", "anvil"])
+    assert (columns, rows) == (["Key", "forge", "anvil"], [["train.optimizer.clip_norm", "1", "0.5"]])
+    outcome = {row[0]: row[1:] for row in compare.results(datas, ["forge", "anvil"])[1]}
+    assert outcome["Steps"] == ["300", "200"]
+    page = compare.write(tmp_path / "comparison.html", [first, second]).read_text()
+    assert "train.optimizer.clip_norm" in page
+    figures = compare.overlaid(datas, ["forge", "anvil"])
+    assert all(len(figure["traces"]) == 2 for figure in figures)
+    assert "train.optimizer.clip" in markdown.write(tmp_path / "both.md", [first, second]).read_text()
+
+
+def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [make_run(steps=5), make_run(steps=5, folder=tmp_path / "b")]
+    datas = [run_data.read(run) for run in runs]
+    assert compare.names_of(datas, [run.path for run in runs]) == [str(run.path) for run in runs]
+    assert compare.differences(datas, ["a", "b"])[1] == []
