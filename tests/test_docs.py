@@ -32,6 +32,7 @@ PAGES = (
     "docs/tokenizer.md",
     "docs/reliability.md",
     "docs/check.md",
+    "docs/watch.md",
     "docs/precision-and-memory.md",
     "docs/pipeline.md",
     "docs/language.md",

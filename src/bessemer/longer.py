@@ -28,12 +28,12 @@ from bessemer.guard.goodput import last_saved
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Train, load
+from bessemer.report.data import missing_lines, trained_steps
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
-from bessemer.train.metrics import missing_lines
 from bessemer.train.session import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 
@@ -198,7 +198,7 @@ def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> 
 
 def report_missing_lines(run: RunFolder, done: list[int]) -> None:
     """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
-    if lost := missing_lines(read_json_lines(run.metrics), done[-1]):
+    if lost := missing_lines(trained_steps(read_json_lines(run.metrics)), done[-1]):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 

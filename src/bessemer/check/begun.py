@@ -11,9 +11,9 @@ from bessemer.checkpoint import latest
 from bessemer.errors import BessemerError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
+from bessemer.report.data import missing_lines, trained_steps
 from bessemer.run import RunFolder, published, read_json_lines
 from bessemer.terminal import counted
-from bessemer.train.metrics import missing_lines
 from bessemer.train.session import require_journal
 
 SAVED, LOGS = "checkpoint", "logs"
@@ -62,7 +62,7 @@ def _log_row(path: Path, step: int) -> CheckRow:
     if last < step:
         said = f"{path}: it ends at step {last}, the newest checkpoint is of step {step}: lines are missing; training goes on"
         return CheckRow(LOGS, name, "warn", f"{said}, the report lacks them")
-    if step and (lost := missing_lines(rows, step)):
+    if step and (lost := missing_lines(trained_steps(rows), step)):
         return CheckRow(LOGS, name, "warn", f"{path}: {lost}; training goes on, the report lacks them")
     torn = "; its last line is cut short, as by a kill, which is harmless: it is left out" if is_torn(path) else ""
     return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")

@@ -10,8 +10,10 @@ import json
 import math
 import tomllib
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,14 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.terminal import counted
 from bessemer.tokens import gate
 
 Column = NDArray[np.float64]
 Json = dict[str, Any]
 FileVersion = tuple[int, int, int] | None
 STAGES = "stages.json"
+USUAL = 3  # distances between lines that occur so often are meant
 
 
 # --- Values of a JSON file, whatever its shape ------------------------------------------------------------------------
@@ -160,6 +164,24 @@ def read(run: RunFolder) -> RunData:
     return RunReader(run).read()
 
 
+def trained_steps(rows: Iterable[Json]) -> list[int]:
+    """The steps that have a line of kind train."""
+    return [row["step"] for row in rows if row.get("kind") == "train"]
+
+
+def missing_lines(logged: Sequence[float], step: int) -> str:
+    """Which steps up to `step` have no line, though their neighbours have; empty where none is missing. logged: those that have."""
+    logged = [int(one) for one in logged if one <= step]
+    distances = Counter(after - before for before, after in pairwise(logged))
+    interval = max((distance for distance, times in distances.items() if times >= USUAL), default=1)  # train.log_every
+    gaps = [(before + 1, after - 1) for before, after in pairwise([0, *logged, step + 1]) if after - before > interval]
+    if not gaps:
+        return ""
+    first, last = gaps[0]
+    more = f", and {counted(len(gaps) - 1, 'other gap')}" if len(gaps) > 1 else ""
+    return f"the lines of {f'step {first:,}' if first == last else f'steps {first:,} to {last:,}'} are missing{more}"
+
+
 class RunReader:
     """Reads a run folder, again and again while the run goes on: a file that has not changed is not read again, and of a log only
     what was appended."""
@@ -204,6 +226,10 @@ class RunReader:
             log.read(is_growing)
         if damaged := self._metrics.num_damaged:
             self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
+        curves = self._metrics.curves()
+        trained = curves["train"].step.tolist()
+        if trained and (lost := missing_lines(trained, int(trained[-1]))):
+            self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
         data = RunData(
             name=as_text(recipe, "run", "name") or run.path.resolve().name,
             recipe=recipe,
@@ -218,7 +244,7 @@ class RunReader:
             samples=self._metrics.samples,
             last_time=self._metrics.last_time,
             notes=self._notes,
-            **self._metrics.curves(),
+            **curves,
         )
         if not any(
             bool(value)

@@ -6,11 +6,9 @@ import io
 import math
 import os
 import socket
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Self
@@ -27,12 +25,11 @@ from bessemer.parallel import traffic, waiting
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
 from bessemer.run import RunFolder, read_json, read_json_lines, write_atomic, write_json
-from bessemer.terminal import counted, rate, say
+from bessemer.terminal import rate, say
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, matmul_rate
 from bessemer.train.precision import PRECISIONS
 
-USUAL = 3  # distances between lines that occur so often are meant
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
 
 
@@ -92,19 +89,6 @@ class MetricsLog:
         is_there = any(row.get("fork") == number for row in read_json_lines(self._run.forks))
         if undone and not is_there:
             LogFile(self._run.forks).append(b"".join(json_line({"fork": number, **row}) for row in undone))
-
-
-def missing_lines(rows: Sequence[dict[str, Any]], step: int) -> str:
-    """Which steps up to `step` have no line of kind train, though their neighbours have; empty where none is missing."""
-    logged = [row["step"] for row in rows if row.get("kind") == "train" and row["step"] <= step]
-    distances = Counter(after - before for before, after in pairwise(logged))
-    interval = max((distance for distance, times in distances.items() if times >= USUAL), default=1)  # train.log_every
-    gaps = [(before + 1, after - 1) for before, after in pairwise([0, *logged, step + 1]) if after - before > interval]
-    if not gaps:
-        return ""
-    first, last = gaps[0]
-    more = f", and {counted(len(gaps) - 1, 'other gap')}" if len(gaps) > 1 else ""
-    return f"the lines of {f'step {first:,}' if first == last else f'steps {first:,} to {last:,}'} are missing{more}"
 
 
 def _rewind(path: Path, rows: Sequence[dict[str, Any]], step: int) -> None:

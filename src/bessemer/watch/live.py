@@ -17,7 +17,7 @@ from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
 from bessemer.watch.status import RunStatus, status_of
 
-FRAGMENTS = ("status", "story", "frame", "processes", "incidents", "samples", "wall_time", "log")
+FRAGMENTS = ("status", "frame", "story", "processes", "incidents", "samples", "wall_time", "log")
 POINTS, SMOOTH_POINTS = 700, 300  # of a curve: a screen shows no more, and zooming asks for the part
 LOG_LINES, LOG_BYTES = 40, 16_384
 SAMPLES = 12

@@ -32,7 +32,7 @@ FORBIDDEN = (
     "new one."
 )
 SHORTEST_POLL, LONGEST_POLL = 1.0, 1.8  # seconds between two looks of a page
-COST_SHARE = 0.01  # of a core, that updates may take while longer polls can keep them below
+COST_SHARE = 0.003  # of a core, that updates may take while longer polls can keep them below
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bessemer.train.metrics import missing_lines
+from bessemer.report.data import missing_lines, trained_steps
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ from bessemer.train.metrics import missing_lines
 )
 def test_gaps(logged: list[int], step: int, says: str) -> None:
     rows = [{"kind": "train", "step": number} for number in logged] + [{"kind": "validation", "step": 3}]
-    found = missing_lines(rows, step)
+    found = missing_lines(trained_steps(rows), step)
     assert (says in found) and bool(says) == bool(found)
