@@ -8,7 +8,7 @@
 | diverged | the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or a quarter of the gain on it lost |
 | dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
-| plateau | the second half of the last 100 losses not 1% better than the first, above 3/4 of a uniform guess |
+| plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
 
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
 batches are skewed.
@@ -263,7 +263,7 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
         return None
     half = PLATEAU_WINDOW // 2
     before, now = fmean(window[:half]), fmean(window[half:])
-    if now <= (1.0 - PLATEAU_GAIN) * before or now <= PLATEAU_SHARE * reference.uniform_loss:
+    if abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss:  # a rise is another alarm
         return None
     figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
     return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

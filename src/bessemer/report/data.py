@@ -170,7 +170,7 @@ def trained_steps(rows: Iterable[Json]) -> list[int]:
 
 
 def missing_lines(logged: Sequence[float], step: int) -> str:
-    """Which steps up to `step` have no line, though their neighbours have; empty where none is missing. logged: those that have."""
+    """Which steps up to `step` have no line, though their neighbours have; empty for none. logged: those that have one."""
     logged = [int(one) for one in logged if one <= step]
     distances = Counter(after - before for before, after in pairwise(logged))
     interval = max((distance for distance, times in distances.items() if times >= USUAL), default=1)  # train.log_every
