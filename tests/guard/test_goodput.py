@@ -40,6 +40,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "stopped": 7.0,
         "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
         "total": 190.0,
+        "last": 190.0,
         "effective": pytest.approx(116 / 190),
         "sessions": 2,
         "restarts": [
