@@ -48,7 +48,9 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
+    from bessemer.train.trackers import require_trackers
 
+    require_trackers(recipe.report.trackers)
     mirror_of_fresh(recipe, run)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:

@@ -276,6 +276,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import has_all_files
+    from bessemer.guard.alerts import posting
     from bessemer.guard.pulse import unwatched_pulse
     from bessemer.launch import start
     from bessemer.longer import next_step
@@ -292,13 +293,13 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
-        if recipe.parallel.world > 1:
-            made = TrainSummary(**start.train(recipe, run, profile))
-        else:
-            with unwatched_pulse(run, 0, recipe.guard.hang_seconds) as pulse:
-                made = train_here(
-                    recipe, run, prepared.plan, profile, devices.choose(recipe.train), SINGLE_PROCESS, pulse
-                )
+        with posting(run, recipe.report.webhook, recipe.report.webhook_from):
+            if recipe.parallel.world > 1:
+                made = TrainSummary(**start.train(recipe, run, profile))
+            else:
+                device = devices.choose(recipe.train)
+                with unwatched_pulse(run, 0, recipe.guard.hang_seconds) as pulse:
+                    made = train_here(recipe, run, prepared.plan, profile, device, SINGLE_PROCESS, pulse)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:

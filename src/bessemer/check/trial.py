@@ -22,6 +22,7 @@ from bessemer.launch.group import ALONE, run_group
 from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
+from bessemer.recipe.schema import Report
 from bessemer.run import RunFolder, published, read_json, read_json_lines, write_atomic, write_json
 from bessemer.terminal import counted
 
@@ -97,7 +98,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
         "guard": recipe.guard.model_copy(update={"hang_seconds": 0.0}),
         "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3}),
         "evaluate": recipe.evaluate.model_copy(update={"max_tokens": LOSS_SEQUENCES * length}),
-        "report": recipe.report.model_copy(update={"tensorboard": False}),
+        "report": Report(tensorboard=False),
     }), said  # fmt: skip
 
 

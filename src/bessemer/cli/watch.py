@@ -31,7 +31,7 @@ def watch(args: argparse.Namespace) -> Any:
         return None
     from bessemer.watch.server import Server
 
-    with Server(folders, args.port) as server:
+    with Server(folders, args.port, args.token) as server:
         say("watching; Ctrl-C ends this page, not the training")
         print(server.address, flush=True)
         if "SSH_CONNECTION" in os.environ:

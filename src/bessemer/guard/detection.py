@@ -263,7 +263,9 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
         return None
     half = PLATEAU_WINDOW // 2
     before, now = fmean(window[:half]), fmean(window[half:])
-    if abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss:  # a rise is another alarm
+    if (
+        abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss
+    ):  # a rise is another alarm
         return None
     figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
     return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

@@ -10,6 +10,7 @@ keeps the recipe with every derived value filled in.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -99,6 +100,17 @@ class Report(Section):
     """What is shown."""
 
     tensorboard: bool = True
+    trackers: tuple[Literal["wandb", "trackio", "mlflow"], ...] = Field((), strict=False)
+    stdout: bool = False
+    webhook: str | None = None
+    webhook_from: Literal["info", "warning", "error"] = "warning"
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_url(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not re.match(r"https?://[^\s/]+", webhook):
+            raise ValueError("give an http:// or https:// URL")
+        return webhook
 
 
 class Export(Section):

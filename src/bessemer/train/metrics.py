@@ -29,12 +29,13 @@ from bessemer.terminal import rate, say
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, matmul_rate
 from bessemer.train.precision import PRECISIONS
+from bessemer.train.trackers import Tracker
 
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of every event file
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl and, with report.tensorboard, to an event file; on ranks other than 0 nothing.
+    """Appends to metrics.jsonl and, with report.tensorboard, to an event file, and reports to trackers; only on rank 0.
 
     A resumed run removes the lines after its checkpoint, so that every step is logged once. The lines that a rollback undid move
     to forks.jsonl.
@@ -42,10 +43,11 @@ class MetricsLog:
 
     def __init__(
         self, run: RunFolder, rows: Sequence[dict[str, Any]], resumed_at: int, tensorboard: bool, rollbacks: int = 0, *,
-        writes: bool = True,
+        writes: bool = True, trackers: Sequence[Tracker] = (),
     ) -> None:  # fmt: skip
         """rows: of metrics.jsonl as it is; rollbacks: how many the run has had, the last of which may not be logged yet; writes:
         on rank 0."""
+        self._trackers = trackers
         self._run, self._writes, self._files = run, writes, ExitStack()
         self._events: EventFile | None = None
         if not writes:
@@ -63,6 +65,8 @@ class MetricsLog:
 
     def __exit__(self, *error: object) -> None:
         self._files.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Write one line. Values that are not finite become null, since JSON has no NaN."""
@@ -71,8 +75,11 @@ class MetricsLog:
         now = datetime.now(UTC)
         row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
         self._lines.append(json_line(row))
+        scalars = dict(_scalars(kind, values))
         if self._events is not None:
-            self._events.write(step, dict(_scalars(kind, values)), now.timestamp())
+            self._events.write(step, scalars, now.timestamp())
+        for tracker in self._trackers:
+            tracker.log(kind, step, scalars, row)
 
     def roll_back(self, number: int, step: int) -> None:
         """Move the lines after `step` to forks.jsonl, as fork `number` (from 1)."""

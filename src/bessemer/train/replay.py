@@ -22,6 +22,7 @@ from bessemer.guard.policy import GuardState, Verdict
 from bessemer.guard.pulse import Pulse
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.schema import Report
 from bessemer.run import RunFolder, published
 from bessemer.terminal import Advance, progress, warn
 from bessemer.tokens.loader import Batch
@@ -211,7 +212,9 @@ def _on_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
     """A resolved recipe for one process, in another precision where one is given."""
     train = recipe.train if precision is None else recipe.train.model_copy(update={"precision": precision})
     checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False})
-    return recipe.model_copy(update={"train": train, "checkpoint": checkpoint, "parallel": Parallel()})
+    return recipe.model_copy(
+        update={"train": train, "checkpoint": checkpoint, "parallel": Parallel(), "report": Report(tensorboard=False)}
+    )
 
 
 def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedCheckpoint | None:

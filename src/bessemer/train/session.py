@@ -47,6 +47,7 @@ from bessemer.train.split import initial_weights
 from bessemer.train.start import no_dropout_line, start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
 from bessemer.train.stragglers import Stragglers
+from bessemer.train.trackers import open_trackers
 from bessemer.train.trainer import Trainer
 from bessemer.train.watch import Watch
 
@@ -124,7 +125,10 @@ def set_up(
     state = _start_state(recipe, trainer, loader, checkpoint, store, journal)
     rows = read_json_lines(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
-    log = MetricsLog(run, rows, state.step, recipe.report.tensorboard, journal.num_rollbacks, writes=mesh.is_main)
+    log = MetricsLog(
+        run, rows, state.step, recipe.report.tensorboard, journal.num_rollbacks, writes=mesh.is_main,
+        trackers=open_trackers(recipe, run) if mesh.is_main else (),
+    )  # fmt: skip
     clock = WallClock(
         run.times if mesh.is_main else None,
         state.step,

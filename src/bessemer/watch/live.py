@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from bessemer.errors import InputError
@@ -69,12 +69,13 @@ class LivePage:
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self._followers = [RunFollower(run) for run in runs]
-        self._environment, self._lock = environment(), Lock()
+        self._environment, self._lock = environment(), RLock()
         self._made: dict[View, tuple[str, Json]] = {}
 
     def watched(self) -> list[Watched]:
         """The runs now, each with a name of its own."""
-        found = [follower.watched() for follower in self._followers]
+        with self._lock:
+            found = [follower.watched() for follower in self._followers]
         names = compare.names_of([one.data for one in found], [one.run.path for one in found])
         return [Watched(one.run, name, one.data, one.status) for one, name in zip(found, names, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from bessemer.report.curves import DEFAULT_WINDOW, WINDOWS
 from bessemer.report.template import page_file, plotly_script
 from bessemer.run import RunFolder
 from bessemer.watch.live import LivePage, View
+from bessemer.watch.prometheus import CONTENT_TYPE, exposition
 
 HOST, PORT = "127.0.0.1", 8421
 POLICY = (
@@ -53,9 +55,12 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, runs: Sequence[RunFolder], port: int | None = None) -> None:
-        """port: None for PORT or, where it is taken, a free one. Raises InputError for a port that cannot be had."""
-        self.page, self.token, self.num_runs = LivePage(runs), secrets.token_urlsafe(16), len(runs)
+    def __init__(self, runs: Sequence[RunFolder], port: int | None = None, token: str | None = None) -> None:
+        """port: None for PORT or, where it is taken, a free one; token: None for a new one. Raises InputError for a port that
+        cannot be had, and for a token that could be guessed or is no part of an address."""
+        if token is not None and not re.fullmatch(r"[A-Za-z0-9_-]{16,}", token):
+            raise InputError("--token: give 16 or more letters, digits, - or _; left out, a new one is made")
+        self.page, self.token, self.num_runs = LivePage(runs), token or secrets.token_urlsafe(16), len(runs)
         wanted = (PORT, 0) if port is None else (port,)
         for number in wanted:
             try:
@@ -86,6 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
         if url.path in ASSETS:
             return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
+        if url.path == "/metrics":
+            text = exposition(self.server.page.watched())
+            return self._send(200, CONTENT_TYPE, text.encode("utf-8", errors="replace"))
         if url.path not in ("/", "/state"):
             return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
         view = self._view(query)
@@ -114,7 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))
-        found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
+        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        found = [bearer, query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
         return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
 
     def _view(self, query: dict[str, str]) -> View | None:

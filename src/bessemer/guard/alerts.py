@@ -1,0 +1,114 @@
+"""Alerts: incidents of a run, and its end, posted to a URL as they happen.
+
+The process that starts a training follows incidents.jsonl, which the ranks and the launcher write: it outlives the ranks, so the
+loss of one is posted too.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from bessemer.errors import Stopped
+from bessemer.guard.incidents import INCIDENT_KINDS
+from bessemer.run import RunFolder
+from bessemer.terminal import warn
+
+Severity = Literal["info", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
+EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
+
+
+def severity_of(incident: dict[str, Any]) -> Severity:
+    """info: recorded only; warning: an update was skipped; error: the run went back, was restarted or stopped."""
+    kind = INCIDENT_KINDS.get(str(incident.get("what")))
+    if kind is None or kind.response == "record":
+        return "info"
+    return "warning" if kind.response == "skip" and "rollback" not in incident else "error"
+
+
+@contextmanager
+def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
+    """Around a training: post its incidents from a severity on, and how it ended. Nothing without a URL."""
+    if url is None:
+        yield
+        return
+    posts = _Posts(run, url, least)
+    thread = threading.Thread(target=posts.follow, name="alerts", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        posts.end(thread)
+        stopped = isinstance(error, Stopped | KeyboardInterrupt)
+        posts.post(
+            "warning" if stopped else "error", "stopped" if stopped else "failed", str(error) or type(error).__name__
+        )
+        raise
+    posts.end(thread)
+    posts.post("info", "finished", "all steps are trained")
+
+
+class _Posts:
+    def __init__(self, run: RunFolder, url: str, least: Severity) -> None:
+        self._run, self._url, self._least = run, url, least
+        self._at = run.incidents.stat().st_size if run.incidents.exists() else 0
+        self._ended, self._has_failed = threading.Event(), False
+
+    def follow(self) -> None:
+        """Post new incidents until the training has ended."""
+        while not self._ended.wait(EVERY_SECONDS):
+            self._post_new()
+        self._post_new()
+
+    def end(self, thread: threading.Thread) -> None:
+        """Post what is left."""
+        self._ended.set()
+        thread.join(2 * TIMEOUT_SECONDS)
+
+    def _post_new(self) -> None:
+        if not self._run.incidents.exists():
+            return
+        with open(self._run.incidents, "rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                self._at += len(line)
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(row, dict):
+                    said = f"{row.get('cause')}; {row.get('action')}"
+                    self.post(severity_of(row), str(row.get("what")), said, step=row.get("step"), incident=row)
+
+    def post(self, severity: Severity, what: str, said: str, **more: Any) -> None:
+        """Post one alert. `text` and `content` are what Slack, Mattermost and Discord show."""
+        if SEVERITIES.index(severity) < SEVERITIES.index(self._least):
+            return
+        where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
+        text = f"[{severity}] {self._run.path.name}: {what}{where}: {said}"
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        body = {"run": self._run.path.name, "severity": severity, "what": what, "time": time, **more,
+                "text": text, "content": text[:1900]}  # fmt: skip
+        request = urllib.request.Request(
+            self._url,
+            json.dumps(body, default=str).encode(),
+            {"Content-Type": "application/json", "User-Agent": "bessemer"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+                pass
+        except (OSError, urllib.error.URLError, ValueError) as error:
+            if not self._has_failed:
+                warn(
+                    f"report.webhook: an alert could not be posted ({error}); the training goes on, and others are tried"
+                )
+            self._has_failed = True

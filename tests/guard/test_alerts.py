@@ -1,0 +1,93 @@
+"""Alerts: what is posted, from which severity on, and that a URL that does not answer stops nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.errors import BessemerError, Stopped
+from bessemer.guard.alerts import posting, severity_of
+from bessemer.guard.incidents import CHECKPOINT_FAILED, LOST, PLATEAU, SPIKE, record
+from bessemer.run import RunFolder
+
+
+@pytest.fixture
+def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    posts: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook", posts
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("least", "expected"),
+    [
+        ("info", ["plateau", "spike", "lost", "finished"]),
+        ("warning", ["spike", "lost"]),
+        ("error", ["lost"]),
+    ],
+)
+def test_incidents_are_posted_from_a_severity_on(
+    tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], least: Any, expected: list[str]
+) -> None:
+    url, posts = inbox
+    run = RunFolder(tmp_path / "mine")
+    run.path.mkdir()
+    record(run.incidents, LOST, step=1, cause="before", action="it was posted then")
+    with posting(run, url, least):
+        record(run.incidents, PLATEAU, step=5, cause="no progress")
+        record(run.incidents, SPIKE, step=6, cause="the loss is 9", action="the update was skipped")
+        record(run.incidents, LOST, step=7, cause="rank 1 was killed", action="restarting")
+    assert [post["what"] for post in posts] == expected
+    lost = next(post for post in posts if post["what"] == "lost")
+    assert lost["text"] == lost["content"] == "[error] mine: lost at step 7: rank 1 was killed; restarting"
+    assert lost["incident"]["cause"] == "rank 1 was killed" and lost["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "severity"),
+    [
+        (Stopped("by SIGTERM"), "stopped", "warning"),
+        (BessemerError("no disk"), "failed", "error"),
+        (ValueError(), "failed", "error"),
+    ],
+)
+def test_the_end_is_posted(
+    tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], error: Exception, what: str, severity: str
+) -> None:
+    url, posts = inbox
+    with pytest.raises(type(error)), posting(RunFolder(tmp_path), url, "warning"):
+        raise error
+    (post,) = posts
+    assert (post["what"], post["severity"]) == (what, severity)
+
+
+def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(tmp_path)
+    with posting(run, "http://127.0.0.1:9/none", "info"):
+        for step in range(3):
+            record(run.incidents, SPIKE, step=step, cause="x", action="y")
+    assert capsys.readouterr().err.count("an alert could not be posted") == 1
+
+
+def test_what_was_only_recorded_is_info() -> None:
+    assert severity_of({"what": CHECKPOINT_FAILED.name}) in ("info", "warning", "error")
+    assert severity_of({"what": "unknown"}) == "info"
+    assert severity_of({"what": "nonfinite", "rollback": 1}) == "error"
