@@ -33,6 +33,7 @@ PAGES = (
     "docs/reliability.md",
     "docs/check.md",
     "docs/watch.md",
+    "docs/tasks.md",
     "docs/precision-and-memory.md",
     "docs/pipeline.md",
     "docs/language.md",
@@ -66,6 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with my.toml, small enough to run, and a `bessemer` on the path."""
     folder = tmp_path_factory.mktemp("docs")
     write_text(folder / "text")
+    (folder / "README.txt").write_text("Text of its own, to be scored. " * 50)
     (folder / "bin").mkdir()
     program = folder / "bin" / "bessemer"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bessemer "$@"\n')

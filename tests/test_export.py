@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from bessemer.errors import BessemerError
-from bessemer.model.generation import Sampling
+from bessemer.model.generation import Sampling, complete
 from bessemer.model.huggingface import export as files
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Train
+from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.samples import complete
 from bessemer.train.task import ClassifyTask
 from tests.conftest import WORDS
 from tests.model.samples import config, stirred
@@ -171,6 +171,54 @@ def test_the_evaluation_harness_scores_as_our_own_model(tokenizer: Tokenizer, tm
     alone = HFLM(pretrained=str(folder), device="cpu", add_bos_token=False)
     request = Instance("loglikelihood_rolling", {}, (text,), 0)
     assert alone.loglikelihood_rolling([request])[0] == pytest.approx(score("", text), abs=1e-3)
+
+
+def test_tasks_score_as_the_evaluation_harness(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Multiple choice and cloze, log-likelihoods to 1e-6 a token (both in fp64), and the scores made of them."""
+    pytest.importorskip("accelerate", reason="the extra harness is not installed")
+    lm_eval = pytest.importorskip("lm_eval", reason="the extra harness is not installed")
+    from lm_eval.models.huggingface import HFLM
+
+    from bessemer.tasks.files import open_task
+    from bessemer.tasks.scoring import ScoredModel, score_task
+
+    model, folder = exported("llama", tokenizer, tmp_path, sequence_length=96)
+    rows = [
+        {
+            "goal": " ".join(WORDS[n : n + 5]), "sol1": f"{WORDS[n + 7]} {WORDS[n]}", "sol2": WORDS[n + 9], "label": n % 2,
+            "text": " ".join(WORDS[n : n + 9]),
+        }
+        for n in range(12)
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "cache")}
+    common: dict[str, Any] = {"dataset_path": "json", "test_split": "test", "dataset_kwargs": data}
+    theirs = [
+        {
+            **common, "task": "ours_piqa", "output_type": "multiple_choice", "doc_to_text": "Question: {{goal}}\nAnswer:",
+            "doc_to_choice": "{{[sol1, sol2]}}", "doc_to_target": "label",
+            "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        },
+        {
+            **common, "task": "ours_lambada", "output_type": "loglikelihood", "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
+            "doc_to_target": "{{' '+text.split(' ')[-1]}}", "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+        },
+    ]  # fmt: skip
+    harness = HFLM(pretrained=str(folder), device="cpu", batch_size=4, dtype="float64")
+    found = lm_eval.simple_evaluate(model=harness, tasks=theirs, log_samples=True, bootstrap_iters=0)
+    subject = ScoredModel(model.double(), tokenizer, Framing((tokenizer.end_of_text,), ()), (tokenizer.end_of_text,))
+    piqa, lambada = (score_task(open_task(f"{name}:rows.jsonl", tmp_path), subject) for name in ("piqa", "lambada"))
+    for ours, sample in zip(piqa.rows, found["samples"]["ours_piqa"], strict=True):
+        answers = [float(answer[0][0]) for answer in sample["resps"]]
+        assert ours["log_likelihoods"] == pytest.approx(answers, abs=1e-6)
+    for ours, sample in zip(lambada.rows, found["samples"]["ours_lambada"], strict=True):
+        assert ours["log_likelihood"] == pytest.approx(float(sample["resps"][0][0][0]), abs=1e-6 * ours["tokens"])
+        assert ours["greedy"] == sample["resps"][0][0][1]
+    results = found["results"]
+    assert piqa.scores["accuracy"]["value"] == results["ours_piqa"]["acc,none"]
+    assert piqa.scores["accuracy_norm"]["value"] == results["ours_piqa"]["acc_norm,none"]
+    assert lambada.scores["accuracy"]["value"] == results["ours_lambada"]["acc,none"]
+    assert lambada.scores["perplexity"]["value"] == pytest.approx(results["ours_lambada"]["perplexity,none"], rel=1e-6)
 
 
 def test_a_chat_template_begins_with_one_end_of_text(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ FLOORS = [
     ("corpus",),
     ("tokens",),
     ("model",),
+    ("tasks",),
     ("layout",),
     ("parallel",),
     ("checkpoint",),

@@ -51,6 +51,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     from bessemer.train.trackers import require_trackers
 
     require_trackers(recipe.report.trackers)
+    _tasks(recipe)
     mirror_of_fresh(recipe, run)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:
@@ -105,6 +106,19 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
         raise InputError(f"train: {said}; {advice}")
     if needed > free:
         warn(f"{said}: it may be killed; {advice}")
+
+
+def _tasks(recipe: Recipe) -> None:
+    """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
+    from bessemer.tasks.files import open_task
+
+    if recipe.evaluate.tasks and recipe.train.objective != "causal":
+        raise InputError(
+            f"evaluate.tasks: only a causal model can be asked, and train.objective is {recipe.train.objective}; leave them out"
+        )
+    names = [open_task(reference).file.name for reference in recipe.evaluate.tasks]
+    if len(set(names)) < len(names):
+        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(names)}); give each its own")
 
 
 def _export(config: ModelConfig) -> None:

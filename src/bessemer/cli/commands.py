@@ -96,7 +96,11 @@ COMMANDS = (
         option("--on", "the cluster's scheduler", choices=["slurm", "kubernetes"], required=True),
         option("--out", "folder for the files (default: launch/ in the run folder)", metavar="DIR"),
     )),
-    Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (*OF_RUN, AVERAGE)),
+    Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (
+        *OF_RUN, AVERAGE,
+        option("--task", "score on this task too: a TOML file, or NAME:DATA with a shipped name; repeatable", action="append",
+               default=[], metavar="TASK"),
+    )),
     Command("generate", "continue a prompt", model.generate, (
         *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), *SAMPLING,
     )),

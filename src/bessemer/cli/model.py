@@ -18,13 +18,39 @@ def evaluate(args: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session, resolved = runs.open_trained(args)
+    if args.task:
+        tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
+        resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with session.run.writing():
         scores = stages.evaluate(session, resolved, options.average(args))
+    if not args.json:
+        for task in scores.get("tasks", ()):
+            print("\n".join(_task_lines(task)))
     return {key: value for key, value in scores.items() if key != "inputs"}
 
 
+def _anchored(reference: str) -> str:
+    """A task of the command line, relative to this folder."""
+    name, colon, data = reference.partition(":")
+    if colon and not data.startswith("//"):
+        return reference if "://" in data else f"{name}:{Path(data).absolute()}"
+    return str(Path(reference).absolute()) if Path(reference).exists() else reference
+
+
+def _task_lines(task: dict[str, Any]) -> list[str]:
+    """A task's scores, each with its interval."""
+    from bessemer.tasks.scoring import SCORE_NAMES
+
+    shots = f", {task['few_shot']}-shot" if task["few_shot"] else ""
+    rows = [
+        f"  {SCORE_NAMES[name]:<19} {score['value']:.4f}  ({score['low']:.4f} to {score['high']:.4f})"
+        for name, score in task["scores"].items()
+    ]
+    return [f"{task['name']}  {task['items']:,} items{shots}; contamination: {task['contamination']}", *rows]
+
+
 def generate(args: argparse.Namespace) -> Any:
-    from bessemer.train.samples import complete
+    from bessemer.model.generation import complete
 
     sampling = options.sampling(args)
     store, tokenizer, model = runs.open_model(args)

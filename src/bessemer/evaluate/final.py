@@ -4,6 +4,7 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -12,15 +13,20 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
+from bessemer.logfile import json_line
+from bessemer.model.generation import require_writer
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, write_json
+from bessemer.run import RunFolder, read_json_again, write_atomic, write_json
+from bessemer.tasks.files import EvaluationTask, open_task
+from bessemer.tasks.scoring import score_task
 from bessemer.terminal import progress
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.samples import samples
+from bessemer.train.samples import samples, scored_model
 from bessemer.train.state import Restored
+from bessemer.train.trainer import Trainer
 from bessemer.train.validation import Validation, validate
 
 FILL_INS = 8  # in all, spread over the sources
@@ -44,9 +50,47 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
         "loss_by_source": scored.loss_by_source, "bits_per_byte": None, **scored.scores(), "held_out_bytes": scored.bytes,
         "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
     }  # fmt: skip
+    if recipe.evaluate.tasks:
+        result["tasks"] = task_scores(recipe, run, store, restored.trainer)
     result["seconds"] = perf_counter() - started
     write_json(run.evaluation, result)
     return result
+
+
+def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trainer) -> list[dict[str, Any]]:
+    """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
+    tasks/NAME.jsonl."""
+    require_writer(trainer.model.config)
+    tasks = [open_task(reference) for reference in recipe.evaluate.tasks]
+    subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
+    num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
+    with progress("tasks", num_texts, "text") as advance:
+        for task in tasks:
+            scored = score_task(task, subject, advance)
+            place = run.path / "tasks" / f"{scored.name}.jsonl"
+            place.parent.mkdir(exist_ok=True)
+            write_atomic(place, b"".join(map(json_line, scored.rows)))
+            rows.append({**scored.to_dict(), "data": task.place, "contamination": contamination_of(task, recipe, run)})
+    return rows
+
+
+def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> str:
+    """Whether the training text was searched for a task's text, and with what result; by the set's name or file."""
+    settings = recipe.corpus.contamination
+    for one in settings.sets:
+        if one.name == task.file.name or Path(one.path).name == Path(task.place).name:
+            statistics = read_json_again(run.corpus / "statistics.json") or {}
+            rows = statistics.get("contamination") or []
+            touched = next((row.get("items_touched") for row in rows if row.get("name") == one.name), None)
+            done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
+            if touched is None:
+                return "searched for"
+            return (
+                f"{touched} items found in the corpus; {done[settings.action]}"
+                if touched
+                else "none found in the corpus"
+            )
+    return "the corpus was not searched for it"
 
 
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:

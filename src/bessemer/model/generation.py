@@ -10,7 +10,10 @@ from torch import Tensor
 
 from bessemer.errors import InputError
 from bessemer.model.attention import Cache
+from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
+from bessemer.tokens.pieces import Framing
+from bessemer.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,43 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 def _fresh(model: Transformer, device: torch.device) -> Cache:
     return Cache(model.config, 1, device, model.embedding.weight.dtype)
+
+
+def complete(
+    model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
+    framing: Framing | None = None, ends: Collection[int] = (), cut: Collection[str] = (),
+) -> str:  # fmt: skip
+    """The continuation of a prompt, in which special tokens stand for themselves.
+
+    framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text;
+    cut: texts after which no more is written.
+    """
+    require_writer(model.config)
+    ids = tokenizer.encode_marked(prompt)
+    if any(token >= model.config.vocabulary for token in ids):
+        raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
+    before = (tokenizer.end_of_text,) if framing is None else framing.before
+    new = generate(
+        model, [*before, *ids] or [tokenizer.end_of_text], max_tokens=max_tokens, sampling=sampling,
+        ends=ends or (tokenizer.end_of_text,),
+    )  # fmt: skip
+    written, start = list(ids), len(tokenizer.decode(ids))
+    for token in new:
+        written.append(token)
+        if cut and any(stop in tokenizer.decode(written)[start:] for stop in cut):
+            break
+    return tokenizer.decode(written)[start:]
+
+
+def require_writer(config: ModelConfig) -> None:
+    """Raises InputError for a model that does not write, and says what it does instead."""
+    if config.labels:
+        raise InputError(
+            "this run's model is a classifier and writes no text; `bessemer evaluate RUN` shows how well it tells its classes "
+            "apart, `bessemer export RUN FOLDER` makes it usable in transformers"
+        )
+    if not config.causal:
+        raise InputError(
+            "this run's model is an encoder, which sees both sides of a word and so writes no text; `bessemer evaluate RUN` "
+            "lets it fill in hidden words (fill_ins in evaluation.json), train.objective = classify builds on it"
+        )

@@ -35,7 +35,7 @@ PATHS = (  # keys that hold paths, by the names of the fields
     "corpus.rules.refinedweb.url_substrings", "corpus.rules.adult.path", "corpus.rules.adult.classifier",
     "corpus.rules.toxic.path", "corpus.rules.toxic.classifier", "corpus.language.model", "corpus.contamination.sets.path",
     "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
-    "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "model.from_", "train.start",
+    "evaluate.tasks", "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "model.from_", "train.start",
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
@@ -214,6 +214,9 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     def anchored(key: str, path: str) -> str:
         if "://" in path or (key in ("high", "low") and path in names):
             return path
+        if key == "tasks" and ":" in path:  # NAME:DATA
+            name, _, data = path.partition(":")
+            return f"{name}:{folder / Path(data).expanduser()}"
         if key in ("path", "from_") and path.startswith(
             "hf:"
         ):  # hf:FOLDER, or hf:ORG/NAME where no such folder is there

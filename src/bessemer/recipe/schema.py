@@ -91,6 +91,8 @@ class Evaluate(Section):
     prompts: Words = ("The ", "def ")
     sample_tokens: Positive = 120
     samples: int = Field(10, ge=0)
+    tasks: Words = ()
+    task_items: Positive = 200
     temperature: float = Field(0.8, ge=0)
     top_k: int = Field(50, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)

@@ -72,6 +72,8 @@ def curves(data: RunData, detail: Detail = EVERYTHING) -> list[Figure]:
     data = with_data_wait_share(data)
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
+        _tasks(data, "bits_per_byte", "Tasks, bits per byte of the right answer", "bits per byte"),
+        _tasks(data, "accuracy", "Tasks, accuracy", "share that is right"),
         *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
     ]  # fmt: skip
     return [drawn(figure, detail) for figure in figures if figure is not None]
@@ -265,6 +267,16 @@ def _loss_by_source(data: RunData) -> Figure | None:
         ink, _, dash = _style(name, names)
         traces.append(_smoothed(name, data.train.step, values, ink, width=1.5, dash=dash))
     return step_figure("sources", "Training loss by source", data.loss_unit, traces)
+
+
+def _tasks(data: RunData, score: str, title: str, unit: str) -> Figure | None:
+    """One score of all tasks. Bits per byte move long before accuracy does, in a small model."""
+    by_task = data.tasks.groups.get(score, {})
+    traces = [
+        curve(name, data.tasks.step, values, *_style(name, list(by_task)), marked=True)
+        for name, values in by_task.items()
+    ]
+    return step_figure(f"tasks-{score}", title, unit, traces)
 
 
 def _activations(data: RunData) -> Figure | None:

@@ -127,6 +127,7 @@ class RunData:
     validation: Curves = field(default_factory=Curves)
     inside: Curves = field(default_factory=Curves)
     ranks: Curves = field(default_factory=Curves)
+    tasks: Curves = field(default_factory=Curves)
     incidents: list[Json] = field(default_factory=list)
     gated: str = ""
     peak_memory: float | None = None
@@ -249,7 +250,7 @@ class RunReader:
         if not any(
             bool(value)
             for key, value in vars(data).items()
-            if key not in ("name", "recipe", "quality", "inside", "ranks")
+            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks")
         ):
             raise InputError(
                 f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
@@ -330,7 +331,7 @@ class _MetricsLog(_GrowingLog):
         self.samples: list[Json] = []
         self.memory = PeakMemory()
         self.last_time = ""
-        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks")}
+        self._columns = {kind: _LogColumns() for kind in ("train", "validation", "inside", "ranks", "tasks")}
 
     def add(self, row: Json) -> None:
         kind = row.get("kind")

@@ -28,7 +28,7 @@ from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import compare_replicas, respond
-from bessemer.train.samples import log_sample
+from bessemer.train.samples import log_sample, log_tasks
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
 from bessemer.train.step import apply_step, judge_step
@@ -229,6 +229,7 @@ def _validate(training: Training, state: TrainState) -> Validation:
         with trainer.averaged():
             scores = validate(trainer, training.held_out)
             log_sample(training, state)
+            log_tasks(training, state)
         release_unused(trainer.device)
         training.log.write(
             "validation", state.step, tokens=training.pace.sizes.tokens_before(state.step), loss=scores.loss,

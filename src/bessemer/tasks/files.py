@@ -1,0 +1,289 @@
+"""Evaluation tasks as small files: a template, and the rows of a data file that it is filled in with.
+
+| kind | what is scored |
+|---|---|
+| choice | which of several continuations of the prompt is the likeliest, as it is and divided by its length |
+| cloze | whether the target is what the model would write after the prompt, and how likely it is |
+| exact | what the model writes after the prompt until a stop, compared with the answers |
+| text | bits per byte of a text |
+
+A task is a TOML file, or the name of a shipped one with the data: `hellaswag:validation.jsonl`. The shipped templates ask as
+EleutherAI's lm-evaluation-harness does (tasks of the same names, version 0.4).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from bessemer.corpus import storage
+from bessemer.errors import InputError
+from bessemer.recipe.corpus import Source
+from bessemer.recipe.section import Positive, Section, Words
+
+Kind = Literal["choice", "cloze", "exact", "text"]
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
+
+
+class TaskFile(Section):
+    """A task file. Templates are Jinja over the fields of a row; `answer` is the number of the right choice, from 0, its letter
+    or its text; few_shot rows of `examples`, else of the data's own beginning, stand answered before each prompt."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    kind: Kind
+    data: str | None = None
+    description: str = ""
+    prompt: str = ""
+    choices: str | Words = ()
+    answer: str = ""
+    target: str = ""
+    answers: str = ""
+    text: str = ""
+    joiner: str = " "
+    few_shot: int = Field(0, ge=0)
+    examples: str | None = None
+    separator: str = "\n\n"
+    stop: Words = ("\n",)
+    max_tokens: Positive = 32
+    ignore_case: bool = True
+    limit: int | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_needs(self) -> Self:
+        needed = {"choice": ("prompt", "choices", "answer"), "cloze": ("prompt", "target"), "exact": ("prompt", "answers"),
+                  "text": ("text",)}  # fmt: skip
+        missing = [key for key in needed[self.kind] if not getattr(self, key)]
+        if missing:
+            raise ValueError(f"a task of kind {self.kind!r} needs {' and '.join(missing)}")
+        given = self.model_fields_set & {"prompt", "choices", "answer", "target", "answers", "text"}
+        if unused := sorted(given - set(needed[self.kind])):
+            raise ValueError(f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out")
+        return self
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question. context: prompt with what stands before it; continuations: the choices, the target or the text; right: number
+    of the right choice; answers: that an exact match accepts."""
+
+    context: str
+    continuations: tuple[str, ...]
+    right: int = 0
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """A task with its items. place: of its data."""
+
+    file: TaskFile
+    place: str
+    items: tuple[Item, ...]
+
+
+def shipped_tasks() -> dict[str, str]:
+    """EvaluationTask files that come with Bessemer: name to TOML text."""
+    entries = (resources.files("bessemer.tasks") / "shipped").iterdir()
+    return {
+        Path(entry.name).stem: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".toml")
+    }
+
+
+def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -> EvaluationTask:
+    """Read a task and its data. reference: a TOML file, or NAME:DATA of a shipped one, relative to `folder`; limit: of the items.
+    Raises InputError that names the file, the row and the key."""
+    name, colon, data = reference.partition(":")
+    shipped = shipped_tasks()
+    if colon and name in shipped:
+        file, base = _parse(shipped[name], f"task {name}"), folder
+        file = file.changed(data=data)
+    elif reference in shipped:
+        raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {reference}:PATH/TO/FILE.jsonl")
+    else:
+        path = folder / reference
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            known = ", ".join(sorted(shipped))
+            raise InputError(
+                f"evaluate.tasks: {reference}: no task file ({getattr(error, 'strerror', None) or error}); give a TOML file, or "
+                f"NAME:DATA with a shipped name ({known})"
+            ) from None
+        file, base = _parse(text, str(path)), path.parent
+    if file.data is None:
+        raise InputError(f'task {file.name}: it names no data; add data = "FILE"')
+    place = file.data if "://" in file.data else str(base / file.data)
+    limits = [one for one in (limit, file.limit) if one is not None]
+    rows = _rows(place, file.name, min(limits, default=None))
+    shots = rows if file.examples is None else _rows(
+        file.examples if "://" in file.examples else str(base / file.examples), file.name, file.few_shot
+    )  # fmt: skip
+    if len(shots) < file.few_shot:
+        raise InputError(
+            f"task {file.name}: few_shot = {file.few_shot}, and there are {len(shots)} rows to take them from"
+        )
+    return EvaluationTask(file, place, tuple(_items(file, rows, shots, place)))
+
+
+def _parse(text: str, where: str) -> TaskFile:
+    try:
+        return TaskFile.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not valid TOML: {error}") from None
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'task'}: {one['msg']}" for one in error.errors())
+        raise InputError(f"{where}: {said}") from None
+
+
+def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any]], place: str) -> Iterator[Item]:
+    """The items of the rows. A row is never its own example."""
+    fill = _Filler(file, place)
+    answered = (
+        [fill.example(number, row) for number, row in enumerate(shots[: file.few_shot + 1], 1)] if file.few_shot else []
+    )
+    for number, row in enumerate(rows, 1):
+        own = [text for text, shot in zip(answered, shots, strict=False) if shot is not row][: file.few_shot]
+        item = fill.item(number, row)
+        before = f"{file.description}{''.join(f'{text}{file.separator}' for text in own)}"
+        yield Item(before + item.context, item.continuations, item.right, item.answers)
+
+
+class _Filler:
+    """Fills the templates of a task in."""
+
+    def __init__(self, file: TaskFile, place: str) -> None:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import SandboxedEnvironment
+
+        self._file, self._place = file, place
+        self._environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+
+    def item(self, number: int, row: dict[str, Any]) -> Item:
+        file = self._file
+        if file.kind == "text":
+            return Item("", (self._text("text", file.text, number, row),))
+        context = self._text("prompt", file.prompt, number, row)
+        if file.kind == "cloze":
+            return Item(context, (file.joiner + self._text("target", file.target, number, row),))
+        if file.kind == "exact":
+            answers = self._value("answers", file.answers, number, row)
+            listed = answers if isinstance(answers, list) else [answers]
+            return Item(context, (), answers=tuple(str(answer) for answer in listed))
+        choices = self._choices(number, row)
+        answer = self._value("answer", file.answer, number, row)
+        return Item(context, tuple(file.joiner + choice for choice in choices), self._right(answer, choices, number))
+
+    def example(self, number: int, row: dict[str, Any]) -> str:
+        """A row with its answer."""
+        item = self.item(number, row)
+        return item.context + (self._file.joiner + item.answers[0] if item.answers else item.continuations[item.right])
+
+    def _choices(self, number: int, row: dict[str, Any]) -> list[str]:
+        given = self._file.choices
+        if isinstance(given, str):
+            found = self._value("choices", given, number, row)
+            if not isinstance(found, list):
+                raise self._error(number, "choices", f"{found!r} is no list")
+            choices = [str(choice) for choice in found]
+        else:
+            choices = [self._text("choices", choice, number, row) for choice in given]
+        if len(choices) < 2:
+            raise self._error(number, "choices", f"{len(choices)} of them; there must be two or more")
+        return choices
+
+    def _right(self, answer: Any, choices: list[str], number: int) -> int:
+        """The number of the right choice, of its number from 0, its letter or its text."""
+        if isinstance(answer, bool):
+            answer = int(answer)
+        text = str(answer).strip()
+        if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
+            return int(text)
+        if text in choices:
+            return choices.index(text)
+        if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
+            return ord(text.upper()) - ord("A")
+        raise self._error(
+            number, "answer", f"{answer!r} is no number from 0, letter or text of the {len(choices)} choices"
+        )
+
+    def _value(self, key: str, template: str, number: int, row: dict[str, Any]) -> Any:
+        """A field by its name, or else what an expression gives."""
+        if template in row:
+            return row[template]
+        from jinja2 import TemplateError, Undefined
+
+        try:
+            value = self._environment.compile_expression(template, undefined_to_none=False)(**row)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise self._error(number, key, str(error)) from None
+        if isinstance(value, Undefined):
+            raise self._error(number, key, f"{template!r} is no field of the row; it has {', '.join(row)}")
+        return value
+
+    def _text(self, key: str, template: str, number: int, row: dict[str, Any]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._environment.from_string(template).render(**row)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise self._error(number, key, f"{error}; the row has {', '.join(row)}") from None
+
+    def _error(self, number: int, key: str, what: str) -> InputError:
+        return InputError(f"task {self._file.name}: {self._place}, row {number}: {key}: {what}")
+
+
+def _rows(place: str, name: str, limit: int | None) -> list[dict[str, Any]]:
+    """The rows of a data file, each a JSON object; of a .txt file one with the field `text`."""
+    plain = place.removesuffix(".gz")
+    if not plain.endswith(ENDINGS):
+        raise InputError(f"task {name}: {place}: data is one of {', '.join(ENDINGS)}, or one of them with .gz")
+    try:
+        with storage.open_file(place, Source(name="task", paths=(place,))) as file:
+            raw = file.read()
+        raw = gzip.decompress(raw) if place.endswith(".gz") else raw
+        rows = _decoded(raw, plain)
+    except (OSError, EOFError) as error:
+        raise InputError(
+            f"task {name}: {place}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
+    except (ValueError, ImportError) as error:
+        raise InputError(f"task {name}: {place}: cannot be read: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise InputError(f"task {name}: {place}, row {number}: no object with fields")
+    if not rows:
+        raise InputError(f"task {name}: {place}: holds no rows")
+    return rows[:limit]
+
+
+def _decoded(raw: bytes, place: str) -> list[Any]:
+    if place.endswith(".parquet"):
+        import pyarrow.parquet as pq
+
+        return list(pq.read_table(io.BytesIO(raw)).to_pylist())
+    text = raw.decode("utf-8-sig")
+    if place.endswith(".txt"):
+        return [{"text": text}]
+    if place.endswith((".csv", ".tsv")):
+        return list(csv.DictReader(io.StringIO(text), delimiter="\t" if place.endswith(".tsv") else ","))
+    if place.endswith(".json"):
+        found = json.loads(text)
+        return found if isinstance(found, list) else [found]
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number} is no JSON: {error}") from None
+    return rows

@@ -1,0 +1,122 @@
+"""Task files and their data: what becomes of a row, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.errors import InputError
+from bessemer.tasks.files import Item, open_task, shipped_tasks
+
+ROWS = {
+    "hellaswag": {"activity_label": "Baking", "ctx_a": "She [title] mixes.", "ctx_b": "she", "endings": ["bakes.", "flies."], "label": "1"},
+    "arc": {"question": "Why?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]}, "answerKey": "C"},
+    "piqa": {"goal": "Open it", "sol1": "pull", "sol2": "push", "label": 0},
+    "boolq": {"passage": "It is.", "question": "is it", "answer": True},
+    "lambada": {"text": "one two three"},
+    "text": {"text": "all of this"},
+}  # fmt: skip
+
+
+def write(folder: Path, rows: list[dict[str, Any]], name: str = "data.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_shipped_tasks_ask_as_they_should(tmp_path: Path) -> None:
+    assert set(shipped_tasks()) == set(ROWS)
+    items = {}
+    for name, row in ROWS.items():
+        write(tmp_path, [row], f"{name}.jsonl")
+        (items[name],) = open_task(f"{name}:{name}.jsonl", tmp_path).items
+    assert items["hellaswag"] == Item("Baking: She.  mixes. She".replace(".  ", ". "), (" bakes.", " flies."), 1)
+    assert items["arc"] == Item("Question: Why?\nAnswer:", (" x", " y", " z"), 2)
+    assert items["piqa"] == Item("Question: Open it\nAnswer:", (" pull", " push"), 0)
+    assert items["boolq"] == Item("It is.\nQuestion: is it?\nAnswer:", (" no", " yes"), 1)
+    assert items["lambada"] == Item("one two", (" three",))
+    assert items["text"] == Item("", ("all of this",))
+
+
+def task(folder: Path, text: str, rows: list[dict[str, Any]] | None = None) -> Any:
+    write(folder, rows if rows is not None else [{"q": f"q{n}", "a": "b", "c": ["a", "b"]} for n in range(5)])
+    (folder / "own.toml").write_text(f'name = "own"\ndata = "data.jsonl"\n{text}')
+    return open_task(str(folder / "own.toml"))
+
+
+CHOICE = 'kind = "choice"\nprompt = "{{ q }}?"\nchoices = "c"\nanswer = "a"\n'
+
+
+def test_few_shot_rows_stand_before_and_are_never_the_item_itself(tmp_path: Path) -> None:
+    items = task(tmp_path, CHOICE + "few_shot = 2\n").items
+    assert items[4].context == "q0? b\n\nq1? b\n\nq4?"
+    assert items[0].context == "q1? b\n\nq2? b\n\nq0?"
+    assert items[1].context == "q0? b\n\nq2? b\n\nq1?"
+
+
+@pytest.mark.parametrize(("answer", "right"), [("b", 1), ("1", 1), (1, 1), ("A", 0), (True, 1)])
+def test_an_answer_is_a_number_a_letter_or_a_text(tmp_path: Path, answer: Any, right: int) -> None:
+    (item,) = task(tmp_path, CHOICE, [{"q": "q", "a": answer, "c": ["a", "b"]}]).items
+    assert item.right == right
+
+
+def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two"}\n'))
+    (tmp_path / "b.csv").write_text("text\none two\n")
+    (tmp_path / "c.json").write_text('[{"text": "one two"}]')
+    for name in ("a.jsonl.gz", "b.csv", "c.json"):
+        assert open_task(f"lambada:{name}", tmp_path).items == (Item("one", (" two",)),)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["one two"]}), tmp_path / "d.parquet")
+    assert open_task("lambada:d.parquet", tmp_path, limit=5).items == (Item("one", (" two",)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "complaint"),
+    [
+        ('kind = "choice"\nprompt = "x"\n', None, "needs choices and answer"),
+        ('kind = "cloze"\nprompt = "x"\ntarget = "y"\nanswers = "a"\n', None, "does not use answers"),
+        ('kind = "guess"\n', None, "kind"),
+        (CHOICE + "few_shots = 2\n", None, "few_shots"),
+        (CHOICE.replace("{{ q }}", "{{ question }}"), None, "row 1: prompt: 'question' is undefined; the row has q, a, c"),
+        (CHOICE.replace('answer = "a"', 'answer = "label"'), None, "'label' is no field of the row; it has q, a, c"),
+        (CHOICE, [{"q": "q", "a": "z", "c": ["a", "b"]}], "row 1: answer: 'z' is no number"),
+        (CHOICE, [{"q": "q", "a": "a", "c": ["a"]}], "row 1: choices: 1 of them"),
+        (CHOICE, [{"q": "q", "a": "a", "c": "a"}], "row 1: choices: 'a' is no list"),
+        (CHOICE, [], "holds no rows"),
+        (CHOICE + "few_shot = 9\n", None, "few_shot = 9, and there are 5 rows"),
+        ("kind = ", None, "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path, text: str, rows: list[dict[str, Any]] | None, complaint: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        task(tmp_path, text, rows)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("none.toml", "no task file"), ("hellaswag", "say where its data is"), ("hellaswag:none.jsonl", "cannot be read (No such file"),
+        ("hellaswag:x.pdf", "data is one of"), ("lambada:broken.jsonl", "line 2 is no JSON"), ("lambada:list.jsonl", "row 1: no object"),
+    ],
+)  # fmt: skip
+def test_data_that_is_not_there_or_damaged(tmp_path: Path, reference: str, complaint: str) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"text": "a b"}\n{"te')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    with pytest.raises(InputError) as error:
+        open_task(reference, tmp_path)
+    assert complaint in str(error.value)
+
+
+def test_a_template_cannot_reach_into_python(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        task(tmp_path, CHOICE.replace("{{ q }}", "{{ q.__class__.__mro__ }}"))

@@ -1,0 +1,158 @@
+"""Scores on tasks: likelihoods against the whole sequence at once, what is made of them, and intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.stages import opened
+from bessemer.tasks.files import Item, open_task
+from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, likelihoods, score_task
+from bessemer.train.samples import scored_model
+
+
+@pytest.fixture
+def trained(runs: Path, recipe_file: Path) -> Path:
+    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
+    return runs / "small"
+
+
+@pytest.fixture
+def subject(trained: Path) -> ScoredModel:
+    recipe = load(trained)
+    store, restored = opened(recipe, RunFolder(trained))
+    return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
+
+
+def by_hand(subject: ScoredModel, context: str, text: str) -> tuple[float, int]:
+    """Nats of a text after a context, one sequence at a time."""
+    whole = [*subject.before, *subject.tokenizer.encode(context + text)]
+    start = len([*subject.before, *subject.tokenizer.encode(context.rstrip())])
+    with torch.no_grad():
+        log_probabilities = subject.model.logits(torch.tensor([whole]))[0].log_softmax(-1)
+    return -sum(float(log_probabilities[place - 1, whole[place]]) for place in range(start, len(whole))), len(
+        whole
+    ) - start
+
+
+PAIRS = [
+    ("The quick", " brown fox"), ("", "The quick"), ("The ", "quick"), ("def", " read(self, path):\n    return path"),
+    ("a", ""), ("x" * 200, " and so on"), ("The quick", " b"),
+]  # fmt: skip
+
+
+def test_likelihoods_are_those_of_each_sequence_alone(subject: ScoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = [pair for pair in PAIRS if len(pair[0]) < 100]
+    expected = [by_hand(subject, *pair) for pair in short]
+    for batch in (4096, 40, 1):
+        monkeypatch.setattr("bessemer.tasks.scoring.BATCH_TOKENS", batch)
+        found = likelihoods(subject, short)
+        for one, (nats, tokens) in zip(found, expected, strict=True):
+            assert one.nats == pytest.approx(nats, rel=1e-5, abs=1e-5)
+            assert one.tokens == tokens
+
+
+def test_a_context_that_is_too_long_loses_its_beginning(subject: ScoredModel) -> None:
+    words = "The quick brown fox reads the file and returns the lines. " * 40
+    (long,) = likelihoods(subject, [(words, " brown fox")])
+    assert math.isfinite(long.nats) and long.tokens > 0
+    (all_text,) = likelihoods(subject, [("", words)])
+    assert all_text.tokens == subject.model.config.positions_length, "a continuation that is too long keeps its end"
+
+
+def test_accuracy_by_length_and_bits_per_byte() -> None:
+    items = [Item("q", (" yes", " certainly not"), 1), Item("q", (" a", " b"), 0)]
+    each = [
+        [Likelihood(2.0, 1, False), Likelihood(3.0, 2, False)],
+        [Likelihood(1.0, 1, True), Likelihood(4.0, 1, False)],
+    ]
+    values, rows = _choice(items, each)
+    assert values["accuracy"][0].tolist() == [0.0, 1.0]
+    assert values["accuracy_norm"][0].tolist() == [1.0, 1.0], "3 nats over 13 characters are fewer than 2 over 3"
+    assert values["bits_per_byte"][0].sum() / values["bits_per_byte"][1].sum() == pytest.approx(4.0 / math.log(2) / 16)
+    assert rows[0]["best"] == 0 and rows[0]["right"] == 1
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    generator, covered = np.random.default_rng(1), 0
+    for _ in range(300):
+        found = _interval("accuracy", (generator.random(200) < 0.3).astype(float), np.ones(200))
+        assert found["low"] <= found["value"] <= found["high"]
+        covered += found["low"] <= 0.3 <= found["high"]
+    assert 0.91 * 300 < covered < 0.985 * 300
+
+
+def test_text_in_windows_has_the_likelihood_of_its_tokens(subject: ScoredModel, tmp_path: Path) -> None:
+    text = "The quick brown fox reads the file. " * 30
+    (tmp_path / "own.txt").write_text(text)
+    found = score_task(open_task("text:own.txt", tmp_path), subject).scores["bits_per_byte"]
+    assert found["low"] == found["value"] == found["high"], "of one text"
+    length, ids = subject.model.config.sequence_length, subject.tokenizer.encode(text)
+    nats = 0.0
+    for start in range(0, len(ids), length):
+        window = [*(subject.before if start == 0 else [ids[start - 1]]), *ids[start : start + length]]
+        with torch.no_grad():
+            log_probabilities = subject.model.logits(torch.tensor([window[:-1]]))[0].log_softmax(-1)
+        nats -= float(log_probabilities[-(len(ids[start : start + length])) :].gather(
+            1, torch.tensor(window[-len(ids[start : start + length]) :])[:, None]).sum())  # fmt: skip
+    assert found["value"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
+
+
+def test_tasks_are_scored_while_training_and_after(
+    runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"goal": f"read {n}", "sol1": "the file", "sol2": "zq vx jk", "label": 0, "text": f"The quick brown {n}"}
+        for n in range(30)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = [f"piqa:{tmp_path / 'rows.jsonl'}", f"lambada:{tmp_path / 'rows.jsonl'}"]
+    given = [
+        str(recipe_file),
+        "--set",
+        f"run.dir={runs}",
+        "--set",
+        f"evaluate.tasks={json.dumps(tasks)}",
+        "--set",
+        "evaluate.task_items=7",
+    ]
+    assert run_command(["train", *given]) == 0
+    logged = [row for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "tasks"]
+    validations = [row for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "validation"]
+    assert [row["step"] for row in logged] == [row["step"] for row in validations]
+    assert set(logged[0]["bits_per_byte"]) == {"piqa", "lambada"} and set(logged[0]["accuracy"]) == {"piqa", "lambada"}
+    assert all(math.isfinite(value) for row in logged for value in row["bits_per_byte"].values())
+    assert run_command(["evaluate", str(runs / "small")]) == 0
+    assert "the corpus was not searched for it" in capsys.readouterr().out
+    found = {task["name"]: task for task in read_json(runs / "small" / "evaluation.json")["tasks"]}
+    assert found["piqa"]["items"] == 30 and found["piqa"]["scores"]["accuracy"]["value"] > 0.5
+    assert len(read_json_lines(runs / "small" / "tasks" / "piqa.jsonl")) == 30
+    assert run_command(["report", str(runs / "small")]) == 0
+    page = (runs / "small" / "report.html").read_text()
+    assert 'id="tasks"' in page and "tasks-bits_per_byte" in page
+
+
+@pytest.mark.parametrize(
+    ("sets", "complaint"),
+    [
+        (['evaluate.tasks=["none.toml"]'], "no task file"),
+        (['evaluate.tasks=["piqa:DATA","piqa:DATA"]'], "two tasks have one name"),
+    ],
+)
+def test_tasks_are_looked_at_before_anything_is_done(
+    runs: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], sets: list[str], complaint: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n')
+    values = [one.replace("DATA", str(data)) for one in (f"run.dir={tmp_path / 'new'}", *sets)]
+    assert run_command(["run", str(recipe_file), *(part for one in values for part in ("--set", one))]) == 2
+    assert complaint in capsys.readouterr().err
