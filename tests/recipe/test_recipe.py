@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -243,7 +244,19 @@ def test_shipped_recipes_are_valid_and_say_what_they_are(name: str) -> None:
     recipe = recipes.load(name)
     assert recipe.run.name == name
     assert recipes.shipped()[name].startswith("# ")
-    derived_keys.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+    if recipe.model.from_ is None:  # else the model would have to be there
+        derived_keys.resolve(recipe, recipe.tokenizer.vocabulary or 32_768)
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.shipped() if recipes.load(name).cluster.device])
+def test_shipped_recipes_for_a_cluster_fit_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from bessemer.cli import run_command
+
+    assert run_command(["plan", name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"], found
+    recipe = recipes.load(name)
+    assert recipe.parallel.world == 8 * recipe.cluster.nodes
 
 
 def test_a_recipe_needs_no_ending(tmp_path: Path) -> None:
