@@ -34,6 +34,8 @@ PAGES = (
     "docs/check.md",
     "docs/watch.md",
     "docs/tasks.md",
+    "docs/maturity.md",
+    "docs/faq.md",
     "docs/precision-and-memory.md",
     "docs/pipeline.md",
     "docs/language.md",
