@@ -64,6 +64,7 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
 
     monkeypatch.setattr(loop, "validate", score)
     monkeypatch.setattr(loop, "log_sample", lambda training, state: None)
+    monkeypatch.setattr(loop, "log_tasks", lambda training, state: None)
     trainer: Any = SimpleNamespace(device=devices.choose(Train(device="cpu")), averaged=contextlib.nullcontext)
     sizes: Any = SimpleNamespace(tokens_before=lambda step: 0)
     devices.keep_freed_memory()
