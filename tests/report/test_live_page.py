@@ -128,6 +128,21 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: Callable[..
         assert status(run).state == "preparing"
 
 
+def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=300)
+    said = {
+        "the guard": "by the guard after step 300 of 1,200: see",
+        "SIGTERM": "by SIGTERM after",
+        "an error: no disk": "with an error: no disk.",
+    }
+    for stopped_by, sentence in said.items():
+        row = {"began": 1.0, "at": 2.0, "from": 0, "step": 300, "redone_steps": 0, "stopped_by": stopped_by}
+        run.times.write_text(json.dumps(row) + "\n")
+        found = status(run)
+        assert found.state == "stopped" and sentence in found.sentence
+        assert ("goes on from there" in found.sentence) == (stopped_by == "SIGTERM")
+
+
 def test_the_lock_is_seen_and_not_taken(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert not run.is_being_written()

@@ -10,6 +10,7 @@ from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import drop_newer, verified
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
+from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, NONFINITE, RECORDED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
@@ -270,7 +271,7 @@ def _stop(
     training: Training, step: int, alarm: Alarm, why: str, hint: str = "", action: str = STOPPED, **more: Any
 ) -> NoReturn:
     samples = _report(training, step, alarm, action, **more)
-    training.clock.write(alarm.kind.completed_steps(step), "the guard")
+    training.clock.write(alarm.kind.completed_steps(step), BY_GUARD)
     names = _document_names(samples)
     see = f"See {training.run.incidents}."
     if names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,6 +64,12 @@ def opened_task(reference: str, limit: int) -> EvaluationTask:
     return open_task(reference, limit=limit)
 
 
+@cache
+def loaded_tokenizer(path: Path, changed_ns: int, end_of_text: str) -> Tokenizer:
+    """The tokenizer of a run, read once. changed_ns: the file's time of change."""
+    return Tokenizer.load(path, end_of_text)
+
+
 def writes_alone(trainer: Trainer) -> bool:
     """Whether this process is rank 0 and holds the whole of a model that writes."""
     mesh, config = trainer.mesh, trainer.model.config
@@ -71,7 +78,8 @@ def writes_alone(trainer: Trainer) -> bool:
 
 def scored_model(trainer: Trainer, store: TokenStore, end_of_text: str) -> ScoredModel:
     """The trainer's model, to be examined."""
-    tokenizer = Tokenizer.load(store.folder / "tokenizer.json", end_of_text)
+    path = store.folder / "tokenizer.json"
+    tokenizer = loaded_tokenizer(path, path.stat().st_mtime_ns, end_of_text)
     return ScoredModel(trainer.model, tokenizer, store.framing, tuple(store.ends), trainer.autocast)
 
 

@@ -9,8 +9,8 @@ from time import time
 
 import numpy as np
 
+from bessemer.guard.goodput import BY_GUARD, ERROR
 from bessemer.report.data import RunData, as_number, as_text
-from bessemer.report.parts import capitalised
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
 
@@ -122,5 +122,9 @@ def _sentence(state: str, step: int, steps: int | None, age: float | None, stopp
         return f"Finished: all {amount(step)} steps are trained." if step >= 10_000 else f"Finished: {of}."
     if state == "empty":
         return "Nothing is trained yet."
+    if stopped_by.startswith(ERROR):
+        return f"Stopped after {of} with {stopped_by}."
+    if stopped_by == BY_GUARD:
+        return f"Stopped by the guard after {of}: see what happened, and its advice."
     by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
-    return capitalised(f"stopped{by} after {of}; `bessemer run` on the same recipe goes on from there.")
+    return f"Stopped{by} after {of}; `bessemer run` on the same recipe goes on from there."
