@@ -206,13 +206,18 @@ def _serve() -> None:
     if os.getppid() != int(sys.argv[1]):
         return
     for line in sys.stdin.buffer:
+        if not line.endswith(b"\n"):  # the other process died within it
+            return
         kind, *paths = json.loads(line)
         try:
             answer: Any = (copy if kind == "copy" else scan)(*paths)
         except OSError as error:
             answer = {"error": str(error), "errno": error.errno}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody is left to read it, before the signal has come
+            os._exit(0)
 
 
 if __name__ == "__main__":

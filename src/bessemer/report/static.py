@@ -81,7 +81,9 @@ def svg(figure: Figure, *, on_page: bool = False, smoothing: int = 0) -> str:
         places = [f"{across(x):.1f} {up(y):.1f}" for x, y in kept]
         if trace.get("fill") == "tonexty" and below is not None:
             edge = [f"{across(x):.1f} {up(y):.1f}" for x, y in zip(*below, strict=True)]
-            parts.append(f'<path d="M{"L".join([*edge, *reversed(places)])}Z" fill="{ink(trace.get("fillink", "line"))}"/>')
+            parts.append(
+                f'<path d="M{"L".join([*edge, *reversed(places)])}Z" fill="{ink(trace.get("fillink", "line"))}"/>'
+            )
         below = points
         if "lines" in trace["mode"] and len(places) > 1:
             dash = DASHES.get(trace["line"].get("dash", ""), "")
