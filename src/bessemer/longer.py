@@ -25,6 +25,7 @@ from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
+from bessemer.guard.incidents import RECIPE_CHANGED
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Train, load
@@ -123,7 +124,13 @@ def has_risen(run: RunFolder) -> str:
     lowest, step, _ = min(validations)
     places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in validations if its_step == step]
     kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
-    return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: give it more text{kept}"
+    changes = [
+        row for row in read_json_lines(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
+    ]
+    advice = "give it more text"
+    if changes:
+        advice = f"the recipe was changed after step {changes[-1]['step']:,} ({changes[-1]['cause']}); go back to it as it was"
+    return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: {advice}{kept}"
 
 
 def memorises(run: RunFolder) -> str:

@@ -7,10 +7,12 @@ says what it was made from, so that the next run can tell whether it still holds
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,19 +78,27 @@ class RunFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                holder = os.read(handle, 32).decode(errors="replace").strip()
+                holder = os.read(handle, 256).decode(errors="replace").partition(" on ")[0].strip()
                 raise BessemerError(
                     f"{self.path}: another process{f' ({holder})' if holder else ''} is writing this run; "
                     "wait for it, stop it, or choose another name with --set run.name=NAME"
                 ) from None
             os.ftruncate(handle, 0)
-            os.write(handle, f"pid {os.getpid()}".encode())
+            os.write(handle, f"pid {os.getpid()} on {_machine()}".encode())
             with _logging_to(self.log):
                 yield
         finally:
             if is_new and {entry.name for entry in self.path.iterdir()} <= {lock.name, self.log.name}:
                 shutil.rmtree(self.path, ignore_errors=True)  # a refusal leaves no trace
             os.close(handle)
+
+    def was_written_here(self) -> bool:
+        """Whether the last process that held the folder was one of this machine."""
+        try:
+            holder = (self.path / ".lock").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return holder.endswith(f" on {_machine()}")
 
     def is_being_written(self) -> bool:
         """Whether a process of this machine holds the folder by `writing`. Takes no lock: that would refuse a run that starts."""
@@ -99,6 +109,11 @@ class RunFolder:
             return False
         place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
         return any("FLOCK" in line and place in line.split() for line in locks.splitlines())
+
+
+def _machine() -> str:
+    """What tells this machine from others, without its name."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
 
 
 @contextmanager

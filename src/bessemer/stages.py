@@ -341,17 +341,17 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
     average: score the mean of so many newest checkpoints.
     """
-
     run = session.run
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], stage_facts(run.tokens).get("inputs"))
     current = (read_json_again(run.evaluation) or {}).get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
+        from bessemer.tasks.scoring import main_score
 
         found = score(recipe, run, *opened(recipe, run, average=average))
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
-        return _scores(found)
+        return "; ".join([_scores(found), *map(main_score, found.get("tasks", ()))])
 
     session.stage("evaluate", work, current)
     return dict(read_json(run.evaluation))

@@ -128,6 +128,16 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: Callable[..
         assert status(run).state == "preparing"
 
 
+def test_a_run_that_was_just_killed_is_not_training(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=300)
+    append(run, line(301))
+    with run.writing():
+        assert status(run).state == "training"
+    assert status(run).state == "stopped", "its last line is of this second, and nobody holds the folder"
+    (run.path / ".lock").write_text("pid 1 on another-machine")
+    assert status(run).state == "training", "of another machine the lock says nothing here"
+
+
 def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=300)
     said = {

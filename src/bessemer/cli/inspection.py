@@ -113,6 +113,8 @@ def report(args: argparse.Namespace) -> Any:
     places = [runs.folder_of(place, args.overrides) for place in args.run]
     if len({run.path.resolve() for run in places}) < len(places):
         raise InputError("report: one run is given twice; name each once")
+    if args.markdown is not None and args.out is not None:
+        raise InputError("--out: of the page of several runs; --markdown names its own file, so leave one of them out")
     if args.markdown is not None:
         written = markdown.write(Path(args.markdown), places)
     elif len(places) > 1:

@@ -74,7 +74,10 @@ def open_run(args: argparse.Namespace) -> Session:
         return session
     run = RunFolder(folder)
     if not run.recipe.exists():
-        raise InputError(f"{folder}: not a run folder (it has no recipe.toml){_nearby_runs(folder / 'x')}")
+        cure = _nearby_runs(folder / "x")
+        if run.checkpoints.is_dir():
+            cure = "; its recipe.toml is gone: put it back, or give the recipe that the run was made of instead of its folder"
+        raise InputError(f"{folder}: not a run folder (it has no recipe.toml){cure}")
     if names_another_run(args):
         raise InputError(
             f"{folder}: a run folder keeps its name; leave run.name and run.dir out, or name the other run's folder"

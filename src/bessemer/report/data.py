@@ -250,7 +250,7 @@ class RunReader:
         if not any(
             bool(value)
             for key, value in vars(data).items()
-            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks")
+            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes")
         ):
             raise InputError(
                 f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"

@@ -76,6 +76,12 @@ class TaskScore:
         }  # fmt: skip
 
 
+def main_score(task: dict[str, Any]) -> str:
+    """The first score of a task (`TaskScore.to_dict`), for one line."""
+    name, score = next(iter(task["scores"].items()))
+    return f"{task['name']}: {SCORE_NAMES[name]} {score['value']:.3f}"
+
+
 def score_task(
     task: EvaluationTask, subject: ScoredModel, advance: Callable[[int], None] = lambda count: None
 ) -> TaskScore:

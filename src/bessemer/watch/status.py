@@ -56,7 +56,8 @@ def status_of(run: RunFolder, data: RunData) -> RunStatus:
     stopped_by = as_text(data.times, "stopped_by")
     has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     age = None if last is None else max(time() - last, 0.0)
-    is_running = run.is_being_written() or (not has_ended and age is not None and age < FRESH_SECONDS)
+    is_fresh = age is not None and age < FRESH_SECONDS
+    is_running = run.is_being_written() or (is_fresh and not has_ended and not run.was_written_here())
     left = None if steps is None or pace is None else max(steps - step, 0) * pace
     dollars = as_number(data.plan, "cost")
     planned_seconds = as_number(data.plan, "seconds")
