@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.longer import has_risen
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.newest import weights_hash
@@ -311,3 +312,92 @@ def test_an_attempt_of_another_recipe_that_left_no_checkpoint_is_set_aside(
     step = next(row["step"] for row in read_json_lines(run / "previous-1" / "incidents.jsonl"))
     assert run_command(["diagnose", str(run), "--step", str(step)]) == 0
     assert "none: nothing is wrong" in capsys.readouterr().out
+
+
+def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = trained / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("seed = ", "seed = 7", 1))
+    capsys.readouterr()
+    for command in (("trace", "--step", "3"), ("diagnose", "--step", "3"), ("evaluate",)):
+        assert run_command([command[0], str(trained), *command[1:]]) == 2, command
+        said = capsys.readouterr()
+        assert "was changed since the run was trained (run.seed: " in said.err and not said.out
+
+
+@pytest.mark.parametrize("old", ['"step": ', '"grad_norm": ', '"loss": ', '"step": 1'])
+def test_lines_of_logs_with_a_damaged_key_are_left_out(
+    trained: Path, capsys: pytest.CaptureFixture[str], old: str
+) -> None:
+    shutil.rmtree(trained / "checkpoints" / "step-00000024")
+    new = (
+        '"step": "x'
+        if old == '"step": 1'
+        else old.replace('s": ', 'x": ').replace('p": ', 'x": ').replace('m": ', 'x": ')
+    )
+    new = new + '", "y": 1' if old == '"step": 1' else new
+    lines = (trained / "metrics.jsonl").read_text().splitlines(keepends=True)
+    place = next(n for n, line in enumerate(lines) if '"kind": "train", "step": 1' in line and '"step": 1,' not in line)
+    lines[place] = lines[place].replace(old, new, 1)
+    (trained / "metrics.jsonl").write_text("".join(lines))
+    incident = {
+        "step": 5,
+        "what": "spike",
+        "cause": "a",
+        "action": "b",
+        "time": "2026-01-01T00:00:00+00:00",
+        "onset": 5,
+    }
+    (trained / "incidents.jsonl").write_text(json.dumps(incident).replace('"step"', '"stfp"') + "\n")
+    for command in (("check",), ("diagnose", "--step", "6"), ("report",), ("train",)):
+        assert run_command([command[0], str(trained), *command[1:]]) in (0, 1), command
+        assert "Traceback" not in capsys.readouterr().err
+    assert read_json(trained / "mixture.json")["samples"] == 24 * 8, "it was trained to its end"
+
+
+def test_a_loss_that_rose_after_a_change_of_the_recipe_is_put_down_to_it(trained: Path) -> None:
+    run = RunFolder(trained)
+    rows = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((8, 2.0), (16, 1.5), (24, 3.0))]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert has_risen(run).startswith("its held-out loss has risen from 1.500 at step 16 to 3.000: give it more text")
+    change = {
+        "step": 16,
+        "what": "recipe_changed",
+        "cause": "train.optimizer.learning_rate: 0.01 -> 0.5",
+        "action": "went on",
+    }
+    run.incidents.write_text(json.dumps(change) + "\n")
+    said = has_risen(run)
+    assert (
+        "the recipe was changed after step 16 (train.optimizer.learning_rate: 0.01 -> 0.5)" in said
+        and "text" not in said
+    )
+
+
+def test_reports_and_the_state_of_runs_from_the_command_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    capsys.readouterr()
+    assert run_command(["watch", str(trained), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["step"], found["steps"]) == ("finished", 24, 24)
+    assert run_command(["report", str(trained), str(copy)]) == 0 and (tmp_path / "comparison.html").exists()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "metrics.jsonl").write_text("hi\n")
+    for arguments, complaint in (
+        (["report", str(trained), "--out", "x.html"], "--out is for several runs"),
+        (["report", str(trained), str(copy), "--markdown", "x.md", "--out", "x.html"], "leave one of them out"),
+        (["report", str(trained), str(trained)], "one run is given twice"),
+        (["report", str(tmp_path / "foreign")], "nothing of a run lies here"),
+        (["watch", str(trained), str(trained)], "one run is given twice"),
+        (["watch", str(tmp_path / "none")], "no such run folder or recipe"),
+        (["watch", str(trained), "--port", "99999"], "--port 99999: cannot be listened on"),
+    ):
+        capsys.readouterr()
+        assert run_command(arguments) == 2, arguments
+        assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists() and not (tmp_path / "foreign" / "report.html").exists()

@@ -10,7 +10,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
-from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.terminal import say
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
@@ -36,17 +36,30 @@ def stored_recipe(run: RunFolder) -> Recipe | None:
             with suppress(BessemerError):  # a damaged one is reported when it is read
                 if (text := load_manifest(manifest).facts.get("recipe_toml")) is not None:
                     trained = parse(text, f"recipe of {manifest}")
-                    return trained if stored is None else trained.changed(run=stored.run.model_dump())
+                    place = (
+                        None if stored is None else {"name": stored.run.name, "dir": stored.run.dir}
+                    )  # it may have been moved
+                    return trained if place is None else trained.changed(run=place)
         return stored
     except InputError as error:
         raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
+
+
+def require_unedited(run: RunFolder) -> None:
+    """Raise InputError where the recipe in a run folder is not the one that the run was trained with: what is said of its steps
+    would be of others."""
+    stored = stored_recipe(run)
+    lines = [] if stored is None else differences(stored, load(run.recipe))
+    if changed := [line for line in lines if not line.startswith((*HARMLESS, *HORIZON))]:
+        shown = f"{'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}"
+        raise InputError(f"{run.recipe}: was changed since the run was trained ({shown}); put it back as it was")
 
 
 def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) -> None:
     """Set aside what a training of another recipe left that ended without a checkpoint: its incidents and figures are of another
     run."""
     lines = [line for line in differences(stored, resolved) if not line.startswith((*HARMLESS, *HORIZON))]
-    trained = read_json_lines(run.metrics)
+    trained = read_steps(run.metrics)
     if lines and trained and (place := previous.set_aside(run)) is not None:
         say(
             f"  the {trained[-1].get('step', 0):,} steps trained before, of another recipe, ended without a checkpoint: they are "

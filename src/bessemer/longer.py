@@ -20,17 +20,17 @@ import numpy as np
 
 from bessemer import previous
 from bessemer.checkpoint.format import load_manifest
-from bessemer.checkpoint.mirror import refetch
+from bessemer.checkpoint.mirror import refetch, restore_missing
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
-from bessemer.guard.incidents import RECIPE_CHANGED
+from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Train, load
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
@@ -111,7 +111,7 @@ def learned_nothing(run: RunFolder) -> str:
 def has_risen(run: RunFolder) -> str:
     """A sentence where the held-out loss has been lower, in this training or before it went on, with the folder of that model;
     else empty."""
-    logs = {folder: read_json_lines(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
+    logs = {folder: read_steps(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
     begins = logs[run.path][:1]  # an earlier training of other data, set aside by --restart, begins otherwise
     validations = [
         (row["loss"], row.get("step", 0), folder)
@@ -125,7 +125,7 @@ def has_risen(run: RunFolder) -> str:
     places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in validations if its_step == step]
     kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
     changes = [
-        row for row in read_json_lines(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
+        row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
     ]
     advice = "give it more text"
     if changes:
@@ -203,9 +203,17 @@ def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> 
         )
 
 
+def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:
+    """Restore the newest checkpoint from the mirror where the run has none, and record it."""
+    if (restored := restore_missing(recipe, run)) is not None:
+        step, place = restored
+        cause = f"no checkpoint in {run.checkpoints}"
+        record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+
+
 def report_missing_lines(run: RunFolder, done: list[int]) -> None:
     """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
-    if lost := missing_lines(trained_steps(read_json_lines(run.metrics)), done[-1]):
+    if lost := missing_lines(trained_steps(read_steps(run.metrics)), done[-1]):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 
@@ -371,7 +379,9 @@ def steps_of_minutes(requested: Recipe, stored: Recipe | None, run: RunFolder, h
         return None
     if stored.train.minutes == minutes:
         return stored.train.steps
-    times = [row["step_seconds"] for row in read_json_lines(run.metrics) if row.get("kind") == "train"]
+    times = [
+        row["step_seconds"] for row in read_steps(run.metrics) if row.get("kind") == "train" and "step_seconds" in row
+    ]
     if not times:
         return None
     batches, share = stored.batches, 1.0 + validation_share(stored, held_out_tokens)

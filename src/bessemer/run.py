@@ -112,7 +112,7 @@ class RunFolder:
 
 
 def _machine() -> str:
-    """What tells this machine from others, without its name."""
+    """Identifies this machine without its name."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
 
 
@@ -206,6 +206,12 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log of steps (metrics.jsonl, forks.jsonl, incidents.jsonl). One without the number of its step is damaged,
+    and left out."""
+    return [row for row in read_json_lines(path) if type(row.get("step")) is int]
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from bessemer.run import (
     published,
     read_json,
     read_json_again,
-    read_json_lines,
+    read_steps,
     stage_facts,
     stage_is_current,
     write_atomic,
@@ -195,8 +195,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import changed_recipe, longer
-    from bessemer.checkpoint.mirror import restore_missing
-    from bessemer.guard.incidents import RESTORED, record
     from bessemer.guard.journal import Journal
     from bessemer.layout import derived_keys
     from bessemer.plan import here
@@ -205,10 +203,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     from bessemer.tokens.shards import TokenStore
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
-    if (restored := restore_missing(session.recipe, run)) is not None:
-        step, place = restored
-        cause = f"no checkpoint in {run.checkpoints}"
-        record(run.incidents, RESTORED, step=step, cause=cause, action=f"restored that of step {step} from {place}")
+    longer.restore_checkpoint(session.recipe, run)
     recipe = session.recipe = derived.filled(session.recipe, run, record=True)
     done = longer.checkpoints_of(run)
     stored = changed_recipe.stored_recipe(run)
@@ -289,7 +284,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     recipe, run = prepared.recipe, session.run
     steps = recipe.train.steps
     done = published(run.checkpoints)
-    if not done and (lost := read_json_lines(run.metrics)):
+    if not done and (lost := read_steps(run.metrics)):
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:

@@ -12,7 +12,7 @@ from bessemer.errors import BessemerError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import RunFolder, published, read_json_lines
+from bessemer.run import RunFolder, published, read_steps
 from bessemer.terminal import counted
 from bessemer.train.session import require_journal
 
@@ -50,7 +50,7 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
 def _log_row(path: Path, step: int) -> CheckRow:
     """Whether a log is whole. step: the one that it must have come to."""
     name = f"{path.name} is whole"
-    rows = read_json_lines(path)
+    rows = read_steps(path)
     lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
     damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_object(line)]
     if damaged:

@@ -23,7 +23,7 @@ from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, published, read_json, read_json_lines, write_atomic, write_json
+from bessemer.run import RunFolder, published, read_json, read_json_lines, read_steps, write_atomic, write_json
 from bessemer.terminal import counted
 
 STEPS = 24  # of a trial
@@ -152,7 +152,7 @@ def _lasting(why: str, run: RunFolder) -> str:
 
 def result(run: RunFolder) -> TrialResult:
     """What a finished trial left."""
-    rows = read_json_lines(run.metrics)
+    rows = read_steps(run.metrics)
     order: dict[int, dict[int, str]] = {}
     for path in sorted(run.path.glob("order-*.jsonl")):
         for row in read_json_lines(path):

@@ -141,7 +141,7 @@ COMMANDS = (
     )),
     Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
         option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
-        option("--markdown", "write Markdown for a README instead, its figures as SVG beside it", metavar="FILE"),
+        option("--markdown", "write Markdown for a README instead, with its figures as SVG files", metavar="FILE"),
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
     )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (

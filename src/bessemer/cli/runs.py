@@ -124,11 +124,13 @@ def _nearby_runs(folder: Path) -> str:
 
 def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
     """A trained run, with its resolved recipe; overrides apply on top."""
+    from bessemer.changed_recipe import require_unedited
     from bessemer.recipe import load
 
     session = open_run(args)
     if not session.run.recipe.exists():
         raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
+    require_unedited(session.run)
     return session, load(session.run.recipe, args.overrides)
 
 

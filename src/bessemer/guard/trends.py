@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bessemer.guard.incidents import ACTIVATION, ATTENTION, DATA_WAIT, SLOW, IncidentKind, record
-from bessemer.run import read_json_lines
+from bessemer.run import read_steps
 from bessemer.terminal import warn
 
 MEASURED, MIN_MEASURED, GROWTH, MIN_LOGIT = 16, 4, 4.0, 50.0
@@ -41,7 +41,7 @@ class Trends:
         self._last: IncidentKind | None = None  # of the last STEPS steps
         self._recorded_at: dict[IncidentKind, int] = {}
         kinds = {kind.name: kind for kind in (ATTENTION, ACTIVATION, SLOW, DATA_WAIT)}
-        for row in read_json_lines(path) if path is not None else ():
+        for row in read_steps(path) if path is not None else ():
             if (kind := kinds.get(row.get("what", ""))) is not None:
                 self._recorded_at[kind] = row["step"]
         self.rewind(rows)

@@ -24,7 +24,7 @@ from bessemer.ladder.design import Planned, Rung
 from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
 from bessemer.layout import derived_keys
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
-from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
 from bessemer.tokens.shards import TokenStore
@@ -123,7 +123,7 @@ def measured(ground: Ground) -> Json | None:
     run, planned = ground.run, ground.planned.recipe
     if not run.recipe.exists() or key(load(run.recipe)) != key(planned):
         return None
-    last = _validation(read_json_lines(run.metrics), planned.train.steps)
+    last = _validation(read_steps(run.metrics), planned.train.steps)
     return {"loss": last["loss"]} if last is not None else None
 
 
@@ -237,7 +237,7 @@ def score(run: RunFolder, steps: int) -> Score | None:
 
     if steps not in published(run.checkpoints):
         return None
-    rows = read_json_lines(run.metrics)
+    rows = read_steps(run.metrics)
     last = _validation(rows, steps)
     if last is None:
         return None

@@ -90,7 +90,7 @@ def require_shards(config: ModelConfig, layout: Parallel) -> None:
         return
     numbers = [n for n in range(1, 4 * num_shards) if divides_evenly(config, layout.tensor, n)]
     raise InputError(
-        f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly beside "
+        f"parallel.shard x parallel.context = {num_shards}: the weights, of width {config.width}, do not divide evenly with "
         f"parallel.tensor = {layout.tensor}; numbers that work: {', '.join(map(str, numbers))}"
     )
 

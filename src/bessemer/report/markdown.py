@@ -1,4 +1,4 @@
-"""`bessemer report --markdown`: the outcome of one run or of several as Markdown for a README, its figures as SVG beside it."""
+"""`bessemer report --markdown`: the outcome of one run or of several as Markdown for a README, with its figures as SVG files."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from bessemer.errors import BessemerError
 from bessemer.guard.goodput import TIME_KINDS, accounts
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import as_number, as_object
-from bessemer.run import RunFolder, read_json, read_json_lines, write_json
+from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.terminal import duration, size, step_time
 
 SHORT_SECONDS = 60.0  # of training, in which the steps' time says little
@@ -47,7 +47,7 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
         plan = read_json(run.plan) if run.plan.exists() else None
     except BessemerError:
         return None
-    rows = read_json_lines(run.metrics) if plan else []
+    rows = read_steps(run.metrics) if plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None

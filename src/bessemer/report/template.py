@@ -131,5 +131,5 @@ def plotly_script() -> str:
 
 @cache
 def page_file(name: str) -> str:
-    """A file that lies beside the templates' code: style.css, script.js."""
+    """A file of this package: style.css, script.js."""
     return (resources.files("bessemer.report") / name).read_text(encoding="utf-8")

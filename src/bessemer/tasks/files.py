@@ -26,7 +26,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from bessemer.corpus import storage
 from bessemer.errors import InputError
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.section import Positive, Section, Words
@@ -244,6 +243,8 @@ class _Filler:
 
 def _rows(place: str, name: str, limit: int | None) -> list[dict[str, Any]]:
     """The rows of a data file, each a JSON object; of a .txt file one with the field `text`."""
+    from bessemer.corpus import storage
+
     plain = place.removesuffix(".gz")
     if not plain.endswith(ENDINGS):
         raise InputError(f"task {name}: {place}: data is one of {', '.join(ENDINGS)}, or one of them with .gz")

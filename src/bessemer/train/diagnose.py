@@ -23,7 +23,7 @@ from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN
 from bessemer.guard.incidents import INCIDENT_KINDS, NONFINITE, RECIPE_CHANGED, SPIKE
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run import RunFolder, read_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
@@ -173,7 +173,7 @@ class _Tests:
 def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:
     """The incidents about losses or gradients of a step."""
     kinds = {kind.name for kind in INCIDENT_KINDS.values() if kind.has_bad_step}
-    return [row for row in read_json_lines(run.incidents) if row.get("what") in kinds]
+    return [{"onset": row["step"], **row} for row in read_steps(run.incidents) if row.get("what") in kinds]
 
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
@@ -186,7 +186,7 @@ def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
 
 def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None) -> list[str]:
     """A sentence for each change of the recipe since a checkpoint or since the incident: the replay cannot repeat the steps."""
-    rows = (row for row in read_json_lines(run.incidents) if row.get("what") == RECIPE_CHANGED.name)
+    rows = (row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name)
     return [
         f"the recipe was changed after step {row['step']} ({row['cause']}); the replay uses it as it is now"
         for row in rows
@@ -197,12 +197,12 @@ def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None)
 def _recorded(run: RunFolder, journal: Journal, num_rollbacks: int) -> dict[int, LossAndNorm]:
     """Figures that the run recorded after its first `num_rollbacks` rollbacks, by step."""
     undone = [(rollback.number, rollback.to) for rollback in journal.rollbacks[num_rollbacks:]]
-    rows = [(None, row) for row in read_json_lines(run.metrics)]
-    rows += [(row["fork"], row) for row in read_json_lines(run.forks)]
+    rows = [(None, row) for row in read_steps(run.metrics)]
+    rows += [(row.get("fork"), row) for row in read_steps(run.forks)]
     figures: dict[int, LossAndNorm] = {}
     for fork, row in rows:
         # The rows of a step went into the fork of the first rollback that undid it.
         undone_by = next((number for number, to in undone if row["step"] > to), None)
-        if row.get("kind") == "train" and fork == undone_by:
+        if row.get("kind") == "train" and fork == undone_by and {"loss", "grad_norm"} <= row.keys():
             figures[row["step"]] = LossAndNorm(row["loss"], row["grad_norm"])
     return figures

@@ -24,7 +24,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.parallel import traffic, waiting
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
-from bessemer.run import RunFolder, read_json, read_json_lines, write_atomic, write_json
+from bessemer.run import RunFolder, read_json, read_json_lines, read_steps, write_atomic, write_json
 from bessemer.terminal import rate, say
 from bessemer.tokens.loader import Batch
 from bessemer.train.device import Device, matmul_rate
@@ -85,7 +85,7 @@ class MetricsLog:
         """Move the lines after `step` to forks.jsonl, as fork `number` (from 1)."""
         if not self._writes:
             return
-        rows = read_json_lines(self._run.metrics)
+        rows = read_steps(self._run.metrics)
         self._set_fork_aside(rows, number, step)
         _rewind(self._run.metrics, rows, step)
         if self._events is not None:

@@ -17,7 +17,7 @@ from bessemer.guard.policy import Judgement, Verdict
 from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import owned_parameters
-from bessemer.run import published, read_json_lines
+from bessemer.run import published, read_steps
 from bessemer.terminal import counted, warn
 from bessemer.tokens import ledger
 from bessemer.train.session import Training
@@ -152,7 +152,7 @@ def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
     training.clock.rolled_back(rollback.completed, rollback.to)
     training.log.roll_back(rollback.number, rollback.to)
     if training.trainer.mesh.is_main:
-        training.trends.rewind(read_json_lines(training.run.metrics))
+        training.trends.rewind(read_steps(training.run.metrics))
     training.log.write(
         "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
         batches=num_skipped, rate_factor=rollback.rate_factor,

@@ -33,7 +33,7 @@ from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.replicas import Difference
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, published, read_json_lines
+from bessemer.run import RunFolder, published, read_steps
 from bessemer.terminal import say, warn
 from bessemer.tokens.gate import GateLog
 from bessemer.tokens.held_out import HeldOut
@@ -123,7 +123,7 @@ def set_up(
     if checkpoint is None:
         _prepare_fresh_start(recipe, trainer, store)
     state = _start_state(recipe, trainer, loader, checkpoint, store, journal)
-    rows = read_json_lines(run.metrics) if mesh.is_main else []
+    rows = read_steps(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
     log = MetricsLog(
         run, rows, state.step, recipe.report.tensorboard, journal.num_rollbacks, writes=mesh.is_main,

@@ -22,7 +22,7 @@ STEP = "step"  # of the training, as a metric that others are plotted over: W&B'
 
 
 class Tracker(Protocol):
-    """Where the lines of metrics.jsonl go too. resumed runs go on in the same place."""
+    """Takes the lines of metrics.jsonl. A resumed run continues in the same place."""
 
     def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
         """Take in a line: its numbers by tag (kind/name), and the line itself."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import numpy as np
+
 from bessemer.errors import InputError
 from bessemer.report import compare, results, story, summary
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, WINDOWS, Detail, curves, smoothing_labels
@@ -38,13 +40,14 @@ class RunFollower:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self._reader, self._version, self._data = RunReader(run), None, RunData(run.path.name)  # type: Any, Any, RunData
+        self._reader, self._data = RunReader(run), RunData(run.path.name)
+        self._version: tuple[Any, ...] = ()
 
     def version(self) -> tuple[Any, ...]:
         """Changes when something that is shown of the run does."""
         return (*self._reader.versions(), file_version(self.run.log), self.run.is_being_written())
 
-    def watched(self, name: str = "") -> Watched:
+    def watched(self) -> Watched:
         """The run now. A folder that holds nothing of a run yet is shown as empty."""
         if (version := self.version()) != self._version:
             self._version = version
@@ -52,7 +55,7 @@ class RunFollower:
                 self._data = self._reader.read(is_growing=True)
             except InputError:
                 self._data = RunData(self.run.path.resolve().name)
-        return Watched(self.run, name or self._data.name, self._data, status_of(self.run, self._data))
+        return Watched(self.run, self._data.name, self._data, status_of(self.run, self._data))
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,14 @@ class LivePage:
         values = {
             "data": data, "status": one.status, "tiles": _tiles(one), "headline": summary.headline(data), "results": results,
             "tell": story.story, "log": log_tail(one.run.log), "listed": LISTED_INCIDENTS, "runs": _links(runs, view),
-            "samples": list(reversed(data.samples[-SAMPLES:])), "finding": summary.curve_finding(data),
+            "samples": list(reversed(data.samples[-SAMPLES:])),
         }  # fmt: skip
         return self._filled(FRAGMENTS, values, figures, len(data.train), one.name, [one])
 
     def _side_by_side(self, runs: Sequence[Watched], view: View) -> Json:
         datas, names = [one.data for one in runs], [one.name for one in runs]
         values = {
-            "headline": compare.headline(datas, names), "runs": _links(runs, view), "finding": "",
+            "headline": compare.headline(datas, names), "runs": _links(runs, view),
             "differences": compare.differences(datas, names), "outcome": compare.results(datas, names),
         }  # fmt: skip
         figures = compare.overlaid(datas, names, _detail(view))
@@ -149,13 +152,7 @@ def _links(runs: Sequence[Watched], view: View) -> list[Json]:
     if len(runs) == 1:
         return []
     return [
-        {
-            "place": str(place),
-            "name": one.name,
-            "status": one.status,
-            "tiles": _tiles(one),
-            "is_shown": view.run == place,
-        }
+        {"place": str(place), "name": one.name, "status": one.status, "is_shown": view.run == place}
         for place, one in enumerate(runs)
     ]
 
@@ -181,8 +178,6 @@ def _tiles(one: Watched) -> list[Json]:
 
 def _recent(data: RunData, name: str, steps: int = 20) -> float | None:
     """The median of the last lines."""
-    import numpy as np
-
     values = data.train.column(name)
     recent = None if values is None else values[-steps:]
     return None if recent is None or not np.isfinite(recent).any() else float(np.nanmedian(recent))

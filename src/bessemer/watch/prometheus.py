@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from bessemer.guard.goodput import TIME_KINDS
 from bessemer.report.data import as_number, as_text
 from bessemer.watch.live import Watched
+from bessemer.watch.status import STATES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,10 +17,9 @@ Sample = tuple[dict[str, str], float | None]
 
 def exposition(runs: Sequence[Watched]) -> str:
     """The metrics of runs, each with the label `run`; what a run lacks is left out."""
-    states = ("training", "preparing", "silent", "stopped", "finished", "empty")
     families: list[tuple[str, str, str, list[Sample]]] = [
         ("state", "gauge", "1 for the state that the run is in", [
-            ({"run": one.name, "state": state}, float(one.status.state == state)) for one in runs for state in states
+            ({"run": one.name, "state": state}, float(one.status.state == state)) for one in runs for state in STATES
         ]),
         ("step", "gauge", "the last logged step", [({"run": one.name}, one.status.step) for one in runs]),
         ("steps", "gauge", "planned steps", [({"run": one.name}, one.status.steps) for one in runs]),

@@ -16,7 +16,7 @@ from bessemer.terminal import amount, duration, one_line, size
 from bessemer.watch.live import RunFollower, Watched, log_tail
 
 EVERY_SECONDS = 2.0
-WIDTH, EVENTS, LOG_LINES = 72, 6, 8
+EVENTS, LOG_LINES = 6, 8
 LEVELS = "▁▂▃▄▅▆▇█"
 
 

@@ -69,7 +69,7 @@ class Server(ThreadingHTTPServer):
             except (OSError, OverflowError) as error:
                 if number == wanted[-1]:
                     raise InputError(f"--port {number}: cannot be listened on ({error}); give another") from None
-        _asset("/plotly.js"[1:])
+        _asset("plotly.js")  # compressed now, and not when the first page asks for it
 
     @property
     def address(self) -> str:

@@ -14,6 +14,7 @@ from bessemer.report.data import RunData, as_number, as_text
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
 
+STATES = ("training", "preparing", "silent", "stopped", "finished", "empty")
 PACE_STEPS = 100  # the last so many logged steps say how fast the run is
 FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
 QUIET_STEPS, QUIET_SECONDS = (

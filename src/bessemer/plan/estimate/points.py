@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.run import RunFolder, read_json_lines
+from bessemer.run import RunFolder, read_steps
 
 START_SHARE, START_STEPS = 0.1, 3  # steps left out at the start: caches, the allocator and the kernel's choices settle
 FEWEST = 3  # steps that a median is taken of
@@ -38,7 +38,7 @@ class MeasuredRun:
 
 def of_run(run: RunFolder) -> MeasuredRun:
     """What the metrics of a run say. Raises InputError for a folder without enough steps in it."""
-    rows = read_json_lines(run.metrics)
+    rows = read_steps(run.metrics)
     found = measured(rows)
     if found is None:
         there = f"{run.metrics} holds too few steps" if rows else f"{run.metrics} is not there"
