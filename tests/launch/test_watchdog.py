@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -146,3 +147,27 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
         assert whole.wait(timeout=120) == 0
     assert losses(made, name) == losses(made, "without-hang")
     assert weights(made, name) == weights(made, "without-hang")
+
+
+def pid_of(*words: bytes) -> int:
+    """The process whose command has all of these words."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = path.read_bytes()
+            if all(word in text for word in words):
+                return int(path.parent.name)
+    raise AssertionError(f"no process of {words}")
+
+
+@pytest.mark.long
+def test_a_stopped_agent_is_continued(made: Path) -> None:
+    """No process of the group may fail meanwhile: only the agent would see it."""
+    process = trained(made, "agent-stopped", {})
+    try:
+        os.kill(pid_of(b"bessemer.launch.agent", b"agent-stopped"), signal.SIGSTOP)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    (found,) = read_json_lines(made.parent / "runs" / "agent-stopped" / "incidents.jsonl")
+    assert found["what"] == "hang" and "was stopped by a signal" in found["cause"] and found["action"] == "continued"

@@ -5,7 +5,8 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or a quarter of the gain on it lost |
+| diverged | 7 of the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or so high that of what the lowest |
+| | median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16 |
 | dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
@@ -14,8 +15,8 @@ A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full wi
 batches are skewed.
 
 The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full, shift
-from 48 losses on; diverged from 8 on, since a model worse than a uniform guess has learned nothing, and against the median loss
-once there are 48. Drift and plateau need a full window.
+from 48 losses on; diverged from 8 on, since a model worse than a uniform guess has learned nothing, and against the lowest median
+once there are 16. Drift and plateau need a full window.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
 RECENT = 2 * SHIFT_RECENT  # shift and diverged look for their onset in it
 DRIFT_RATIO, DRIFT_CAP_DEVIATIONS = 1.03, 6.0
-DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE = 8, 1.1, 0.25
+DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, 4.0
+DIVERGED_BELOW = 1  # of the steps; a single batch may be easy
 FIRST_STEPS = 4  # the lowest of their losses is the starting loss
 DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
@@ -41,7 +43,9 @@ MAD_TO_STD = 1.4826  # of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: all recorded runs have more noise, but a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
 # Names in older checkpoints.
-RENAMED = {"calm_losses": "spike_losses", "calm_norms": "spike_norms", "skips_in_a_row": "nonfinite_in_a_row"}
+RENAMED = {
+    "calm_losses": "spike_losses", "calm_norms": "spike_norms", "skips_in_a_row": "nonfinite_in_a_row", "reached": "level",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ class History:
     window of the spike rule, the last 128 losses and log gradient norms without spikes; first_losses: of the first steps;
     best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until: no alarm that
     needs a rollback is raised before this step, so that one anomaly raises one alarm; explosion_quiet_until,
-    plateau_quiet_until: the same of these two; reached: the median loss before the windows were emptied at the end of a
-    re-warm-up, against which the first losses after it are judged.
+    plateau_quiet_until: the same of these two; level: the loss that the run had reached, the lowest median of 16 losses, and
+    level_spread: the deviation of those 16.
     """
 
     losses: tuple[float, ...] = ()
@@ -83,7 +87,8 @@ class History:
     quiet_until: int = 0
     explosion_quiet_until: int = 0
     plateau_quiet_until: int = 0
-    reached: float | None = None
+    level: float | None = None
+    level_spread: float = 0.0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
@@ -95,17 +100,13 @@ class History:
             fields["explosion_quiet_until"] = fields["plateau_quiet_until"] = fields.pop(name)
         return cls(**fields)
 
-    @property
-    def level(self) -> float | None:
-        """The loss that the run had reached: the median of its window; None before there is one."""
-        return median(self.losses) if len(self.losses) >= SHIFT_MIN else self.reached
-
     def restarted(self, *, keeps_level: bool = False) -> History:
         """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
         mixture of sources. keeps_level: the same text is read on, so that much of what was learned must not be lost."""
-        reached = self.level if keeps_level else None
         emptied: dict[str, Any] = dict.fromkeys(("losses", "recent", "spike_losses", "spike_norms"), ())
-        return replace(self, **emptied, best_mean=None, num_zero=0, reached=reached)
+        if not keeps_level:
+            emptied |= {"level": None, "level_spread": 0.0}
+        return replace(self, **emptied, best_mean=None, num_zero=0)
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,10 @@ def observe(
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
         spike_norms = (*history.spike_norms, log_norm)[-SPIKE_WINDOW:]
         after = replace(after, spike_losses=(*history.spike_losses, loss)[-SPIKE_WINDOW:], spike_norms=spike_norms)
+    if not exclude_from_history and len(after.recent) >= SHIFT_RECENT:
+        level, level_spread = centre(after.recent[-SHIFT_RECENT:])
+        if after.level is None or level < after.level:
+            after = replace(after, level=level, level_spread=level_spread)
     middle, spread = centre(after.losses or (loss,))
     mean = None
     if len(after.losses) == SHIFT_WINDOW:  # single bad batches are no drift
@@ -232,14 +237,17 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     reached = math.inf if history.level is None else history.level
     has_learned = reached < reference.uniform_loss
     if has_learned:
-        limit = min(limit, reached + DIVERGED_SHARE * (reference.uniform_loss - reached))
-    if len(recent) < DIVERGED_STEPS or min(recent) <= limit:
+        lost = max(DIVERGED_SHARE * (reference.uniform_loss - reached), DIVERGED_DEVIATIONS * history.level_spread)
+        limit = min(limit, reached + lost)
+    if len(recent) < DIVERGED_STEPS or sorted(recent)[DIVERGED_BELOW] <= limit:
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
-    onset = step - len(history.recent) + 1 + (low[-1] + 1 if low else 0)
+    first = min(low[-1] + 1, _change_point(history.recent)) if low else 0  # single losses fall below it again
+    onset = step - len(history.recent) + 1 + first
     why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
-    return Alarm(DIVERGED, onset, f"the last {DIVERGED_STEPS} losses are {figures}")
+    which = f"the last {DIVERGED_STEPS}" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of the last {DIVERGED_STEPS}"
+    return Alarm(DIVERGED, onset, f"{which} losses are {figures}")
 
 
 def _dead(history: History, step: int) -> Alarm | None:

@@ -183,7 +183,7 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) ->
         with subprocess.Popen(spec.command(), env=environment, start_new_session=True) as agent:
             try:
                 with _stop_signals(), reported_elsewhere():
-                    watchdog = Watchdog(place, run)
+                    watchdog = Watchdog(place, run, agent.pid)
                     _wait(place, agent, watchdog)
                     watchdog.note_losses()
             except KeyboardInterrupt:

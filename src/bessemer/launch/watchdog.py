@@ -22,6 +22,7 @@ from bessemer.terminal import warn
 LOOK_SECONDS = 1.0
 AGENT_SECONDS = 120.0  # for the agent to end the rest of a group, before they are judged again
 STACK_SECONDS = 1.0  # for the processes to write their stacks
+STOPPED_LOOKS = 10  # at which the agent was found stopped, before it is continued
 STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
@@ -30,21 +31,22 @@ STATES = {
 
 
 class Watchdog:
-    """Looks at the pulses of the processes of a node."""
+    """Looks at the pulses of the processes of a node, and at its agent."""
 
-    def __init__(self, place: Path, run: RunFolder | None) -> None:
-        """place: the node's folder; run: where incidents and stacks go."""
-        self._place, self._run = place, run
+    def __init__(self, place: Path, run: RunFolder | None, agent: int) -> None:
+        """place: the node's folder; run: where incidents and stacks go; agent: its pid."""
+        self._place, self._run, self._agent, self._times_stopped = place, run, agent, 0
         self._looked, self._suspects = 0.0, set[int]()
         self._ended, self._ended_at = set[int](), 0.0  # the group of which processes were ended last
         self._num_notes = 0  # of the agent, that were reported
         self._hung: set[int] = set()  # ranks that were ended for it, until the agent has noted their loss
 
     def look(self) -> None:
-        """End the processes that hang, if they did so at the last look too."""
+        """End the processes that hang, if they did so at the last look too; continue an agent that was stopped."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        self._continue_agent()
         self.note_losses()
         running = set(status.pids(self._place))
         readings = [found for path in sorted(self._place.glob("*.pulse")) if (found := pulse.read(path)) is not None]
@@ -58,6 +60,20 @@ class Watchdog:
             self._hung = {one.rank for one in guilty}
             self._end(guilty, readings)
             self._ended, self._ended_at = {one.pid for one in readings}, time.monotonic()
+
+    def _continue_agent(self) -> None:
+        """A stopped agent sees neither the loss of a process nor the end of the training, and the command would wait for ever."""
+        self._times_stopped = self._times_stopped + 1 if _state(self._agent) == "T" else 0
+        if self._times_stopped < STOPPED_LOOKS:
+            return
+        self._times_stopped = 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._agent, signal.SIGCONT)
+        host = socket.gethostname()
+        cause, action = f"the agent of {host} was stopped by a signal", "continued"
+        warn(f"{cause}; {action}")
+        if self._run is not None:
+            record(self._run.incidents, HANG, step=pulse.last_step(self._place), cause=cause, action=action, host=host)
 
     def note_losses(self) -> None:
         """Report and record what the agent noted since the last call, except for hung processes, reported before."""

@@ -140,9 +140,10 @@ def train(training: Training) -> TrainSummary:
         elif training.recipe.is_continued:
             scores = _validate(training, state)
         for batch in training.batches():
-            stats = trainer.forward_backward(batch, state.scale)
+            stats, before = trainer.forward_backward(batch, state.scale), state.step
             state, rate = _guarded_update(training, state, batch, stats)
             if rate is None:  # rolled back
+                advance(pace.sizes.tokens_before(state.step) - pace.sizes.tokens_before(before))
                 continue
             _observe_step(training, state, batch)
             scores = _revise_log_validate(training, state, stats, rate) or scores
