@@ -5,8 +5,8 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | 7 of the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or so high that of what the lowest |
-| | median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16 |
+| diverged | 7 of the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or so high that of what the |
+| | lowest median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16 |
 | dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
