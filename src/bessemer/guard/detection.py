@@ -6,7 +6,8 @@
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
 | diverged | 7 of the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or so high that of what the |
-| | lowest median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16 |
+| | lowest median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16, |
+| | or 3 where those are more than the gain |
 | dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
@@ -32,7 +33,7 @@ SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
 RECENT = 2 * SHIFT_RECENT  # shift and diverged look for their onset in it
 DRIFT_RATIO, DRIFT_CAP_DEVIATIONS = 1.03, 6.0
-DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, 4.0
+DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, (3.0, 4.0)
 DIVERGED_BELOW = 1  # of the steps; a single batch may be easy
 FIRST_STEPS = 4  # the lowest of their losses is the starting loss
 DEAD_STEPS = 20
@@ -237,8 +238,9 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     reached = math.inf if history.level is None else history.level
     has_learned = reached < reference.uniform_loss
     if has_learned:
-        lost = max(DIVERGED_SHARE * (reference.uniform_loss - reached), DIVERGED_DEVIATIONS * history.level_spread)
-        limit = min(limit, reached + lost)
+        gain, (fewer, more) = reference.uniform_loss - reached, DIVERGED_DEVIATIONS
+        noise = min(more * history.level_spread, max(gain, fewer * history.level_spread))
+        limit = min(limit, reached + max(DIVERGED_SHARE * gain, noise))
     if len(recent) < DIVERGED_STEPS or sorted(recent)[DIVERGED_BELOW] <= limit:
         return None
     low = [index for index, loss in enumerate(history.recent) if loss <= limit]
@@ -246,7 +248,9 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     onset = step - len(history.recent) + 1 + first
     why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
-    which = f"the last {DIVERGED_STEPS}" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of the last {DIVERGED_STEPS}"
+    which = (
+        f"the last {DIVERGED_STEPS}" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of the last {DIVERGED_STEPS}"
+    )
     return Alarm(DIVERGED, onset, f"{which} losses are {figures}")
 
 
