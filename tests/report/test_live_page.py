@@ -129,6 +129,13 @@ def test_a_run_that_is_finished_and_one_that_has_not_begun(make_run: Callable[..
         assert status(run).state == "preparing"
 
 
+def test_a_run_without_metrics_is_as_far_as_its_newest_checkpoint(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=300)
+    run.metrics.unlink()
+    (run.checkpoints / "step-200").mkdir(parents=True)
+    assert "Stopped: killed, or its machine lost after step 200" in status(run).sentence
+
+
 def test_a_run_that_was_just_killed_is_not_training(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=300)
     append(run, line(301))

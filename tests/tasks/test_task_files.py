@@ -117,6 +117,11 @@ def test_data_that_is_not_there_or_damaged(tmp_path: Path, reference: str, compl
     assert complaint in str(error.value)
 
 
+def test_a_key_that_is_none_of_a_task_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="promt: unknown key; did you mean prompt"):
+        task(tmp_path, CHOICE.replace("prompt =", "promt ="))
+
+
 def test_a_template_cannot_reach_into_python(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         task(tmp_path, CHOICE.replace("{{ q }}", "{{ q.__class__.__mro__ }}"))

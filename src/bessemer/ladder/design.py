@@ -8,8 +8,7 @@ isoflop   several sizes at each of several amounts of compute (Hoffmann et al. 2
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import Any, Literal
@@ -123,11 +122,6 @@ def parse_budget(text: str | None) -> Budget:
     if unit in ("flop", "flops") or (not unit and value >= 1e6):
         return Budget(flops=value)
     return Budget(seconds=value * UNITS[unit or "min"])
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """The end of an error about an unknown name: the nearest known one."""
-    return "".join(f"; did you mean {one}?" for one in difflib.get_close_matches(name, known, 1))
 
 
 def refuse_few(design: Design, count: int) -> None:

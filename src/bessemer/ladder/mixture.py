@@ -11,11 +11,12 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import page, runs, shares
-from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, did_you_mean, parse_budget
+from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, parse_budget
 from bessemer.ladder.law import Array, Interval
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe
+from bessemer.recipe.keys import nearest
 from bessemer.run import write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
@@ -89,9 +90,9 @@ def _targets(name: str, ground: Ground) -> list[str]:
     if name == MEAN or name in with_text:
         return with_text if name == MEAN else [name]
     known = [*with_text, MEAN]
-    raise InputError(
-        f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}{did_you_mean(name, known)}"
-    )
+    near = nearest(name, known)
+    meant = f"; did you mean {near}?" if near else ""
+    raise InputError(f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}{meant}")
 
 
 def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tuple[Rung, Array]:

@@ -146,15 +146,18 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
 def _other_steps(data: RunData) -> tuple[list[float], str]:
     """Where the number of steps changed, which the decay follows, and why."""
     revised = [as_number(one, "at") for one in as_objects(data.recipe, "train", "revised")]
-    longer = [as_number(one, "step") for one in data.incidents if one.get("what") == RECIPE_CHANGED.name]
-    steps = [step for step in [*revised, *longer] if step is not None]
+    changed = [one for one in data.incidents if one.get("what") == RECIPE_CHANGED.name]
+    is_longer = ["train.steps" in as_text(one, "cause") for one in changed]
+    steps = [step for step in [*revised, *(as_number(one, "step") for one in changed)] if step is not None]
     if not steps:
         return [], ""
     said = [
         "the number of steps was decided again by the measured time of a step" if revised else "",
-        "training went on under another number of steps" if longer else "",
+        "training went on under another number of steps" if any(is_longer) else "",
+        "the recipe was changed" if not all(is_longer) else "",
     ]
-    return steps, f"Dotted lines: {', or '.join(filter(None, said))}; the decay follows it."
+    follows = "; the decay follows the number of steps" if revised or any(is_longer) else ""
+    return steps, f"Dotted lines: {', or '.join(filter(None, said))}{follows}."
 
 
 def _loss(data: RunData) -> Figure | None:

@@ -103,9 +103,12 @@ class Curves:
         return None if values is None else float(values[np.isfinite(values)][-1])
 
     def median(self, name: str) -> float | None:
-        """The median of a column's finite values."""
+        """The median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
         values = self.column(name)
-        return None if values is None else float(np.nanmedian(values))
+        if values is None:
+            return None
+        settled = values[len(values) // 10 :]
+        return float(np.nanmedian(settled if np.isfinite(settled).any() else values))
 
 
 @dataclass(frozen=True)

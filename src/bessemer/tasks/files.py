@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
 from bessemer.recipe.corpus import Source
+from bessemer.recipe.keys import nearest
 from bessemer.recipe.section import Positive, Section, Words
 
 Kind = Literal["choice", "cloze", "exact", "text"]
@@ -140,8 +142,19 @@ def _parse(text: str, where: str) -> TaskFile:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: not valid TOML: {error}") from None
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'task'}: {one['msg']}" for one in error.errors())
-        raise InputError(f"{where}: {said}") from None
+        raise InputError(f"{where}: {'; '.join(map(_what, error.errors()))}") from None
+
+
+def _what(error: ErrorDetails) -> str:
+    key, what = ".".join(map(str, error["loc"])) or "task", error["msg"]
+    if error["type"] == "extra_forbidden":
+        near = nearest(key, list(TaskFile.model_fields))
+        what = (
+            f"unknown key; did you mean {near}?"
+            if near
+            else f"unknown key; there are {', '.join(TaskFile.model_fields)}"
+        )
+    return f"{key}: {what}"
 
 
 def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any]], place: str) -> Iterator[Item]:

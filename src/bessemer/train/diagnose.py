@@ -76,7 +76,8 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
         recorded.setdefault(step, LossAndNorm(incident["loss"], incident["grad_norm"]))
     last = max([*recorded, *(row["step"] for row in _bad_steps(run))], default=0)
     if step < 1 or (incident is None and step > last):
-        raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")
+        taken = f"it has taken steps 1 to {last}" if last else f"{run.metrics} has none"
+        raise InputError(f"--step: {step} is not a step that this run has taken; {taken}")
     replayed = replay(recipe, run, journal.after(num_rollbacks), step, incident is not None)
     tolerance = 0.0  # of one process; another layout sums in another order
     if recipe.parallel.world > 1:

@@ -66,7 +66,8 @@ def screen(one: Watched) -> str:
         lines.append(f"  {'memory':<9} {size(data.peak_memory):>8}")
     events = story(data)
     if events:
-        lines += ["", *(f"  {one_line(when)}: {one_line(what)}" for when, what in events[-EVENTS:])]
+        older = [f"  ({len(events) - EVENTS} earlier events: `bessemer report`)"] if len(events) > EVENTS else []
+        lines += ["", *older, *(f"  {one_line(when)}: {one_line(what)}" for when, what in events[-EVENTS:])]
     if data.samples:
         last = data.samples[-1]
         text = one_line(f"{last.get('prompt', '')}{last.get('text', '')}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from bessemer.guard.goodput import BY_GUARD, ERROR
 from bessemer.report.data import RunData, as_number, as_text
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import amount, duration
 
 STATES = ("training", "preparing", "silent", "stopped", "finished", "empty")
@@ -50,7 +50,8 @@ class RunStatus:
 
 def status_of(run: RunFolder, data: RunData) -> RunStatus:
     """The status of a run, from what its folder holds."""
-    step = int(data.train.step[-1]) if len(data.train) else 0
+    saved = published(run.checkpoints)[-1:]  # all that is left where metrics.jsonl was removed
+    step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
     planned = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
     steps = None if planned is None else int(planned)
     last, pace = _last_sign(run, data), seconds_a_step(data)
