@@ -1,7 +1,8 @@
 """What looking at a run costs: `bessemer watch` while a run trains and a page polls it, and the report of 100,000 steps.
 
 The training is one process and the page's server another, asked as the page asks: after each answer it waits as long as
-the answer says. CPU seconds are those of the two processes over the same stretch of wall time.
+the answer says. CPU seconds are those of the two processes over the same stretch of wall time. First paint is Chromium's own
+first-contentful-paint of the page, while the training runs; without Chromium it is left out.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 import numpy as np
 from machine import describe
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from bessemer.report import page
 from bessemer.run import RunFolder, read_json_lines
+from tests import chromium
 
 RECIPE = """
 [run]
@@ -62,6 +65,7 @@ def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, An
     first = perf_counter()
     urllib.request.urlopen(address).read()
     first_html = perf_counter() - first
+    paint = first_paint(address, place / "profile")
     version, delays, answers = "", [], 0
     before, begun = (cpu_seconds(training.pid), cpu_seconds(server.pid)), perf_counter()
     while perf_counter() - begun < seconds:
@@ -83,7 +87,19 @@ def watched(place: Path, text: Path, depth: int, seconds: float) -> dict[str, An
         "depth": depth, "wall_seconds": wall, "training_cpu_seconds": trained, "server_cpu_seconds": served,
         "share": served / trained, "updates": answers, "seconds_between_updates": wall / max(answers, 1),
         "steps_behind": median(delays) if delays else None, "first_html_seconds": first_html,
+        "first_paint_seconds": paint,
     }  # fmt: skip
+
+
+def first_paint(address: str, profile: Path) -> float | None:
+    """Seconds from the navigation to the first content on the screen."""
+    if chromium.PROGRAM is None:
+        return None
+    with chromium.Chromium(profile) as browser:
+        browser.open(address)
+        entry = "performance.getEntriesByName('first-contentful-paint')[0]"
+        browser.until(f"{entry} !== undefined")
+        return float(browser.run(f"{entry}.startTime")) / 1000
 
 
 def long_report(place: Path, steps: int) -> dict[str, Any]:
