@@ -59,18 +59,19 @@ def beginning_of(store: TokenStore, recipe: Recipe, folder: Path, num_tokens: in
     dtype, lengths = token_dtype(store.vocabulary), store.token_bytes
     manifest: dict[str, Any] = {**store.manifest, "sources": {}, "files": {}}
     for path in store.folder.iterdir():
-        if path.suffix in (".json", ".npy"):
+        if path.suffix in (".json", ".npy", ".jinja"):
             shutil.copyfile(path, folder / path.name)
     for name in store.sources:
         facts = store.manifest["sources"][name]
-        writer = ShardWriter(folder, f"{name}-train", dtype, 1 << 40, labelled=bool(store.labels))
+        writer = ShardWriter(folder, f"{name}-train", dtype, 1 << 40, bool(store.labels), store.is_masked(name))
         for shard in store.split(name, "train").shards:
             offsets = shard.offsets.astype(int).tolist()
             for number, (start, end) in enumerate(pairwise(offsets)):
                 if writer.tokens * len(store.sources) > num_tokens:
                     break
                 ids, label = shard.tokens[start:end], int(shard.labels[number]) if store.labels else NO_LABEL
-                writer.add(shard.identities[number].tobytes().hex(), ids, int(lengths[ids].sum()), label)
+                mask = None if shard.is_trained is None else shard.is_trained[start:end]
+                writer.add(shard.identities[number].tobytes().hex(), ids, int(lengths[ids].sum()), label, mask)
         writer.close()
         held = {one: store.manifest["files"][one] for one in facts["heldout"]["files"]}
         for one in held:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import language, personal
+from bessemer.corpus.conversation import contents, with_contents
 from bessemer.corpus.document import Record
 from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise
@@ -143,9 +144,14 @@ def replace_personal_data(record: Record, settings: CleaningContext, tally: Tall
     """Typed placeholders; what was found is counted and nothing else."""
     of = settings.corpus.personal
     if of.kinds or of.national:
-        record.text, counts = personal.replace(record.text, of)
-        for kind, number in counts.items():
-            tally.count("personal_data", kind, number)
+
+        def replaced(text: str) -> str:
+            text, counts = personal.replace(text, of)
+            for kind, number in counts.items():
+                tally.count("personal_data", kind, number)
+            return text
+
+        record.text = with_contents(record.text, replaced) if record.format == "chat" else replaced(record.text)
 
 
 def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: Tally) -> None:
@@ -156,7 +162,7 @@ def look_for_evaluation_sets(record: Record, settings: CleaningContext, tally: T
     from bessemer.corpus.contamination import check
     from bessemer.corpus.dedup.verdicts import without
 
-    overlap = check(record.text, index)
+    overlap = check(contents(record.text) if record.format == "chat" else record.text, index)
     if not overlap.items:
         return
     record.metadata["contamination"] = {name: list(numbers) for name, numbers in overlap.items.items()}
@@ -181,8 +187,10 @@ def judge_address(record: Record, settings: CleaningContext, tally: Tally) -> No
 
 
 def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
-    """The rules on the text, some of which take lines out of it."""
+    """The rules on the text, some of which take lines out of it. They are for running text, not for conversations."""
     of = settings.corpus
+    if record.format == "chat":
+        return
     code = record.language if language.wanted(record.format, of.language) else None
     judged = apply(record.text, settings.rules_for(code), record.language or "en")
     if judged.reason is not None:

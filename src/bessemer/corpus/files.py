@@ -44,7 +44,7 @@ class File:
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
     """The files of a source by their format: the source's, else by file ending, else plain text."""
     if source.format is not None:
-        return {source.format: files}
+        return {"jsonl" if source.format == "chat" else source.format: files}
     found: dict[Format, list[File]] = {}
     for file in files:
         found.setdefault(_format_of(file.path) or "text", []).append(file)

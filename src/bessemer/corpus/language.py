@@ -54,7 +54,7 @@ def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | No
 
 def wanted(format_: str, settings: Settings) -> bool:
     """Whether documents of a source of this format are looked at."""
-    return settings.identify and format_ not in settings.skip_formats
+    return settings.looks_at(format_)
 
 
 def routed(source: str, code: str | None, settings: Settings) -> str:

@@ -155,7 +155,8 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
         before = tally.documents_in
         for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
             engine.check_stop()
-            record.source, record.format = partition.source, unit.format
+            record.source = partition.source
+            record.format = "chat" if unit.source.format == "chat" else unit.format
             clean_record(record, settings, tally)
             rows.append(_row(record, piece.name, settings.corpus))
             size += len(rows[-1]["text"]) + len(rows[-1]["folded"]) + 200

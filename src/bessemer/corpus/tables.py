@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from bessemer.corpus.conversation import conversation
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
 from bessemer.recipe import Source
@@ -94,6 +95,11 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     if holder is None:
         return Record(key, size, shown[:4000], "no_text_key", no_text("field", source.text_key, value))
     text = holder.pop(name)
+    if source.format == "chat":
+        try:
+            text = conversation(text)
+        except ValueError as error:
+            return Record(key, size, shown[:4000], "bad_record", f"field {source.text_key!r}: {error}"[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])

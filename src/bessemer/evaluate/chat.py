@@ -9,7 +9,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.pretrained import chat_template, read_table, template_environment, template_error
+from bessemer.tokens.pretrained import CHATML, chat_template, read_table, template_environment, template_error
 from bessemer.tokens.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -20,8 +20,7 @@ TEMPLATES = {
     "plain": "{% for message in messages %}{% if message.role == 'system' %}{{ message.content }}\n\n"
     "{% else %}{{ 'Question: ' if message.role == 'user' else 'Answer: ' }}{{ message.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Answer:{% endif %}",
-    "chatml": "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "chatml": CHATML,
 }
 STOPS = {"plain": ("\nQuestion:", "\nAnswer:"), "chatml": ("<|im_end|>",)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +40,10 @@ class Language(Section):
     window_characters: Positive = 400
     window_score: Share = 0.5
     max_switches: int | None = Field(None, ge=0)
+
+    def looks_at(self, format_: str | None) -> bool:
+        """Whether documents of a source of this format are looked at; conversations never are."""
+        return self.identify and format_ not in (*self.skip_formats, "chat")
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -117,7 +121,7 @@ def parts_of(name: str, format_: str | None, language: Language, quality: Qualit
     """Every part that a source of this name and format can have, by name. Its own name stands for what falls into no
     other."""
     names = [name]
-    if language.identify and format_ not in language.skip_formats:
+    if language.looks_at(format_):
         names += [language_part(name, code) for code in language.split]
     parts = {part: Part(name) for part in names}
     if is_banded(name, quality):
@@ -133,7 +137,7 @@ def is_banded(name: str, quality: Quality) -> bool:
     return quality.on and quality.use == "weight" and judged
 
 
-Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions"]
+Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions", "chat"]
 
 
 class Source(Section):
@@ -153,6 +157,12 @@ class Source(Section):
     weight: float | None = Field(None, gt=0)
     max_epochs: float | None = Field(None, gt=0)
     max_bytes: int | None = Field(None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _messages_by_default(cls, values: Any) -> Any:
+        is_chat = isinstance(values, dict) and values.get("format") == "chat"
+        return {"text_key": "messages", **values} if is_chat else values
 
     @field_validator("encoding")
     @classmethod
@@ -177,7 +187,7 @@ class Source(Section):
     def _one_label(self) -> Self:
         if self.label is not None and self.label_key is not None:
             raise ValueError("label and label_key exclude each other: one class for the source, or one a record")
-        if self.label_key is not None and self.format not in ("jsonl", "parquet", None):
+        if self.label_key is not None and self.format not in ("jsonl", "parquet", "chat", None):
             raise ValueError(f"label_key: files of format {self.format} have no fields; give label, one a source")
         return self
 
@@ -210,6 +220,7 @@ class Corpus(Work):
                 f"{double!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
                 "rename the source"
             )
+        self._conversations_fit()
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) != len(names):
             missing = next(name for name in names if name not in weighted)
@@ -217,6 +228,19 @@ class Corpus(Work):
                 f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
             )
         return self
+
+    def _conversations_fit(self) -> None:
+        chats = [source.name for source in self.sources if source.format == "chat"]
+        edits = {
+            "dedup.paragraphs": self.dedup.paragraphs.mode != "off", "dedup.substrings": self.dedup.substrings.unit != "off",
+            "corpus.quality": self.quality.on,
+            "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
+        }  # fmt: skip
+        if chats and (edit := next((key for key, is_on in edits.items() if is_on), None)):
+            raise ValueError(
+                f"{edit} is for running text, and source {chats[0]!r} holds conversations (format = chat); turn it off, or "
+                "build the text in a run of its own"
+            )
 
     def parts_of(self, source: Source) -> dict[str, Part]:
         """The names under which documents of a source can be tokenised and mixed."""

@@ -27,6 +27,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "mediawiki": (".xml",),
     "jsonl": (".jsonl", ".ndjson", ".json", ".csv", ".tsv"),
     "parquet": (".parquet", ".pq"),
+    "chat": (".jsonl", ".ndjson", ".json"),
     "descriptions": ("METADATA", ".rst", ".md", TOPICS),
 }
 NEVER_COMPRESSED = ("parquet", "descriptions")  # Parquet compresses by itself

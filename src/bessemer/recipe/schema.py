@@ -203,6 +203,12 @@ class Recipe(Section):
         return found | {source.name: Part(source.name) for source in self.tokens.sources}
 
     @property
+    def chat_parts(self) -> frozenset[str]:
+        """The names under which conversations are stored."""
+        chats = {source.name for source in self.corpus.sources if source.format == "chat"}
+        return frozenset(name for name, part in self.parts.items() if part.source in chats)
+
+    @property
     def source_weights(self) -> dict[str, float | None]:
         """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
         return {source.name: source.weight for source in self.sources}
@@ -249,6 +255,24 @@ class Recipe(Section):
             raise ValueError(
                 f"tokens.gate judges the text that is predicted; train.objective = {self.train.objective} has none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _conversations_fit(self) -> Self:
+        chats = [source.name for source in self.corpus.sources if source.format == "chat"]
+        if not chats:
+            if self.tokens.chat_template is not None:
+                raise ValueError("tokens.chat_template renders conversations, and no source has format = chat")
+            return self
+        needs = {
+            "tokens.packing = best-fit, or document": self.tokens.packing != "concatenate",
+            "tokens.document_mask = true": self.tokens.packing == "document" or self.tokens.document_mask,
+            "train.objective = causal": self.train.objective == "causal",
+            "tokens.held_out_from = documents": self.tokens.held_out_from == "documents",
+            "tokens.gate = false": not self.tokens.gate,
+        }
+        if lacking := [key for key, is_so in needs.items() if not is_so]:
+            raise ValueError(f"source {chats[0]!r} holds conversations (format = chat), which need {lacking[0]}")
         return self
 
     @model_validator(mode="after")

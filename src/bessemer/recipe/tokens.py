@@ -94,6 +94,7 @@ class Tokens(Section):
     gate: bool = False
     workers: int | None = Field(None, gt=0)
     packing: Packing = "concatenate"
+    chat_template: str | None = Field(None, min_length=1)
     temperature: float | None = Field(None, gt=0)
     max_epochs: float | None = Field(None, gt=0)
     schedule: tuple[MixturePhase, ...] = Field((), strict=False)

@@ -24,11 +24,12 @@ from bessemer.recipe import Recipe
 from bessemer.run import OUT, RunFolder, mark_stage, read_json, resumable, stage_facts, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
+from bessemer.tokens.chat import ChatTemplate, chat_digest
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
-from bessemer.tokens.pretrained import carried_files, facts_of, framing_of, tokenizer_file
+from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import NO_LABEL, SPLITS, ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
@@ -61,6 +62,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     more: list[Any] = []
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
+    more += chat_digest(recipe)
     if path is not None and (framing := framing_of(recipe, Tokenizer.load(path, options.end_of_text))):
         more.append([list(framing.before), list(framing.after)])
     return digest(FORMAT, corpus if recipe.corpus.sources else None, options, hashes, shape, mixed, sources, *more)
@@ -98,13 +100,21 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
                 "tiktoken and the tokenizer.json disagree on this text; encoding with tokenizers, about four times as slow"
             )
             tokenizer = tokenizer.without_tiktoken()
+        chats = ChatTemplate.of_recipe(recipe, tokenizer)
         others = [Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare]
         labels = documents.labels(corpus) if corpus else []
-        writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels)
+        writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels, chats)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
+        if chats is not None:
+            write_atomic(staged / CHAT_TEMPLATE, chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
+        if (
+            chats is not None and chats.turn_end in tokenizer.special
+        ):  # the assistant's turn ends at it, and so does generation
+            ends = manifest["tokenizer"].get("ends", [tokenizer.end_of_text])
+            manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
@@ -139,7 +149,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
             options.vocabulary or 32_768,
             options.end_of_text,
             mask_token(recipe),
-            options.special_tokens,
+            [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())],
             regex,
             options.prefix_space,
         )
@@ -175,11 +185,12 @@ def _write_shards(
     tokenizer: Tokenizer,
     others: list[Tokenizer],
     labels: list[str],
+    chats: ChatTemplate | None,
 ) -> tuple[Writers, EncodedCounts]:
     totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
     text_bytes, tokens = int(totals.get("bytes_kept") or 0), recipe.tokens
     share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
-    encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, tokens.seed)
+    encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, tokens.seed, chats)
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
     since = 0
@@ -187,13 +198,13 @@ def _write_shards(
         advance(done.text)
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
         for batch, made in in_order(items, encoder, tokens.workers or num_cores()):
-            for item, ids, num_bytes in zip(batch, made.ids, made.num_bytes, strict=True):
+            for item, ids, num_bytes, mask in zip(batch, made.ids, made.num_bytes, made.is_trained, strict=True):
                 held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
                 if held_out is None:
                     held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)
                 elif not num_bytes:  # an empty part of a document too short to be cut
                     continue
-                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label)
+                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
             done.add(made.counts)
             num_bytes = sum(made.num_bytes)
             advance(num_bytes)
@@ -209,11 +220,11 @@ def _write_shards(
 
 def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, EncodedCounts]:
     """A writer for each source and split, resumed from the last record."""
-    dtype, size = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens
+    dtype, size, chats = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens, recipe.chat_parts
 
     def new() -> Writers:
         return {
-            (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled)
+            (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled, name in chats)
             for name in recipe.parts
             for split in SPLITS
         }
@@ -231,7 +242,7 @@ def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -
             record.unlink(missing_ok=True)
             writers = new()
     for path in (work / OUT).iterdir():
-        if path.suffix in (".bin", ".idx", ".lbl", ".part"):
+        if path.suffix in (".bin", ".idx", ".lbl", ".msk", ".part"):
             path.unlink()
     return writers, EncodedCounts()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bessemer.corpus.conversation import contents
 from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
 from bessemer.tokens.phases import average_shares
@@ -168,7 +169,10 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
     """
     shares = sample_shares(recipe, bytes_of_sources(corpus))
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
+    chats = recipe.chat_parts
     for document in documents(corpus):
+        if document.source in chats:
+            document = replace(document, text=contents(document.text))
         share, identity = shares[document.source], document.identity
         if recipe.tokens.held_out_from == "passages":
             before, _, after = passages(document, seed, held_out)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.errors import BessemerError
 from bessemer.hashing import key_of
+from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
@@ -80,36 +82,43 @@ class EncodedCounts:
 
 @dataclass
 class Encoded:
-    """A batch of documents as tokens. ids: end-of-text included; num_bytes: of each text."""
+    """A batch of documents as tokens. ids: end-of-text included; is_trained: of each token of a conversation, None for all;
+    num_bytes: of each text."""
 
     counts: EncodedCounts
     ids: list[Ids] = field(default_factory=list)
+    is_trained: list[npt.NDArray[np.bool_] | None] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
 
 
 class Encoder:
     """Encodes batches; safe to call from several threads.
 
-    others: tokenizers to compare with; framing: ids around each document, the last of them end-of-text or before it; share,
-    seed: of the documents on which fertility is measured.
+    others: tokenizers to compare with; chats: renders conversations; framing: ids around each document, the last of them
+    end-of-text or before it; share, seed: of the documents on which fertility is measured.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, others: Sequence[Tokenizer], framing: Framing | None, share: float, seed: int
-    ) -> None:
+        self, tokenizer: Tokenizer, others: Sequence[Tokenizer], framing: Framing | None, share: float, seed: int,
+        chats: ChatTemplate | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer, self.others, self.framing, self.share, self.seed = tokenizer, others, framing, share, seed
+        self.chats = chats
         self.token_bytes = tokenizer.token_bytes()
         self.single_byte = [self.token_bytes == 1, *(other.token_bytes() == 1 for other in others)]
         self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: list[Document]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
-        documents = [item for item in batch if item.ids is None]
+        documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
         counts, remaining = EncodedCounts(len(batch), tally=self._fertility(documents, own)), iter(own)
         encoded = Encoded(counts)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
+            if self._is_chat(item):
+                self._add_chat(item, encoded)
+                continue
             ids = next(remaining) if item.ids is None else item.ids
             size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
             if item.ids is None:
@@ -124,7 +133,22 @@ class Encoder:
                 )
             encoded.num_bytes.append(size)
             encoded.ids.append(self._framed(ids) if item.ids is None else ids)
+            encoded.is_trained.append(None)
         return encoded
+
+    def _is_chat(self, item: Document) -> bool:
+        return self.chats is not None and item.source in self.chats.sources
+
+    def _add_chat(self, item: Document, encoded: Encoded) -> None:
+        """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special."""
+        assert self.chats is not None
+        ids, is_trained = self.chats.encode(item.text, f"document {item.identity} of {item.source}")
+        size = int(self.token_bytes[ids].sum())
+        encoded.counts.text += size
+        encoded.counts.counted += size
+        encoded.num_bytes.append(size)
+        encoded.ids.append(ids)
+        encoded.is_trained.append(is_trained)
 
     def _framed(self, ids: Ids) -> Ids:
         if self.framing is None:

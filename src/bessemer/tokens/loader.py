@@ -135,12 +135,13 @@ class PackedSplit:
 
     A piece of n tokens takes n positions. Its targets are its tokens; its inputs are the token before it and all but its
     last: end-of-text where the document begins. So every token of every document is a target once an epoch. Padding has
-    end-of-text tokens for inputs and no targets (-1).
+    end-of-text tokens for inputs and no targets (-1), and so have tokens of a conversation that the assistant did not say.
     """
 
     def __init__(self, split: SplitTokens, pack: Pack, end_of_text: int) -> None:
         self.split, self.pack, self._end_of_text = split, pack, end_of_text
         self.num_tokens = split.num_tokens
+        self._is_masked = any(shard.is_trained is not None for shard in split.shards)
 
     def __len__(self) -> int:
         return len(self.pack)
@@ -154,7 +155,7 @@ class PackedSplit:
         ends = np.cumsum(size)
         real = np.add.reduceat(size, np.cumsum(counts) - counts)
         filled = np.arange(pack.length) < real[:, None]
-        tokens, before = self._read(start, size, ends)
+        tokens, before, is_trained = self._read(start, size, ends)
         targets = np.full(shape, -1, dtype=np.int64)
         targets[filled] = tokens
         inputs = np.full(shape, self._end_of_text, dtype=np.int64)
@@ -163,6 +164,8 @@ class PackedSplit:
         inputs[row, column] = before
         starts = np.zeros(shape, dtype=np.bool_)
         starts[row, column] = True
+        if is_trained is not None:
+            targets[filled] = np.where(is_trained, tokens.astype(np.int64), -1)
         padded = np.flatnonzero(real < pack.length)
         starts[padded, real[padded]] = True
         return SampleRows(inputs, targets, starts, real)
@@ -175,23 +178,27 @@ class PackedSplit:
     def holding(self, start: int, end: int) -> Ints:
         return self.pack.holding(start, end)
 
-    def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints]:
-        """The tokens of pieces, concatenated, and the token before each: its document's, or end-of-text.
+    def _read(self, start: Ints, size: Ints, ends: Ints) -> tuple[npt.NDArray[Any], Ints, Bools | None]:
+        """The tokens of pieces, concatenated; the token before each: its document's, or end-of-text; and which of the tokens are
+        trained on, None for all.
 
         No piece crosses a shard's border, since no document does.
         """
         shard = np.searchsorted(self.split.starts, start, side="right") - 1
         tokens = np.empty(int(ends[-1]) if len(ends) else 0, dtype=self.split.shards[0].dtype)
+        is_trained = np.empty(len(tokens), np.bool_) if self._is_masked else None
         before = np.full(len(start), self._end_of_text, dtype=np.int64)
         place = start - self.split.starts[shard]
         for number in np.unique(shard):
-            stored = self.split.shards[number].tokens
+            stored, mask = self.split.shards[number].tokens, self.split.shards[number].is_trained
             for piece in np.flatnonzero(shard == number).tolist():
                 begin, end = place[piece], ends[piece]
                 tokens[end - size[piece] : end] = stored[begin : begin + size[piece]]
+                if is_trained is not None and mask is not None:
+                    is_trained[end - size[piece] : end] = mask[begin : begin + size[piece]]
             here = np.flatnonzero((shard == number) & (place > 0))
             before[here] = stored[place[here] - 1]
-        return tokens, before
+        return tokens, before, is_trained
 
 
 class LabelledTexts:

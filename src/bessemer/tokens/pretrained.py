@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -27,14 +27,22 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 # Files copied with a tokenizer from a folder to a run and to the run's export.
+CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_SIDE_FILES = (
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
 )
 OTHER_TOKENIZER_FILES = ("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+CHATML = (  # the layout of Qwen and SmolLM
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
+    "{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 USUAL = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
@@ -158,7 +166,7 @@ def end_of_text(tokens: dict[str, str]) -> str | None:
 
 def chat_template(folder: Path) -> str | None:
     """The chat template of a folder, the default one of several; None where it has none."""
-    if (path := folder / "chat_template.jinja").exists():
+    if (path := folder / CHAT_TEMPLATE).exists():
         return path.read_text(encoding="utf-8")
     found = read_table(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):
@@ -167,19 +175,23 @@ def chat_template(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def template_environment() -> Environment:
-    """Jinja as `transformers` configures it for chat templates."""
+def template_environment(marks: tuple[str, str] = ("", "")) -> Environment:
+    """Jinja as `transformers` configures it for chat templates. marks: put around what the assistant says."""
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """{% generation %} marks the assistant's tokens for training; here it yields its content."""
+        """{% generation %} stands around what the assistant says."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
 
         def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Callable[[], str]) -> str:
+            return marks[0] + caller() + marks[1]
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)

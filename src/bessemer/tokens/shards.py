@@ -6,6 +6,7 @@ NAME-00000.idx  little-endian: 8 bytes magic "BSMRIDX1", uint64 number of docume
                 the last one is the length of the shard), D identities of 16 bytes each.
 NAME-00000.lbl  of labelled documents: D little-endian int32, the number of each document's label in the manifest's
                 `labels`; -1 for none.
+NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
 NAME is SOURCE-train or SOURCE-heldout. While a shard is open, NAME-00000.part beside its .bin holds a record a document:
@@ -90,6 +91,12 @@ class Shard:
         if not path.exists():
             return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
         return np.fromfile(path, dtype="<i4")
+
+    @cached_property
+    def is_trained(self) -> npt.NDArray[np.bool_] | None:
+        """Which ids the loss is of; None: of all."""
+        path = self.path.with_suffix(".msk")
+        return np.memmap(path, dtype=np.bool_, mode="r").view(np.ndarray) if path.exists() else None
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
@@ -273,6 +280,10 @@ class TokenStore:
         names = sorted(name for name in self.manifest["sources"][source][split]["files"] if name.endswith(".bin"))
         return SplitTokens([Shard(self.folder / name, dtype) for name in names])
 
+    def is_masked(self, source: str) -> bool:
+        """Whether the loss is of some tokens of a source alone: its documents are conversations."""
+        return any(shard.is_trained is not None for split in SPLITS for shard in self.split(source, split).shards)
+
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
@@ -284,27 +295,38 @@ class ShardWriter:
     """Writes the shards of one source and split, a new one when `shard_tokens` is reached; documents are never cut."""
 
     def __init__(
-        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False
-    ) -> None:
+        self, folder: Path, name: str, dtype: np.dtype[Any], shard_tokens: int, labelled: bool = False,
+        masked: bool = False,
+    ) -> None:  # fmt: skip
+        """labelled: documents have labels; masked: the loss is of some of their tokens."""
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.files: dict[str, dict[str, Any]] = {}
         self.documents = self.tokens = self.bytes = self.longest = self.shards = 0
-        self.labelled = labelled
+        self.labelled, self.masked = labelled, masked
         self._open_tokens = self._records = 0  # of the open shard
         self._bin: BinaryIO | None = None
         self._part: BinaryIO | None = None
+        self._mask: BinaryIO | None = None
         self._hash = hashlib.sha256()
 
-    def add(self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL) -> None:
-        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number."""
+    def add(
+        self, identity: str, ids: npt.ArrayLike, num_bytes: int, label: int = NO_LABEL,
+        is_trained: npt.NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
+        """Append a document. identity: 32 hexadecimal digits; ids: its tokens, end-of-text included; label: its number;
+        is_trained: of each token, where the shards are masked."""
         tokens = np.ascontiguousarray(ids, dtype=self.dtype)
         if self._open_tokens and self._open_tokens + len(tokens) > self.shard_tokens:
             self._finish()
         if self._bin is None or self._part is None:
             self._bin, self._part = self._open(".bin"), self._open(".part")
+            self._mask = self._open(".msk") if self.masked else None
             self._hash = hashlib.sha256()
         self._bin.write(tokens.data)
         self._hash.update(tokens.data)
+        if self._mask is not None:
+            assert is_trained is not None and len(is_trained) == len(tokens)
+            self._mask.write(is_trained.tobytes())
         self._part.write(np.array([(bytes.fromhex(identity), len(tokens), label)], dtype=RECORD).tobytes())
         self._open_tokens += len(tokens)
         self._records += 1
@@ -338,11 +360,11 @@ class ShardWriter:
             setattr(self, name, int(state[name]))
         self.files = {name: dict(facts) for name, facts in state["files"].items()}
         self._open_tokens, self._records = int(state["held"]), int(state["records"])
-        place, part = self._path(".bin"), self._path(".part")
+        place, part, mask = self._path(".bin"), self._path(".part"), self._path(".msk")
         if self._records:
             write_atomic(part, self._kept_records().tobytes())
         # Only now may the index that the records may have come from be removed.
-        kept = {*self.files, *((place.name, part.name) if self._records else ())}
+        kept = {*self.files, *((place.name, part.name, mask.name) if self._records else ())}
         for path in self.folder.iterdir():
             if path.name not in kept and re.fullmatch(rf"{re.escape(self.name)}-\d+\.[a-z]+", path.name):
                 path.unlink()
@@ -351,6 +373,11 @@ class ShardWriter:
         size = self._open_tokens * self.dtype.itemsize
         if not place.exists() or place.stat().st_size < size:
             raise BessemerError(f"{place}: shorter than its record says")
+        if self.masked:
+            if not mask.exists() or mask.stat().st_size < self._open_tokens:
+                raise BessemerError(f"{mask}: shorter than its record says")
+            os.truncate(mask, self._open_tokens)
+            self._mask = self._open(".msk", "ab")
         os.truncate(place, size)
         with open(place, "rb") as file:
             self._hash = hashlib.file_digest(file, "sha256")  # type: ignore[assignment]
@@ -372,26 +399,29 @@ class ShardWriter:
 
     def _finish(self) -> None:
         self._flush()
-        for file in (self._bin, self._part):
-            assert file is not None
-            file.close()
+        for file in (self._bin, self._part, self._mask):
+            if file is not None:
+                file.close()
         part = self._path(".part")
         records = np.fromfile(part, dtype=RECORD)
         offsets = np.zeros(len(records) + 1, dtype="<u8")
         np.cumsum(records["tokens"], out=offsets[1:])
         size = self._open_tokens * self.dtype.itemsize
         self.files[self._path(".bin").name] = {"bytes": size, "sha256": self._hash.hexdigest()}
+        if self.masked:
+            mask = self._path(".msk")
+            self.files[mask.name] = {"bytes": self._open_tokens, "sha256": file_sha256(mask)}
         if self.labelled:
             self._write(".lbl", np.ascontiguousarray(records["label"]).tobytes())
         count, identities = np.array([len(records)], dtype="<u8"), np.ascontiguousarray(records["identity"])
         self._write(".idx", MAGIC + count.tobytes() + offsets.tobytes() + identities.tobytes())
         part.unlink()
         self.shards += 1
-        self._bin = self._part = None
+        self._bin = self._part = self._mask = None
         self._open_tokens = self._records = 0
 
     def _flush(self) -> None:
-        for file in (self._bin, self._part):
+        for file in (self._bin, self._part, self._mask):
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())

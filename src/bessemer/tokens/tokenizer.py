@@ -27,6 +27,7 @@ from bessemer.tokens.pieces import Framing, byte_alphabet, changes, framing_betw
 
 if TYPE_CHECKING:
     import tiktoken
+    from tokenizers import Encoding
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 Ids = npt.NDArray[np.uint32]
@@ -164,7 +165,11 @@ class Tokenizer:
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are recognised, as in the output of a chat template."""
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+        return list(self.encode_with_places(text).ids)
+
+    def encode_with_places(self, text: str) -> Encoding:
+        """The same with the places of the tokens in the text."""
+        return self._inner.encode(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, end-of-text appended, in order; safe to call from several threads."""

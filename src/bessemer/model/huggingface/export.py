@@ -26,7 +26,7 @@ from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
 from bessemer.model.transformer import Transformer
 from bessemer.run import read_json, staging, write_atomic, write_json
 from bessemer.tokens.pieces import Framing, with_framing
-from bessemer.tokens.pretrained import chat_template, read_table
+from bessemer.tokens.pretrained import CHAT_TEMPLATE, chat_template, read_table
 from bessemer.tokens.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
@@ -285,6 +285,6 @@ def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> N
         settings["add_bos_token"] = True
     if files.mask_token is not None:
         settings["mask_token"] = added[files.mask_token]
-    if files.special and (template := chat_template(files.tokenizer_json.parent)) is not None:
-        write_atomic(folder / "chat_template.jinja", template)
+    if (template := chat_template(files.tokenizer_json.parent)) is not None:
+        write_atomic(folder / CHAT_TEMPLATE, template)
     write_json(folder / "tokenizer_config.json", settings)

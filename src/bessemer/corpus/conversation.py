@@ -1,0 +1,57 @@
+"""Conversations as documents: the messages of a record, checked, as JSON. The tokens stage renders them by a chat template.
+
+What edits or judges running text does not apply to them: language, rules, paragraphs and spans. Personal data is replaced within
+each message; duplicates and evaluation sets are looked for as in any document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+Message = dict[str, Any]
+
+
+def conversation(value: object) -> str:
+    """The messages of a record as JSON: a list of {"role", "content"}, or of ShareGPT's {"from", "value"}; other fields of a
+    message, as `tool_calls`, are kept for the template. Raises ValueError with what is wrong."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
+    messages = [_message(message, number) for number, message in enumerate(value, 1)]
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError("no message of the assistant, so that there is nothing to learn")
+    return _as_text(messages)
+
+
+def contents(text: str) -> str:
+    """What was said in a conversation, as running text."""
+    return "\n".join(message["content"] for message in json.loads(text) if message["content"])
+
+
+def with_contents(text: str, change: Callable[[str], str]) -> str:
+    """A conversation with the content of each message changed."""
+    messages: list[Message] = json.loads(text)
+    return _as_text([{**one, "content": change(one["content"]) if one["content"] else ""} for one in messages])
+
+
+def _message(value: object, number: int) -> Message:
+    if not isinstance(value, dict):
+        raise ValueError(f"message {number} is {type(value).__name__}, not an object with role and content")
+    message = dict(value)
+    role, content = message.pop("role", message.pop("from", None)), message.pop("content", message.pop("value", None))
+    role = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in ROLES:
+        raise ValueError(f"message {number}: role {role!r} is none of {', '.join(ROLES)}"[:200])
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        kind = "missing" if content is None else f"{type(content).__name__}, not text"
+        raise ValueError(f"message {number} (of the {role}): content is {kind}")
+    return {"role": role, "content": content, **message}
+
+
+def _as_text(messages: list[Message]) -> str:
+    return json.dumps(messages, ensure_ascii=False)
