@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import random
 import signal
@@ -82,6 +83,21 @@ WORDS = tuple(
     into them can only other time new some could these two may first then do any like my now over such our man even
     """.split()  # noqa: SIM905 (a list of 90 strings reads worse)
 )
+
+
+def write_conversations(path: Path, count: int = 120) -> Path:
+    """Questions and their answers, as a source of `format = "chat"` reads them."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(count):
+        messages = [{"role": "system", "content": "Answer."}] if number % 3 == 0 else []
+        for _ in range(1 + number % 2):
+            words = draw.choices(WORDS, k=3)
+            messages.append({"role": "user", "content": f"Say {' '.join(words)} the other way round."})
+            messages.append({"role": "assistant", "content": f"{' '.join(words[::-1])}."})
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    path.write_text("".join(rows))
+    return path
 
 
 def write_text(folder: Path, documents: int = 60) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import recipe_text, write_text
+from tests.conftest import recipe_text, write_conversations, write_text
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -34,6 +34,7 @@ PAGES = (
     "docs/check.md",
     "docs/watch.md",
     "docs/tasks.md",
+    "docs/chat.md",
     "docs/maturity.md",
     "docs/faq.md",
     "docs/precision-and-memory.md",
@@ -55,6 +56,17 @@ PAGES = (
     "docs/ladder.md",
     "benchmarks/README.md",
 )
+
+
+CHAT = """
+run = { dir = ".", name = "chat" }
+tokens = { packing = "best-fit", document_mask = true, held_out = 0.1 }
+train = { start = "base", steps = 4, global_batch_tokens = 512, micro_batch = 4, device = "cpu" }
+[[corpus.sources]]
+name = "talk"
+format = "chat"
+paths = ["talk.jsonl"]
+"""
 
 
 def commands(page: str) -> list[str]:
@@ -92,6 +104,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     begin, end = tuned.index("[model]"), tuned.index("[train]\n")
     (folder / "tuned.toml").write_text(f'{tuned[:begin]}[model]\nfrom = "hf:runs/small/export"\n\n{tuned[end:]}')
+    write_conversations(folder / "talk.jsonl")
+    base = (folder / "own.toml").read_text().replace('name = "small"', 'name = "base"').replace('"runs"', '"."')
+    (folder / "base.toml").write_text(base)
+    (folder / "chat.toml").write_text(CHAT)
     return folder
 
 

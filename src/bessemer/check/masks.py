@@ -119,7 +119,7 @@ def _documents(recipe: Recipe, trainer: Trainer, batch: Batch, end_of_text: int)
         said = f"no document ends within the first {counted(len(batch.inputs), 'sequence')}"
         return CheckRow(TOPIC, name, "not here", said)
     one = batch.row(row)
-    changed = max(begin - 2, 0) if one.starts is None else begin - 1  # the token before an end of text
+    changed = begin - 2  # a token before the border, with one between, which sees it
     moved = _moved(trainer, _hidden(trainer, one.inputs, one.starts), one, changed)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
     said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"

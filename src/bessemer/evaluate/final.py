@@ -101,7 +101,8 @@ def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Val
         return {**none, "classes": scores_by_class(store.labels, scored.confusion), "confusion": scored.confusion}
     if recipe.train.objective == "masked":
         return {**none, "fill_ins": fill_ins(recipe.tokens.sequence_length, store, restored, tokenizer)}
-    compares = recipe.evaluate.ngram and scored.bits_per_byte is not None
+    # An n-gram has no template: it cannot be asked for what the assistant says alone.
+    compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
     return {
         "ngram": baseline,

@@ -35,7 +35,8 @@ PATHS = (  # keys that hold paths, by the names of the fields
     "corpus.rules.refinedweb.url_substrings", "corpus.rules.adult.path", "corpus.rules.adult.classifier",
     "corpus.rules.toxic.path", "corpus.rules.toxic.classifier", "corpus.language.model", "corpus.contamination.sets.path",
     "corpus.quality.high", "corpus.quality.low", "corpus.quality.model", "corpus.dedup.against", "tokenizer.path",
-    "evaluate.tasks", "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "model.from_", "train.start",
+    "evaluate.tasks", "tokenizer.compare", "tokens.sources.paths", "tokens.sources.tokenizer", "tokens.chat_template",
+    "model.from_", "train.start",
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
@@ -212,7 +213,7 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
     names = {source.name for source in recipe.corpus.sources}
 
     def anchored(key: str, path: str) -> str:
-        if "://" in path or (key in ("high", "low") and path in names):
+        if "://" in path or (key in ("high", "low") and path in names) or (key, path) == ("chat_template", "chatml"):
             return path
         if key == "tasks" and ":" in path:  # NAME:DATA
             name, _, data = path.partition(":")

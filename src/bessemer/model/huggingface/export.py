@@ -47,7 +47,7 @@ class ExportFiles:
     framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
     tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
     keys of config.json, 0 where left out; special: special tokens by role (bos, pad, ...) of the model that a training started
-    from, whose chat template and generation settings lie beside `tokenizer_json`; ends: ids at which generation ends then.
+    from, whose generation settings lie beside `tokenizer_json`, as a chat template does; ends: ids at which generation ends.
     """
 
     tokenizer_json: Path
@@ -209,7 +209,7 @@ def write_files(config: ModelConfig, files: ExportFiles, folder: Path) -> None:
         settings |= {"id2label": id2label, "label2id": {name: int(number) for number, name in id2label.items()}}
     write_json(folder / "config.json", settings | _dtype_keys(files.dtype or torch.float32))
     if config.causal and not config.labels:
-        kept = read_table(files.tokenizer_json.parent / "generation_config.json") if special else {}
+        kept = read_table(files.tokenizer_json.parent / "generation_config.json") if files.special else {}
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), files.end_of_text)
         write_json(folder / "generation_config.json", kept | ids | {key: special[key] for key in ids if key in special})
     _write_tokenizer(files, config, folder)
@@ -249,9 +249,10 @@ def _write_source(config: ModelConfig, files: ExportFiles, source: Path, folder:
 
 
 def _special_ids(files: ExportFiles) -> dict[str, Any]:
-    """Keys of config.json for the special tokens of the model that a training started from."""
+    """Keys of config.json for the special tokens of the model that a training started from; of a model of its own, where
+    generation ends at others than end-of-text."""
     if not files.special:
-        return {}
+        return {"eos_token_id": list(files.ends)} if len(files.ends) > 1 else {}
     tokenizer = Tokenizer.load_any(files.tokenizer_json)
     ids: dict[str, Any] = {f"{role}_token_id": tokenizer.id_of(token) for role, token in files.special.items()}
     return ids | {"eos_token_id": list(files.ends) if len(files.ends) > 1 else files.ends[0]}

@@ -1,0 +1,94 @@
+"""Conversations from files to an export that answers as it was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bessemer.run import read_json_lines
+from tests.conftest import write_conversations
+from tests.test_cli import bessemer, command
+
+RECIPE = """
+run = {{ seed = 3, dir = "{folder}", name = "{name}" }}
+tokenizer.vocabulary = 300
+tokens = {{ sequence_length = 256, packing = "best-fit", document_mask = true, held_out = 0.2 }}
+model = {{ layers = 1, width = 32, heads = 2, family = "llama" }}
+[[corpus.sources]]
+name = "talk"
+format = "chat"
+paths = ["{talk}"]
+[train]
+steps = 12
+global_batch_tokens = 2048
+micro_batch = {micro_batch}
+device = "cpu"
+optimizer.learning_rate = 0.01
+"""
+
+
+def written(folder: Path, name: str, micro_batch: int) -> Path:
+    """A recipe of conversations, and their file."""
+    talk = folder / "talk.jsonl"
+    if not talk.exists():
+        write_conversations(talk)
+        with open(talk, "a") as file:
+            file.write('{"messages": [{"role": "user", "content": "nobody answers"}]}\n{"messages": "no list"}\n')
+    recipe = folder / f"{name}.toml"
+    recipe.write_text(RECIPE.format(folder=folder, name=name, talk=talk, micro_batch=micro_batch))
+    return recipe
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_json_lines(folder / "metrics.jsonl") if row["kind"] == "train"]
+
+
+def test_conversations_are_learned_by_their_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert command("run", written(tmp_path, "chat", 8)) == 0, capsys.readouterr().err
+    run = tmp_path / "chat"
+    assert losses(run)[-1] < losses(run)[0]
+    (talk,) = json.loads((run / "corpus" / "statistics.json").read_text())["sources"]
+    assert talk["rejected"]["bad_record"]["documents"] == 2
+    # The held-out loss is that of the assistant's words in transformers, by its own template and mask.
+    model, tokenizer = (one.from_pretrained(run / "export") for one in (AutoModelForCausalLM, AutoTokenizer))
+    import pyarrow.parquet as parquet
+
+    from bessemer.tokens.documents import is_held_out
+
+    nats, count = 0.0, 0
+    for row in parquet.read_table(run / "corpus" / "documents").to_pylist():
+        if not is_held_out(row["identity"], 0, 0.2):
+            continue
+        found = tokenizer.apply_chat_template(
+            json.loads(row["text"]), return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids = torch.tensor([tokenizer.eos_token_id, *found["input_ids"]])
+        with torch.no_grad():
+            logits_TV = model(ids[None]).logits[0, :-1].double()
+        for logits_V, target, is_trained in zip(logits_TV, ids[1:], found["assistant_masks"], strict=True):
+            if is_trained and int(target) not in tokenizer.all_special_ids and tokenizer.decode(target) != "<|im_end|>":
+                nats, count = nats - float(logits_V.log_softmax(-1)[target]), count + 1
+    assert json.loads((run / "evaluation.json").read_text())["loss"] == pytest.approx(nats / count, abs=2e-5)
+    assert "<|im_end|>" in tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id)
+
+
+@pytest.mark.long
+def test_the_loss_of_conversations_does_not_depend_on_the_layout(tmp_path: Path) -> None:
+    """Each micro-batch and rank holds another number of trained tokens."""
+    for name, micro_batch, more in (("one", 8, []), ("small", 1, []), ("two", 2, ["--set", "parallel.replicate=2"])):
+        done = bessemer("train", written(tmp_path, name, micro_batch), *more)
+        if name == "one" or done.returncode:  # the stages before it
+            for stage in ("corpus", "tokens", "train"):
+                done = bessemer(stage, tmp_path / f"{name}.toml", *more)
+        assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+def test_a_check_of_conversations_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("check", written(tmp_path, "checked", 8)) == 0, capsys.readouterr().out

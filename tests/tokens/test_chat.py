@@ -1,0 +1,163 @@
+"""Conversations: what is read, which tokens are trained on, and what is refused. Ids and masks are compared with `transformers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bessemer.corpus.conversation import contents, conversation, with_contents
+from bessemer.errors import InputError
+from bessemer.recipe.load import parse
+from bessemer.tokens.chat import ChatTemplate
+from bessemer.tokens.pretrained import CHATML, CHATML_TOKENS
+from bessemer.tokens.tokenizer import Tokenizer
+
+SOURCES = frozenset({"talk"})
+LLAMA = (  # another layout: begins with BOS, ends turns with EOS, trims, and marks a part of a turn
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {% generation %}{{ m.content | trim }}{{ eos_token }}"
+    "{% endgeneration %}{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"},
+     {"role": "user", "content": "And now?"}, {"role": "assistant", "content": " Now\n\nthis. "}],
+    [{"role": "user", "content": "Un caf\u00e9 \u4e16\u754c \U0001f642?"}, {"role": "assistant", "content": "\U0001f642 oui, \u4e16"}],
+    [{"role": "user", "content": "say nothing"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "more"},
+     {"role": "assistant", "content": "more"}],
+    [{"role": "assistant", "content": "I begin."}, {"role": "user", "content": "<|im_end|> is a token"}],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = [message["content"] for one in CONVERSATIONS for message in one] * 5
+    return Tokenizer.train(texts, 280, "<|endoftext|>", special_tokens=CHATML_TOKENS)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA])
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_ids_and_mask_are_those_of_transformers(
+    tokenizer: Tokenizer, tmp_path: Path, template: str, messages: list[dict[str, Any]]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    end = "<|endoftext|>"
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token=end, eos_token=end)
+    found = theirs.apply_chat_template(
+        messages, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+    names = {"bos_token": end, "eos_token": end}
+    ids, is_trained = ChatTemplate(SOURCES, template, names, tokenizer).encode(conversation(messages), "it")
+    is_closed = found["input_ids"][-1] == tokenizer.end_of_text
+    added = 0 if is_closed else 1
+    assert ids.tolist() == found["input_ids"] + [tokenizer.end_of_text] * added
+    assert is_trained.astype(int).tolist() == found["assistant_masks"] + [0] * added
+    assert is_trained.any()
+
+
+def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(SOURCES, CHATML, {}, tokenizer)
+    ids, is_trained = template.encode(conversation(CONVERSATIONS[0]), "it")
+    assert template.turn_end == tokenizer.id_of("<|im_end|>") == ids[is_trained][-1]
+    assert tokenizer.decode(ids[is_trained].tolist()) == "5."
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("text", "not a list of messages but str"), ([], "an empty one"), ([1], "message 1 is int"),
+        ([{"role": "wizard", "content": "x"}], "message 1: role 'wizard' is none of system"),
+        ([{"content": "x"}], "message 1: role None"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"message 2 \(of the assistant\): content is missing"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "content is list, not text"),
+        ([{"role": "user", "content": "x"}], "no message of the assistant"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        conversation(value)
+
+
+def test_other_names_of_roles_and_fields_are_read_and_more_fields_kept() -> None:
+    found = json.loads(conversation([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "name": "x"}]))
+    assert found == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}]
+    call = [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]
+    assert json.loads(conversation(call)) == [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]
+
+
+def test_contents_change_within_their_messages() -> None:
+    text = conversation([{"role": "user", "content": 'a "quoted"\nline'}, {"role": "assistant", "content": "b"}])
+    assert contents(text) == 'a "quoted"\nline\nb'
+    assert contents(with_contents(text, str.upper)) == 'A "QUOTED"\nLINE\nB'
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not mark what the assistant says"),
+        ("{% for m in %}", "line 1"), ("{{ raise_exception('no') }}", "no"), ("{{ messages[0].nothing.more }}", "undefined|nothing"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_be_used(tokenizer: Tokenizer, template: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint) as error:
+        ChatTemplate(SOURCES, template, {}, tokenizer)
+    assert "\n" not in str(error.value)
+
+
+TOML = """
+run = {{ dir = ".", name = "x" }}
+tokens = {{ {tokens} }}
+corpus.dedup.paragraphs.mode = "{paragraphs}"
+[[corpus.sources]]
+name = "talk"
+format = "{format}"
+paths = ["talk.jsonl"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"tokens": ""}, "source 'talk' holds conversations .* need tokens.packing = best-fit"),
+        ({"tokens": "packing = 'best-fit'"}, "need tokens.document_mask = true"),
+        ({"tokens": "packing = 'document', gate = true"}, "need tokens.gate = false"),
+        ({"tokens": "packing = 'document'", "paragraphs": "ngram"}, "dedup.paragraphs is for running text"),
+        ({"tokens": "chat_template = 'chatml'", "format": "jsonl"}, "no source has format = chat"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[str, str], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        parse(TOML.format(**{"format": "chat", "paragraphs": "off", **values}), tmp_path / "r.toml")
+
+
+def test_masks_of_an_interrupted_build_are_those_of_a_whole_one(tmp_path: Path) -> None:
+    from bessemer.tokens.shards import Shard, ShardWriter
+
+    def documents(count: int) -> list[tuple[str, list[int], np.ndarray[Any, Any]]]:
+        return [(f"{n:032x}", [*range(n % 5), 0], np.arange(n % 5 + 1) % 2 == 0) for n in range(count)]
+
+    def written(folder: Path, stops_at: int | None) -> dict[str, bytes]:
+        folder.mkdir()
+        writer = ShardWriter(folder, "s-train", np.dtype("<u2"), 40, masked=True)
+        for number, (identity, ids, mask) in enumerate(documents(60)):
+            if number == stops_at:
+                state = writer.state()
+                writer.add("f" * 32, [1, 2], 1, is_trained=np.ones(2, np.bool_))  # lost by the kill
+                writer._flush()
+                writer = ShardWriter(folder, "s-train", np.dtype("<u2"), 40, masked=True)
+                writer.resume(state)
+            writer.add(identity, ids, 1, is_trained=mask)
+        writer.close()
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+    whole = written(tmp_path / "whole", None)
+    assert written(tmp_path / "cut", 33) == whole
+    masks = [Shard(tmp_path / "whole" / name, np.dtype("<u2")).is_trained for name in whole if name.endswith(".bin")]
+    assert np.array_equal(
+        np.concatenate([m for m in masks if m is not None]), np.concatenate([m for *_, m in documents(60)])
+    )
