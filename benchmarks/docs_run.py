@@ -1,0 +1,55 @@
+"""The run that the pictures of the docs are drawn from: a small training on the Python code of this machine in which one batch is
+noise, and a tenth of the tokens in a stretch of batches. The guard skips the update of the one and rolls the other back."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bessemer.cli import run_command
+from bessemer.tokens.loader import Batch, Loader
+
+STEPS, SEQUENCES, VOCABULARY = 700, 8, 1024
+NOISE = {260: 1.0, **dict.fromkeys(range(430, 455), 0.12)}
+"""Share of the tokens that are noise, by the step (counted from 1) that reads them."""
+VALUES = (
+    "corpus.sources.code.max_bytes=3_000_000",
+    "corpus.sources.docs.max_bytes=1_000_000",
+    f"tokenizer.vocabulary={VOCABULARY}",
+    f"train.steps={STEPS}",
+    f"train.global_batch_tokens={SEQUENCES * 256}",
+    f"train.micro_batch={SEQUENCES}",
+    "train.watch_every=10",
+    "train.validate_every=35",
+    "checkpoint.every=50",
+    "evaluate.samples=2",
+    "report.tensorboard=false",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the run")
+    folder = parser.parse_args().folder.resolve()
+    honest = Loader.batch
+
+    def batch(self: Loader, first: int, count: int) -> Batch:
+        """The batch with its noise, which goes by the samples: after a rollback, other samples are read at the same steps."""
+        read = honest(self, first, count)
+        draw = np.random.default_rng(first)
+        tokens = np.concatenate([read.inputs, read.targets[:, -1:]], axis=1)
+        is_noise = draw.random(tokens.shape) < NOISE.get(first // SEQUENCES + 1, 0.0)
+        tokens = np.where(is_noise, draw.integers(0, VOCABULARY, tokens.shape), tokens)
+        return replace(read, inputs=tokens[:, :-1], targets=tokens[:, 1:])
+
+    Loader.batch = batch  # type: ignore[method-assign]
+    values = (*VALUES, f'run.dir="{folder.parent}"', f'run.name="{folder.name}"')
+    return run_command(["run", "demo", *(part for value in values for part in ("--set", value))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
