@@ -4,12 +4,13 @@
 # make test-long   the tests that take minutes each
 # make faults   every fault of tests/fault_matrix.toml, injected; the table goes to docs/fault-matrix.md
 # make check  lint and types
+# make docs   the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: install demo test test-long faults check clean
+.PHONY: install demo test test-long faults check docs clean
 
 install: $(INSTALLED)
 
@@ -30,6 +31,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks
+
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
 
 # The environment is made anew when what it was made from changes. torch goes first: with it there, nothing
 # that needs it asks the index for another build.

@@ -1,0 +1,173 @@
+"""Reference pages made from the source: the keys of the recipe, the kinds of incident, the modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from bessemer.guard.incidents import INCIDENT_KINDS
+from bessemer.recipe.keys import keys
+
+SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
+MODULES = {
+    "recipe": ("schema", "load", "keys", "batches"),
+    "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
+    "model": ("config", "transformer", "attention", "loss", "generation"),
+    "train": ("loop", "trainer", "step", "task", "learning_rate", "cross_entropy", "session", "diagnose"),
+    "guard": ("detection", "policy", "incidents", "journal", "trends"),
+    "checkpoint": ("protocol", "format", "reading", "retention", "mirror"),
+    "layout": ("derived_keys", "fit", "memory", "flops", "communication", "pipeline_schedules", "devices"),
+    "plan": ("jobs", "search", "here", "sizing", "laws", "failures", "money"),
+    "evaluate": ("final", "ngram", "chat"),
+    "tasks": ("files", "scoring"),
+    "studies": ("layouts", "detection", "pipeline", "precision", "mup"),
+}
+"""The modules of the API reference, by package."""
+
+BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "min_length": "length ≥", "max_length": "length ≤"}
+
+
+def recipe_keys() -> str:
+    """Markdown: for each table of the recipe a table of its keys."""
+    known = keys()
+    tables = {name: info for name, info in known.items() if section_of(info.annotation)}
+    parts = []
+    for table, info in tables.items():
+        rows = [
+            "| " + " | ".join([f"`{name.rpartition('.')[2]}`", *map(cell, described(key))]) + " |"
+            for name, key in known.items()
+            if name.rpartition(".")[0] == table and name not in tables
+        ]
+        if rows:
+            title = f"[[{table}]]" if is_array(info) else f"[{table}]"
+            head = ["| key | type and range | default | meaning |", "|---|---|---|---|"]
+            parts.append("\n".join([f"## `{title}`", "", info.description or "", "", *head, *rows, ""]))
+    return "\n".join(parts)
+
+
+def described(info: FieldInfo) -> tuple[str, str, str]:
+    """Type and range, default and meaning of a key."""
+    return kind_of(info), default_of(info), info.description or ""
+
+
+def kind_of(info: FieldInfo) -> str:
+    """The type of a key and the range of its values, in TOML's words."""
+    bounds = [*bounds_of(info.metadata), *_inner_bounds(info.annotation)]
+    return ", ".join([type_name(info.annotation), *dict.fromkeys(bounds)])
+
+
+def type_name(annotation: Any) -> str:
+    """In TOML's words."""
+    origin, inside = get_origin(annotation), [part for part in get_args(annotation) if part is not type(None)]
+    if origin is Annotated:
+        return type_name(inside[0])
+    if origin is Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_name(part) for part in inside))
+    if origin in (tuple, list):
+        return f"list of {type_name(inside[0])}"
+    if origin is dict:
+        return f"table of {type_name(inside[1])}"
+    return {bool: "true or false", int: "integer", float: "number", str: "text"}.get(annotation) or str(annotation)
+
+
+def bounds_of(metadata: Any) -> Iterator[str]:
+    """The limits among pydantic's metadata."""
+    for limit in metadata:
+        if isinstance(limit, FieldInfo):
+            yield from bounds_of(limit.metadata)
+            continue
+        for name, sign in BOUNDS.items():
+            if (value := getattr(limit, name, None)) is not None:
+                yield f"{sign} {value:g}"
+
+
+def _inner_bounds(annotation: Any) -> Iterator[str]:
+    """The limits of the parts of a type, as of the number in `Positive | None`."""
+    if get_origin(annotation) is Annotated:
+        yield from bounds_of(annotation.__metadata__)
+    if get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from _inner_bounds(part)
+
+
+def default_of(info: FieldInfo) -> str:
+    """As TOML has it."""
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    if value is None or value in ((), {}):
+        return "none" if value is not None else "derived, or none"
+    return f"`{json.dumps(value)}`"
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The table that a key holds, also as one of a list; None: a value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := section_of(part))), None)
+
+
+def is_array(info: FieldInfo) -> bool:
+    """Whether a table may stand in the recipe several times."""
+    return any(get_origin(part) is tuple for part in (info.annotation, *get_args(info.annotation)))
+
+
+def cell(text: str) -> str:
+    """Text in a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def incidents() -> str:
+    """Markdown: what each kind of incident leads to, and the advice on it."""
+    done = {
+        "skip": "skip the update",
+        "roll back": "roll back",
+        "restart": "restart the processes",
+        "record": "record it",
+    }
+    rows = [
+        f"| `{kind.name}` | {done[kind.response]} | {cell(' '.join(kind.advice.split()))} |"
+        for kind in INCIDENT_KINDS.values()
+        if kind.advice
+    ]
+    return "\n".join(["| kind | response | what to do |", "|---|---|---|", *rows])
+
+
+def api_pages() -> dict[str, str]:
+    """Name on the site -> Markdown, for each package."""
+    return {f"api/{package}.md": api_page(package) for package in MODULES}
+
+
+def api_page(package: str) -> str:
+    """The modules of a package, each by mkdocstrings."""
+    parts = [f"# bessemer.{package}\n\n{docstring(package)}\n"]
+    parts += [f"## {module}\n\n::: bessemer.{package}.{module}\n" for module in MODULES[package]]
+    return "\n".join(parts)
+
+
+def api() -> str:
+    """Markdown: the packages with links to their pages."""
+    rows = (
+        f"| [`bessemer.{package}`](api/{package}.md) | {cell(docstring(package).splitlines()[0])} |"
+        for package in MODULES
+    )
+    return "\n".join(["| package | what it is |", "|---|---|", *rows])
+
+
+def docstring(package: str) -> str:
+    """Of a package, without importing it."""
+    text = (SOURCE / package / "__init__.py").read_text(encoding="utf-8")
+    return re.sub(r"\[(?=\w)", r"\\[", ast.get_docstring(ast.parse(text)) or "")
+
+
+MADE: dict[str, Callable[[], str]] = {"recipe_keys": recipe_keys, "incidents": incidents, "api": api}

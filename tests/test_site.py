@@ -1,0 +1,156 @@
+"""The documentation as a site: each page has its place, links and anchors lead somewhere, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+MAX_PICTURE_BYTES = 60_000
+
+
+def module(name: str) -> ModuleType:
+    """A module of docs/site."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "site" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def pages_of(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_of(part)
+
+
+def configuration() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    read: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return read
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = list(pages_of(configuration()["nav"]))
+    assert len(listed) == len(set(listed))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    made = {*module("links").FROM_ELSEWHERE.values(), *module("reference").api_pages()}
+    assert not pages & made, "two pages of one name"
+    missing = pages - set(listed)
+    assert not missing, f"add to `nav` of mkdocs.yml: {sorted(missing)}"
+    assert set(listed) == pages | made, set(listed) - pages - made
+
+
+def sources() -> list[str]:
+    return [*(str(path.relative_to(ROOT)) for path in sorted(DOCS.rglob("*.md"))), *module("links").FROM_ELSEWHERE]
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a page, as code hosts and the site make them."""
+    headings = re.findall(r"^#{1,6} (.+)$", without_code(path.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", sources())
+def test_links_and_anchors_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code((ROOT / page).read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        place = (ROOT / page).parent / file if file else ROOT / page
+        assert place.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(place), f"{page}: {target} has no such heading"
+
+
+def test_links_are_rewritten_for_the_site() -> None:
+    links = module("links")
+    text = "See [the step](../src/bessemer/train/step.py), [all](../README.md#how-fast) and [a plan](plan.md#x).\n| a |\n|---|\n"
+    assert links.prepared(text, "check.md") == (
+        "See the step, [all](about.md#how-fast) and [a plan](plan.md#x).\n\n| a |\n|---|\n"
+    )
+    assert links.prepared("![report](docs/report.png)", "about.md") == "![report](report.png)"
+    assert links.prepared("[the step](../plan.md)", "notes/cpu-step.md") == "[the step](../plan.md)"
+    code = "```\n[a](../src/b.py)\n```\n"
+    assert links.prepared(code, "check.md") == code
+
+
+def test_the_reference_has_every_key_with_its_range() -> None:
+    from bessemer.recipe import keys
+
+    reference = module("reference")
+    known = keys()
+    values = [name for name, info in known.items() if not reference.section_of(info.annotation)]
+    assert reference.recipe_keys().count("\n| `") == len(values)
+    assert reference.kind_of(known["run.seed"]) == "integer, ≥ 0"
+    assert reference.kind_of(known["tokens.held_out"]).startswith("number")
+    assert reference.kind_of(known["train.steps"]) == "integer, > 0"
+    assert "`" not in "".join(
+        reference.type_name(known[name].annotation) for name in ("run.name", "corpus.sources.paths")
+    )
+    assert all("bessemer." not in reference.kind_of(known[name]) for name in values)
+    assert "| `spike` | skip the update |" in reference.incidents()
+
+
+def test_pictures_are_small() -> None:
+    for path in DOCS.rglob("*.svg"):
+        assert path.stat().st_size < MAX_PICTURE_BYTES, path.name
+        assert "http" not in path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", ""), path.name
+
+
+def test_the_comparison_has_the_measured_figures() -> None:
+    def results(name: str) -> Any:
+        return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("|")]
+    shown = {peer: ratio for _, peer, ratio, _ in (row for row in rows if len(row) == 4)}
+    measured = {row["side"]: row["bessemer_over_side_median"] for row in results("step_cpu")["sides"]}
+    encoding = results("encoding")["threads_1"]["sides"]
+    ours = encoding["Bessemer"]["times_tokenizers_at_its_best"]
+    measured["tokenizers, batches"] = ours
+    measured["tiktoken alone"] = ours / encoding["tiktoken alone"]["times_tokenizers_at_its_best"]
+    measured["datatrove, 14 x 8"] = results("dedup")["rows"][0]["times_the_peer"]
+    rates = results("corpus")["rates"]
+    measured["datatrove, whole commands"] = rates["Bessemer"] / rates["datatrove"]
+    measured["datatrove, four rule sets"] = next(
+        row["ratio"] for row in results("rules")["rows"] if row["filter"] == "all"
+    )
+    checked = [peer for peer in shown if peer in measured]
+    assert len(checked) == len([ratio for ratio in shown.values() if re.fullmatch(r"[\d.]+", ratio)]) >= 10
+    for peer in checked:
+        digits = len(shown[peer].partition(".")[2])
+        assert f"{measured[peer]:.{digits}f}" == shown[peer], peer
+
+
+@pytest.mark.usefixtures("cold")
+def test_the_site_builds_without_a_warning_and_takes_nothing_from_other_hosts(tmp_path: Path) -> None:
+    for name in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(name)
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for path in (tmp_path / "site").rglob("*.html"):
+        html = path.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]*"', html), path.name
+        assert not re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+href="(?:https?:)?//', html), path.name
+        assert "made by the site" not in html, path.name
