@@ -165,7 +165,7 @@ BOXES = {
     "tokens": (310, 110, "tokens/", "tokenizer, shards"),
     "train": (455, 110, "train/", "step, loop, guard"),
     "evaluate": (600, 110, "evaluate/", "held-out text, tasks"),
-    "model": (310, 200, "model/", "and parallel/: the mesh"),
+    "model": (310, 200, "model/", "over parallel/ meshes"),
     "checkpoint": (455, 200, "checkpoint/", "verified safetensors"),
     "export": (600, 200, "export/", "Hugging Face, GGUF"),
     "launch": (455, 20, "launch/", "processes, restarts"),

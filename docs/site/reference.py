@@ -124,7 +124,7 @@ def is_array(info: FieldInfo) -> bool:
 
 def cell(text: str) -> str:
     """Text in a cell of a table."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return re.sub("([≥≤<>]) ", "\\1\u00a0", text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def incidents() -> str:
