@@ -709,7 +709,7 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     assert "at a learning rate of 1e-08" in verdict(run)
     # After rollbacks of the training's own: a lower rate, not more steps.
     run.metrics.write_text('{"kind": "validation", "step": 10, "loss": 1.0}\n')
-    Journal(run.journal).add_rollback(Rollback(1, 8, 4, "diverged", 6, (16, 16), 1.0, 1.0, 0, is_recipe_change=True))
+    Journal(run.journal).add_rollback(Rollback(1, 8, 4, "diverged", 6, (16, 16), 1.0, 1.0, 0, stops_run=True))
     assert "train longer" in verdict(run)
     Journal.read(run.journal).add_rollback(Rollback(2, 8, 4, "diverged", 6, (16, 32), 1.0, 0.1, 2))
     assert "the guard rolled back once" in verdict(run) and "learning_rate=3.3e-09" in verdict(run)

@@ -9,6 +9,7 @@ from bessemer import previous
 from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, record
+from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
 from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.terminal import say
@@ -100,7 +101,7 @@ def refuse_other_recipe(
                 action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
             record(
                 run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines), action=action,
-                is_accepted=bool(changed),
+                is_accepted=bool(changed), rollbacks=Journal.read(run.journal).num_rollbacks,
             )  # fmt: skip
 
     return note

@@ -216,7 +216,8 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
 def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every step from 61 on is not finite, wherever the run goes."""
+    """Every step from 61 on is not finite, wherever the run goes. The run stops where it was healthy; another recipe goes on from
+    there, with a count of rollbacks of its own."""
     honest = Trainer.forward_backward
 
     def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
@@ -226,11 +227,24 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
     folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
     journal = Journal.read(folder / "journal.jsonl")
-    assert [found.rate_factor for found in journal.rollbacks] == [1.0, 0.9]
+    assert [(one.rate_factor, one.stops_run) for one in journal.rollbacks] == [(1.0, False), (0.9, False), (1.0, True)]
     actions = [row["action"] for row in incidents(folder) if row["action"] != "update skipped"]
-    assert "; 16 batches skipped" in actions[0] and "; 40 batches skipped" in actions[1] and actions[2] == "run stopped"
+    assert "; 16 batches skipped" in actions[0] and "; 40 batches skipped" in actions[1]
+    assert actions[2] == "went back to step 40, run stopped"
     said = capsys.readouterr().err
     assert "it has not ended after 2 rollbacks" in said and "documents (" in said
+    assert "a changed recipe goes on from step 40, to which the run went back" in said
+    train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
+    assert "it has not ended after 2 rollbacks" in capsys.readouterr().err, "the same recipe does not try again"
+    change = ["--set", "train.optimizer.learning_rate=0.002", "--accept-changes"]
+    given = "guard.max_rollbacks=2", "report.tensorboard=false"
+    values = [f"run.dir={runs}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", *given]
+    sets = [part for value in values for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets, *change]) == 1
+    said = capsys.readouterr().err
+    assert "going on from step 40" in said and "learning rate is x" not in said
+    monkeypatch.setattr(Trainer, "forward_backward", honest)
+    assert run_command(["train", str(recipe_file), *sets, *change]) == 0
 
 
 def test_too_many_skipped_updates_stop_the_run(

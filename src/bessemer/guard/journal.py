@@ -31,8 +31,8 @@ class Rollback:
 
     number: from 1; at: the step that raised the alarm (1-based; `completed` says whether its update was taken); to: step of the
     checkpoint; what: kind of the alarm; onset: of the alarm; omitted: samples of the run's order that are skipped from then on;
-    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate; is_recipe_change: to where
-    the user changed the recipe, after which the run stops.
+    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate; stops_run: the run
+    stops after it, at a good checkpoint from which it goes on under another recipe.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Rollback:
     rate_factor: float
     rewarm_from: float
     rewarm_steps: int
-    is_recipe_change: bool = False
+    stops_run: bool = False
 
     @property
     def is_hardware_fault(self) -> bool:
@@ -131,8 +131,8 @@ class Journal:
 
     @property
     def num_rollbacks_of_training(self) -> int:
-        """Those that neither a hardware fault nor a change of the recipe caused."""
-        return sum(not (one.is_hardware_fault or one.is_recipe_change) for one in self.rollbacks)
+        """Those after which the training went on, and that no hardware fault caused."""
+        return sum(not (one.is_hardware_fault or one.stops_run) for one in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
@@ -178,11 +178,12 @@ class Journal:
 
 
 def _rollback(row: dict[str, Any]) -> Rollback:
-    """The rollback of a line. Older lines do not say whether the recipe was changed: then nothing was skipped or re-warmed."""
+    """The rollback of a line. Older lines do not say whether the run stopped: then nothing was skipped or re-warmed."""
     omitted = int(row["omitted"][0]), int(row["omitted"][1])
     values = {name: row[name] for name in Rollback.__dataclass_fields__ if name in row}
     changes_nothing = row["rewarm_steps"] == 0 and row["rewarm_from"] == 1.0 and omitted[0] == omitted[1]
-    return Rollback(**{"is_recipe_change": changes_nothing, **values, "omitted": omitted})
+    stops_run = row.get("is_recipe_change", changes_nothing)  # the name in older lines
+    return Rollback(**{"stops_run": stops_run, **values, "omitted": omitted})
 
 
 def _check(before: str, row: dict[str, Any]) -> str:

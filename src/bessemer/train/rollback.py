@@ -98,10 +98,10 @@ def _roll_back_or_stop(
     guard = training.recipe.guard
     if guard.roll_back:
         _undo_recipe_change(training, state, step, alarm)
-        if num_rollbacks_within(training.journal.rollbacks, state.step, ROLLBACK_STEPS) >= guard.max_rollbacks:
-            _stop(training, step, alarm, f"it has not ended after {counted(guard.max_rollbacks, 'rollback')}")
         training.saver.finish(state)
         checkpoint = _checkpoint_before(training, alarm)
+        if _num_recent_rollbacks(training, step) >= guard.max_rollbacks:
+            _give_up(training, step, alarm, checkpoint)
         if checkpoint is not None:
             return _roll_back(training, step, alarm, checkpoint, ranks[0])
         why += ", and there is no checkpoint from before it to roll back to"
@@ -122,17 +122,31 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     checkpoint = next(verified(training.run.checkpoints, [at], warn, "the run rolls back as usual", mesh), None)
     if checkpoint is None:
         return
-    last, samples = training.journal.governing(at), training.pace.sizes.first(at)
-    factor = 1.0 if last is None else last.rate_factor
-    number = training.journal.num_rollbacks + 1
+    last = training.journal.governing(at)
+    why = f"it began after the recipe was changed at step {at}; the run went back to that step"
+    hint = "Change the recipe back, or to other values, with --accept-changes, and the run goes on from there."
+    _stop_at(training, step, alarm, at, 1.0 if last is None else last.rate_factor, why, hint)
+
+
+def _give_up(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint | None) -> NoReturn:
+    """Stop, since rolling back has not helped: at a checkpoint from before the alarm, so that another recipe does not begin with
+    weights that are bad already."""
+    why = f"it has not ended after {counted(training.recipe.guard.max_rollbacks, 'rollback')}"
+    if checkpoint is None:
+        _stop(training, step, alarm, why)
+    again = f"With --accept-changes a changed recipe goes on from step {checkpoint.step}, to which the run went back."
+    _stop_at(training, step, alarm, checkpoint.step, 1.0, why, f"{alarm.kind.advice} {again}")
+
+
+def _stop_at(training: Training, step: int, alarm: Alarm, at: int, rate_factor: float, why: str, hint: str) -> NoReturn:
+    """Go back to the checkpoint of step `at` and stop."""
+    samples, number = training.pace.sizes.first(at), training.journal.num_rollbacks + 1
     rollback = Rollback(
-        number, step, at, alarm.kind.name, alarm.onset, (samples, samples), factor, 1.0, 0, is_recipe_change=True
+        number, step, at, alarm.kind.name, alarm.onset, (samples, samples), rate_factor, 1.0, 0, stops_run=True
     )
     _begin(training, rollback)
     _log(training, rollback, 0)
-    changed = f"it began after the recipe was changed at step {at}; the run went back to that step"
-    hint = "Change the recipe back, or to other values, with --accept-changes, and the run goes on from there."
-    _stop(training, step, alarm, changed, hint, f"went back to step {at}, {STOPPED}", rollback=number)
+    _stop(training, step, alarm, why, hint, f"went back to step {at}, {STOPPED}", rollback=number)
 
 
 def _begin(training: Training, rollback: Rollback) -> None:
@@ -235,7 +249,9 @@ def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedChec
 
 
 def _num_recent_rollbacks(training: Training, step: int) -> int:
-    return num_rollbacks_within(training.journal.rollbacks, step - 1, ROLLBACK_STEPS)
+    """Of the last steps, and under this recipe: those before an accepted change say nothing about it. Collective."""
+    before = training.trainer.mesh.broadcast(training.saver.rollbacks_before_change)
+    return num_rollbacks_within(training.journal.rollbacks[before:], step - 1, ROLLBACK_STEPS)
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:

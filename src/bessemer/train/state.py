@@ -134,6 +134,7 @@ class Saver:
         incidents = read_json_lines(run.incidents)
         changes = [row for row in incidents if row.get("what") == RECIPE_CHANGED.name and row.get("is_accepted")]
         self.changed_at = int(changes[-1]["step"]) if changes else 0
+        self.rollbacks_before_change = int(changes[-1].get("rollbacks", 0)) if changes else 0
         self._failures = Counter[str]()  # by kind
         self._async: AsyncSaver | None = None
         self._memory: MemorySaver | None = None
