@@ -379,6 +379,16 @@ def test_journal_and_logs_of_a_run_must_fit_its_checkpoints(
     assert "the first is line 1" in rows()["metrics.jsonl is whole"][1]
     run.incidents.write_text('{"step": 1}\n{"st')
     assert rows()["incidents.jsonl is whole"][0] == "ok"
+    pointer = run.checkpoints / "latest"
+    named = pointer.read_text()
+    pointer.write_text("step-99999999")
+    status, said = rows()["the run's newest checkpoint is whole"]
+    assert status == "warn" and "names step-99999999, which is not there; going on from the newest" in said
+    pointer.write_text(named)
+    run.checkpoints.rename(aside := run.path / "aside")
+    status, said = rows()["the run's newest checkpoint is whole"]
+    assert status == "FAIL" and "this run was trained, but no checkpoint is there" in said, "as `train` refuses it"
+    aside.rename(run.checkpoints)
     monkeypatch.setattr(begun, "latest", lambda *_, **__: replace(found, facts={**found.facts, "guard": asdict(state)}))
     status, said = rows()["the journal fits the checkpoints"]
     assert status == "FAIL"

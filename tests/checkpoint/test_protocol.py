@@ -110,7 +110,7 @@ def test_checkpoints_that_are_gone_are_missed(folder: Path) -> None:
     said: list[str] = []
     shutil.rmtree(folder / "step-00000030")
     assert latest(folder, said.append).step == 20  # type: ignore[union-attr]
-    assert "names step-00000030, which is gone" in said[0]
+    assert "names step-00000030, which is not there" in said[0]
     for step in (10, 20):
         shutil.rmtree(folder / f"step-{step:08d}")
     with pytest.raises(BessemerError, match="`latest` names step-00000030, but no checkpoint folder is there"):

@@ -59,7 +59,7 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
             "2 times spike: the loss is high. Update skipped. 3 documents of its first batches are listed under Incidents.",
         ),
         ("step 40", "SIGINT stopped the run."),
-        ("step 40", "the training went on from step 40, 10.5 s after the stop."),
+        ("step 40", "the training was started again 10.5 s after the stop and went on from step 40."),
         (
             "step 51",
             "spike: the loss is high. Update skipped. 2 documents of its first batches are listed under Incidents.",
@@ -69,11 +69,31 @@ def test_alarms_rollbacks_and_restarts_stand_in_order(make_run: Callable[..., Ru
             "diverged: the loss is high. It began at step 80. Rolled back to step 60; 30 batches skipped.",
         ),
         ("step 120", "lost: the loss is high. The group starts again."),
-        ("step 100", "the training went on from step 100, 1 min 19 s after the stop; 14 steps were repeated."),
+        (
+            "step 100",
+            "the training was started again 1 min 19 s after the stop and went on from step 100; 14 steps were repeated.",
+        ),
         ("step 141", "the training was killed, or its machine lost."),
-        ("step 140", "the training went on from step 140, 49.0 s after the stop; 1 step was repeated."),
+        (
+            "step 140",
+            "the training was started again 49.0 s after the stop and went on from step 140; 1 step was repeated.",
+        ),
     ]
     assert found[-1][1] == "the last step that was trained, where the guard stopped the run."
+
+
+def test_a_loss_that_is_noted_after_the_group_began_again_stands_before_it_and_is_the_cause(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    """The other process ends with an error of its own, since it lost its neighbour."""
+    times = [
+        {"began": 0.0, "at": 40.0, "from": 0, "step": 40, "redone_steps": 0, "stopped_by": "an error: RuntimeError"},
+        {"began": 40.5, "at": 80.0, "from": 40, "step": 80, "redone_steps": 0},
+    ]
+    found = told(make_run(), [incident(41, "lost", "the group starts again")], times)
+    assert [step for step, _ in found[:-1]] == ["step 41", "step 40"]
+    assert found[0][1].startswith("lost:") and "started again" in found[1][1]
+    assert not any("RuntimeError" in sentence for _, sentence in found)
 
 
 def test_a_run_to_which_nothing_happened_has_no_story(make_run: Callable[..., RunFolder]) -> None:

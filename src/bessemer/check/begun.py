@@ -8,11 +8,13 @@ from pathlib import Path
 
 from bessemer.check.rows import CheckRow
 from bessemer.checkpoint import latest
-from bessemer.errors import BessemerError
+from bessemer.checkpoint.protocol import LATEST
+from bessemer.errors import BessemerError, InputError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
+from bessemer.longer import checkpoints_of
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import RunFolder, published, read_steps
+from bessemer.run import RunFolder, read_steps
 from bessemer.terminal import counted
 from bessemer.train.session import require_journal
 
@@ -22,14 +24,21 @@ WHOLE, FITS = "the run's newest checkpoint is whole", "the journal fits the chec
 
 def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
     """The rows of a run that has begun; none of another one."""
-    if not (steps := published(run.checkpoints)):
+    try:
+        steps = checkpoints_of(run)
+    except InputError as error:
+        yield CheckRow(SAVED, WHOLE, "FAIL", str(error))
+        return
+    if not steps:
         return
     damages = list[str]()
     try:
         found = latest(run.checkpoints, on_damage=damages.append)
     except BessemerError as error:
         found, damages = None, [str(error)]
-    if found is None or damages:
+    if found is not None and damages and all(f"`{LATEST}` names" in damage for damage in damages):
+        yield CheckRow(SAVED, WHOLE, "warn", f"{damages[0]}, that of step {found.step}, every byte verified")
+    elif found is None or damages:
         yield CheckRow(SAVED, WHOLE, "FAIL", "; ".join(damages) or f"{run.checkpoints}: none is whole")
     else:
         said = f"step {found.step}, every byte verified; there are {len(steps)}"
@@ -53,17 +62,15 @@ def _log_row(path: Path, step: int) -> CheckRow:
     rows = read_steps(path)
     lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
     damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_object(line)]
-    if damaged:
-        said = (
-            f"{path}: {counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}; training goes on without"
-        )
-        return CheckRow(LOGS, name, "warn", f"{said} them, the report lacks them")
+    problems = [f"{counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}"] if damaged else []
     last = max((row.get("step", 0) for row in rows), default=0)
     if last < step:
-        said = f"{path}: it ends at step {last}, the newest checkpoint is of step {step}: lines are missing; training goes on"
-        return CheckRow(LOGS, name, "warn", f"{said}, the report lacks them")
-    if step and (lost := missing_lines(trained_steps(rows), step)):
-        return CheckRow(LOGS, name, "warn", f"{path}: {lost}; training goes on, the report lacks them")
+        problems.append(f"it ends at step {last}, the newest checkpoint is of step {step}: lines are missing")
+    elif step and (lost := missing_lines(trained_steps(rows), step)):
+        problems.append(lost)
+    if problems:
+        said = f"{path}: {'; '.join(problems)}; training goes on without them, the report lacks them"
+        return CheckRow(LOGS, name, "warn", said)
     torn = "; its last line is cut short, as by a kill, which is harmless: it is left out" if is_torn(path) else ""
     return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")
 

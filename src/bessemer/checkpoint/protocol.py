@@ -213,8 +213,8 @@ def latest(
                 "--restart (what is left of the old training is set aside, not removed)"
             )
         on_damage(
-            f"{folder}: `{LATEST}` names {named or 'nothing'}, which is gone; falling back to the newest checkpoint "
-            "that is there"
+            f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there; going on from the newest "
+            "checkpoint that is"
         )
     consequence = "falling back to the next older checkpoint"
     newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)

@@ -15,6 +15,7 @@ from bessemer.report.results import document_names
 from bessemer.terminal import counted, duration
 
 MAX_EVENTS = 16
+NOTED_SECONDS = 10.0  # within which the launcher notes a loss, after the next session has begun
 MINOR = {kind.name for kind in INCIDENT_KINDS.values() if kind.is_minor}
 LOSSES = {kind.name for kind in INCIDENT_KINDS.values() if kind.response == "restart"}
 
@@ -46,7 +47,9 @@ def story(data: RunData) -> list[tuple[str, str]]:
 def _incidents(data: RunData) -> list[Event]:
     """Each incident but minor ones that were only recorded; several of a kind in a row of one session are one."""
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
-    starts = [_moment(restart, "time") for restart in as_objects(data.times, "restarts")]
+    restarts = as_objects(data.times, "restarts")
+    stops = [(_moment(restart, "stopped"), _moment(restart, "time")) for restart in restarts]
+    starts = [again for _, again in stops]
 
     def sort(row: Json) -> tuple[str, float | None, int, str]:
         kind = as_text(row, "what")
@@ -62,8 +65,16 @@ def _incidents(data: RunData) -> list[Event]:
         began = as_number(same[-1], "onset") if rollback else None
         since = f" It began at step {count(began)}." if began is not None and began < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}"
-        events.append((_moment(same[0], "time"), _steps(first, last), sentence))
+        moment = _moment(same[0], "time")
+        if kind in LOSSES:  # a launcher writes it when the group is begun again already
+            moment = min([moment, *(again for stop, again in stops if _is_of(moment, stop, again))])
+        events.append((moment, _steps(first, last), sentence))
     return events
+
+
+def _is_of(loss: float, stopped: float, began: float) -> bool:
+    """Whether a recorded loss is what stopped a session. All in seconds since the epoch; began: of the next session."""
+    return stopped - 1.0 <= loss <= began + NOTED_SECONDS
 
 
 def _documents(incidents: list[Json]) -> str:
@@ -84,13 +95,14 @@ def _stops(data: RunData) -> list[Event]:
             _moment(restart, "stopped"), _moment(restart, "time"), as_text(restart, "stopped_by")
         )  # fmt: skip
         is_loss = not stopped_by or stopped_by.startswith(ERROR)
-        if not (is_loss and any(stopped - 1.0 <= loss <= began for loss in losses)):
+        if not (is_loss and any(_is_of(loss, stopped, began) for loss in losses)):
             ended = _ending(stopped_by) if stopped_by else "the training was killed, or its machine lost."
             events.append((stopped, _steps(after), ended))
         repeated = int(after - start)
         again = f"; {counted(repeated, 'step')} {'was' if repeated == 1 else 'were'} repeated" if repeated > 0 else ""
         went_on = f"went on from step {count(start)}" if start else "began anew"
-        events.append((began, _steps(start), f"the training {went_on}, {duration(pause)} after the stop{again}."))
+        started = f"the training was started again {duration(pause)} after the stop and {went_on}{again}."
+        events.append((began, _steps(start), started))
     return events
 
 
