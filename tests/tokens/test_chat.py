@@ -76,6 +76,7 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"message 2 \(of the assistant\): content is missing"),
         ([{"role": "user", "content": [{"type": "text"}]}], "content is list, not text"),
         ([{"role": "user", "content": "x"}], "no message of the assistant"),
+        ([{"role": "assistant", "content": "\ufdd0x"}], "which are no characters"),
     ],
 )  # fmt: skip
 def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import PreparedSave, Writer, prepare, publish
+from bessemer.checkpoint.protocol import FileIO, PreparedSave, prepare, publish
 from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
@@ -216,7 +216,7 @@ class AsyncSaver(BackgroundWork):
         finally:
             self._staging.close()
 
-    def _staged(self, prepared: PreparedSave) -> Writer | None:
+    def _staged(self, prepared: PreparedSave) -> FileIO | None:
         """Begin to copy what this process saves. Returns what writes the copy; None without memory for it."""
         if not self._staging.fits(prepared.own):
             return None
@@ -227,4 +227,4 @@ class AsyncSaver(BackgroundWork):
         def write(part: str, path: Path) -> Scan:
             return self.process.request("copy", ready()[part], path)
 
-        return Writer(write, lambda path: self.process.request("scan", path))
+        return FileIO(write, lambda path: self.process.request("scan", path))

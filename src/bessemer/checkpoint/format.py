@@ -1,7 +1,7 @@
 """A checkpoint's manifest, and which rank writes which shard of a tensor.
 
-A stored shard is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so that any other layout
-can read it. Keys of manifest.json:
+A stored shard ("piece" in the file) is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so that
+any other layout can read it. Keys of manifest.json:
 
 format   2; format 1, of one process, has no pieces: each tensor is whole in PART.safetensors
 step     the step it was saved after
@@ -32,11 +32,12 @@ from bessemer.run import read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+PARTS = ("model", "optimizer", "ema", "rng")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
 WritePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
-Writers = dict[
+WriterRanks = dict[
     Key, dict[tuple[Box, Box], dict[int, int]]
 ]  # of each shard (offset, shape), the rank that writes it, by node
 
@@ -182,7 +183,7 @@ def assign(
             boxes = holders.setdefault(key, {})
             if prod(shard.size):
                 boxes.setdefault((shard.offset, shard.size), []).append(rank)
-    writers: Writers = {}
+    writers: WriterRanks = {}
     load = [0] * len(by_rank)
     for key in sorted(holders, key=lambda key: (-first_seen[key][1].nbytes, key)):
         require_cover(f"checkpoint: {key[0]} tensor {key[1]}", first_seen[key][1].shape, holders[key])
@@ -209,7 +210,7 @@ def assign(
     return plans, contents
 
 
-def _file_names(writers: Writers) -> dict[tuple[str, int], str]:
+def _file_names(writers: WriterRanks) -> dict[tuple[str, int], str]:
     """The file of each part and writing rank."""
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():

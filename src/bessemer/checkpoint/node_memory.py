@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bessemer.checkpoint.format import MANIFEST
+from bessemer.checkpoint.format import MANIFEST, PARTS
 from bessemer.checkpoint.staging import HAS_MEMORY_FILES
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.run import checkpoint_name, published, read_json
 
 FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
-SETS, PARTS = 2, 4  # sets of files that are written in turn; files of a set: model, optimizer, ema, rng
+SETS = 2  # of files that are written in turn; a set has a file for each of a checkpoint's parts
 
 
 @contextmanager
@@ -35,11 +35,10 @@ def hold(node: Path, processes: int, replicas: int = 0) -> Iterator[None]:
     if not HAS_MEMORY_FILES:
         yield
         return
-    handles = [os.memfd_create("bessemer") for _ in range(processes * (1 + replicas) * SETS * PARTS)]
+    handles = [os.memfd_create("bessemer") for _ in range(processes * (1 + replicas) * SETS * len(PARTS))]
     paths = iter([f"/proc/{os.getpid()}/fd/{one}" for one in handles])
     by_process = [
-        [[[next(paths) for _ in range(PARTS)] for _ in range(SETS)] for _ in range(1 + replicas)]
-        for _ in range(processes)
+        [[[next(paths) for _ in PARTS] for _ in range(SETS)] for _ in range(1 + replicas)] for _ in range(processes)
     ]
     (node / FOLDER).mkdir()
     (node / FOLDER / HELD).write_text(json.dumps(by_process))

@@ -81,7 +81,7 @@ class PreparedSave:
         return self.folder / f"{checkpoint_name(self.step)}.tmp"
 
 
-class Writer(NamedTuple):
+class FileIO(NamedTuple):
     """Who writes and reads files. write: a part of what this process saves, to a path; scan: reads a file back."""
 
     write: Callable[[str, Path], Scan]
@@ -138,14 +138,14 @@ def agree(
 
 def publish(
     prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
-    writer: Writer | None = None,
+    writer: FileIO | None = None,
 ) -> SavedCheckpoint:  # fmt: skip
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
     writer: writes copies of `prepared.own` and reads files back, in place of this process.
     """
     target, staged = prepared.target, prepared.staged
-    writer = writer or Writer(lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path))
+    writer = writer or FileIO(lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path))
 
     def write() -> dict[str, Any]:
         if not staged.is_dir():
@@ -166,10 +166,12 @@ def publish(
         return [None] * len(by_rank)
 
     def move() -> None:
+        before = target.with_name(f"{target.name}.old.tmp")  # one of the two is there at any time
         if target.exists():  # a resumed run saves a step again; the two are equal bit for bit
-            shutil.rmtree(target)
+            os.rename(target, before)
         os.rename(staged, target)
         sync_folder(prepared.folder)
+        shutil.rmtree(before, ignore_errors=True)
         write_atomic(prepared.folder / LATEST, target.name)
         _retain(prepared.folder, prepared.step, keep)
 

@@ -20,7 +20,8 @@ from bessemer.parallel.dtensors import Box, fill
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A published checkpoint whose every byte has been verified. contents: part -> name -> stored tensor."""
+    """A checkpoint that can be read: on disk, its every byte verified (protocol.py), or in memory, which is not (memory.py).
+    contents: part -> name -> stored tensor."""
 
     folder: Path
     step: int

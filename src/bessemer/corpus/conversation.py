@@ -12,6 +12,10 @@ from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
 OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+NO_CHARACTERS = (
+    "\ufdd0",
+    "\ufdd1",
+)  # of no text (Unicode 3.2, noncharacters): the tokens stage marks with them who speaks
 Message = dict[str, Any]
 
 
@@ -50,6 +54,8 @@ def _message(value: object, number: int) -> Message:
     if not isinstance(content, str):
         kind = "missing" if content is None else f"{type(content).__name__}, not text"
         raise ValueError(f"message {number} (of the {role}): content is {kind}")
+    if any(mark in content for mark in NO_CHARACTERS):
+        raise ValueError(f"message {number} (of the {role}): it holds U+FDD0 or U+FDD1, which are no characters")
     return {"role": role, "content": content, **message}
 
 

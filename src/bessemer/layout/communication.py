@@ -84,6 +84,22 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     return blocks - cut + cut // layout.tensor, outside - tables + (tables + copies) // layout.tensor
 
 
+def _data_bytes(config: ModelConfig, layout: Parallel, micro_batches: int, widths: ElementBytes) -> dict[str, float]:
+    """Bytes of FSDP2's and DDP's collectives: every tensor rank of every part of the batch, all its stages together."""
+    num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
+    ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
+    blocks, outside = tensor_rank_parameters(config, layout)
+    parameters = blocks + outside
+    gathered = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else parameters
+    reduced = parameters * (1 if layout.effective_zero == 1 else micro_batches)
+    copies = 2 * (layout.replicate - 1) / layout.replicate
+    return {
+        "all_gather": ranks * ring_share * gathered * widths.gathered,
+        "reduce_scatter": ranks * ring_share * reduced * widths.gradient,
+        "all_reduce": ranks * copies * parameters * widths.gradient / num_shards,
+    }
+
+
 def step_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, widths: ElementBytes,
     recomputed_in_all: int = 0, label_smoothing: bool = False,
@@ -99,39 +115,31 @@ def step_bytes(
     backward pass (zero 3: Rajbhandari et al. 2020, section 7.2). A ring sends (n - 1) / n of a tensor for a gather or a
     reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan 2009, section 3).
     """
-    ways, groups = layout.state_shards, layout.data * layout.context  # tensor groups of a stage
-    if layout.pipeline > 1 and ways > 1:
+    if layout.pipeline > 1 and layout.state_shards > 1:
         return None
-    blocks, outside = tensor_rank_parameters(config, layout)
-    own = blocks + outside
-    # Data: every tensor rank of every part of the batch, all its stages together.
-    several, share = groups * layout.tensor, (ways - 1) / ways
-    gathers = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else own
-    copies = 2 * (layout.replicate - 1) / layout.replicate
-    # Tensor: the tokens of all groups together; the gradients of what each process has in full, for each group, whole and
-    # before they are divided: FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
+    groups = layout.data * layout.context  # tensor groups of a stage
+    # The gradients of what each process of a tensor group has in full, for each group, whole and before they are divided:
+    # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor, replicated = tensor_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=widths.activation, bytes_per_sum=widths.sums,
         label_smoothing=label_smoothing, recomputed_in_all=recomputed_in_all,
     )  # fmt: skip
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
-    element = widths.gathered if groups > 1 else widths.gradient
-    whole = replicated * element * groups * reductions
-    # Context: keys and values of all groups' tokens; their gradients in the backward pass.
-    keys = 2 * config.kv_heads * config.head_dim * tokens * widths.activation * (layout.context - 1)
+    replicated_bytes = replicated * (widths.gathered if groups > 1 else widths.gradient) * groups * reductions
+    tensor_peers = layout.tensor - 1
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
     hidden, tied = pipeline_bytes(config, layout, tokens, widths.activation, widths.gradient)
-    others, reduced = layout.tensor - 1, 1 if layout.effective_zero == 1 else micro_batches
+    # Context: keys and values of all groups' tokens; their gradients in the backward pass.
+    keys = 2 * config.kv_heads * config.head_dim * tokens * widths.activation * (layout.context - 1)
+    data = _data_bytes(config, layout, micro_batches, widths)
     sent = {
-        "all_gather": several * share * gathers * widths.gathered
-        + others * tensor["all_gather"]
+        "all_gather": data["all_gather"]
+        + tensor_peers * tensor["all_gather"]
         + (config.layers + recomputed_in_all) * keys,
-        "reduce_scatter": several * share * own * widths.gradient * reduced
-        + others * tensor["reduce_scatter"]
-        + config.layers * keys,
-        "all_reduce": several * copies * own * widths.gradient / ways
-        + 2 * others * (tensor["all_reduce"] + whole)
-        + 2 * tied * groups / ways,
+        "reduce_scatter": data["reduce_scatter"] + tensor_peers * tensor["reduce_scatter"] + config.layers * keys,
+        "all_reduce": data["all_reduce"]
+        + 2 * tensor_peers * (tensor["all_reduce"] + replicated_bytes)
+        + 2 * tied * groups / layout.state_shards,
         "send": hidden,
     }
     return {kind: round(value) for kind, value in sent.items() if value}

@@ -82,7 +82,10 @@ def rank_memory(
     train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int, base: int,
     recomputed_per_rank: int, bytes_per_cast: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`."""
+    """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`.
+
+    Of a process alone slack is fitted to measured runs, of several it is derived from what was measured of the heap.
+    """
     assert train.micro_batch is not None, "the recipe is resolved"
     tokens = train.micro_batch * config.sequence_length
     micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
@@ -117,7 +120,7 @@ def rank_memory(
 def _memory_alone(
     train: Train, config: ModelConfig, activations: int, logits: int, casts: int, micro_batches: int, concurrent: int
 ) -> Memory:
-    """What the only process of a run holds, on a CPU."""
+    """What the only process of a run holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     trained = config.classifier_parameters if train.is_frozen else config.parameters
     # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
     gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
@@ -134,7 +137,7 @@ def _memory_of_several(
     train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, activations: int, logits: int, casts: int,
     micro_batches: int, bytes_per_gathered: int,
 ) -> Memory:  # fmt: skip
-    """What one of several processes holds, on a CPU."""
+    """What one of several processes holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     params = PartParameters.of(config, part, layout.tensor)
     weights, gathered, gradients = state_bytes(layout, params, bytes_per_gathered, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
@@ -257,7 +260,7 @@ class PartParameters:
 @lru_cache(maxsize=4096)
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
     """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
-    stages; `ScheduleActions.held` counts the same of a schedule's list.
+    stages; `ScheduleActions.held` counts the same of a schedule's list, of zbv up to 1/2 less.
 
     GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
     (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024).

@@ -247,7 +247,10 @@ def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> It
 
 def _zbv(rank: int, p: int, m: int) -> list[Step]:
     """ZB-V (Qi et al. 2023, section 6): where forward, I and W take the same time, no rank waits between its first and its
-    last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1."""
+    last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1.
+
+    near, far: the rank's stage on the way down the V and on the way back up.
+    """
     near, far, writer = rank, 2 * p - 1 - rank, _Writer()
     add, full = writer.add, max(2 * p - 1, m)
 
@@ -282,7 +285,7 @@ def _zbv(rank: int, p: int, m: int) -> list[Step]:
 
 def _dualpipev(rank: int, p: int, m: int) -> list[Step]:
     """DualPipe with its two directions folded into a V (Liu et al. 2024, section 3.2.1, and the authors' DualPipe
-    repository, whose eight steps these are)."""
+    repository, whose eight steps these are). near, far: as in `_zbv`."""
     near, far, writer = rank, 2 * p - 1 - rank, _Writer()
     add, behind = writer.add, p - 1 - rank
     for _ in range(2 * behind):  # 1

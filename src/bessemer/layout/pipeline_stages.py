@@ -124,7 +124,9 @@ def _balanced_alike(layers: int, block: float, embedding: float, head: float, co
         rest = (least + (extra > 0)) * block
         largest = max(first, rest if count > 2 else 0.0, last * block + head)
         squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
-        if best is None or (largest, squares) < best[:2]:
+        if (
+            best is None or (largest, squares) <= best[:2]
+        ):  # of equal cuts the one whose later stages are larger, as `balanced`
             best = (largest, squares, last)
     assert best is not None, "there are as many blocks as stages"
     least, extra = divmod(layers - best[2], count - 1)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.parallel import waiting
-from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh
+from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh, set_timeout
 
 
 def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
@@ -112,6 +112,7 @@ def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
     if layout.replicate == 1 and layout.shard == 1:
         return device_mesh["context"]
     device_mesh["shard", "context"]._flatten(SHARD_CONTEXT)
+    set_timeout(device_mesh.get_group(SHARD_CONTEXT))
     return device_mesh["replicate", SHARD_CONTEXT] if layout.replicate > 1 else device_mesh[SHARD_CONTEXT]
 
 

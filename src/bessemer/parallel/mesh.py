@@ -153,7 +153,7 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
 
     store: an existing rendezvous store; then more processes than the layout needs may have been started, and the first
     ranks join. Raises InputError when the layout needs another number of processes, BessemerError when the group cannot
-    be reached.
+    be reached. Also starts the counters of bytes sent and of seconds waited, process-wide.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -170,12 +170,17 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
     sizes = tuple(int(getattr(layout, axis)) for axis in MESH_AXES)
     device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_AXES)
     for axis in MESH_AXES:  # init_device_mesh leaves torch's default timeout on its groups
-        _set_pg_timeout(TIMEOUT, device_mesh.get_group(axis))
+        set_timeout(device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     traffic.start_counting(control)
     waiting.start_timing()
     return ProcessMesh(layout, rank, device_mesh, control)
+
+
+def set_timeout(group: dist.ProcessGroup) -> None:
+    """Give a group the mesh's timeout, in the place of torch's default."""
+    _set_pg_timeout(TIMEOUT, group)
 
 
 def leave() -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.mesh import TIMEOUT, ProcessMesh
 
 COPY, ORIGINAL = "head.weight", "embedding.weight"
 
@@ -41,7 +41,7 @@ def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:
     for first, last in zip(by_stage[0].tolist(), by_stage[mesh.loss_coordinate].tolist(), strict=True):
         # Gradients of offloaded weights lie on the CPU, which NCCL does not serve.
         both = "cpu:gloo,cuda:nccl" if mesh.layout.offload and mesh.device_mesh.device_type == "cuda" else None
-        group = dist.new_group([first, last], backend=both)
+        group = dist.new_group([first, last], backend=both, timeout=TIMEOUT)
         if mesh.rank in (first, last):
             own = group
     return own

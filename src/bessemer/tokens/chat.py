@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.conversation import NO_CHARACTERS
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe
@@ -25,7 +26,7 @@ from bessemer.tokens.pretrained import (
 )
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
-MARKS = ("\ufdd0", "\ufdd1")  # around what the assistant says: no characters of any text (Unicode 3.2, noncharacters)
+MARKS = NO_CHARACTERS  # around what the assistant says
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
 ADVICE = (
     "name a template by tokens.chat_template, a file or chatml, in which what the assistant says stands between "
@@ -86,8 +87,6 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        if any(mark in text for mark in MARKS):
-            raise InputError(f"{what}: it holds U+FDD0 or U+FDD1, which are no characters; take it out")
         try:
             marked = self._template.render(messages=json.loads(text), add_generation_prompt=False, **self._names)
         except (TemplateError, TypeError) as error:

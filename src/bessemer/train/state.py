@@ -70,7 +70,7 @@ def capture(
     if trainer.device.is_cuda:
         rng[f"cuda{suffix}"] = torch.cuda.get_rng_state()
     averaged = {} if trainer.average is None else trainer.average.tensors
-    tensors: Tensors = {
+    tensors: Tensors = {  # by checkpoint.format.PARTS
         "model": {name: parameter.detach() for name, parameter in parameters.items()},
         "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer),
         "ema": {name: as_shard_of(parameters[name], value) for name, value in averaged.items() if name in parameters},
