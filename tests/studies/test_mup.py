@@ -56,7 +56,7 @@ def test_the_bottom_of_a_parabola_is_found_between_the_rates() -> None:
 def test_the_text_is_python_and_the_held_out_part_is_never_trained_on() -> None:
     whole = text.standard_library(200_000)
     assert len(whole) >= 200_000 and b"def " in bytes(whole)
-    training, held = text._cut(200_000)
+    training, held = text.training_and_held_out(200_000)
     assert len(training) + len(held) == len(whole) and abs(len(held) / len(whole) - 0.1) < 0.01
     batch = text.batch(3, 4, 32, 200_000)
     assert np.array_equal(batch.inputs, text.batch(3, 4, 32, 200_000).inputs)
@@ -89,7 +89,5 @@ def test_the_command_prints_the_table_or_the_values(
 
 @pytest.mark.parametrize("name", list(studies.STUDIES))
 def test_every_study_has_what_the_command_needs(name: str) -> None:
-    from importlib import import_module
-
-    module = import_module(f"bessemer.studies.{studies.STUDIES[name].module}")
-    assert callable(module.run) and callable(module.table)
+    subject = studies.load(name)
+    assert all(callable(getattr(subject, part)) for part in ("run", "table", "shows", "plot"))

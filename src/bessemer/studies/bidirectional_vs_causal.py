@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bessemer.evaluate.final import word_near_the_middle
+from bessemer.report.static import bar_chart
 from bessemer.studies.library import (
     PACKAGES,
     ClassifierStudy,
@@ -39,6 +40,11 @@ from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
+expected = (
+    "The model that sees both sides fills gaps better and cannot continue a text; for a classifier, sides matter little at "
+    "this size "
+    "(Devlin et al. 2019, section 5.1, found that they matter at BERT's)."
+)
 KINDS = {"causal": ("causal", "qwen3"), "bidirectional": ("masked", "modernbert")}
 QUESTIONS = 400
 CANDIDATES = 16
@@ -101,6 +107,39 @@ def table(result: dict[str, Any]) -> str:
             *text_table(("", "causal: sees the left", "bidirectional: both sides"), rows),
         ]
     )
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the answers show."""
+    causal, both = results["causal"], results["bidirectional"]
+    better = {
+        name: "bidirectional" if both[name]["accuracy"] > causal[name]["accuracy"] else "causal"
+        for name in ("fill_in", "next_token")
+    }
+    return [
+        f"In the middle of a text the {better['fill_in']} model is better: {causal['fill_in']['accuracy']:.1%} right with the "
+        f"left side, "
+        f"{both['fill_in']['accuracy']:.1%} with both; at its end the {better['next_token']} one, "
+        f"{causal['next_token']['accuracy']:.1%} "
+        f"and {both['next_token']['accuracy']:.1%}.",
+        f"A causal model that rescores its {CANDIDATES} best words by the whole text reaches "
+        f"{causal['fill_in_rescored']:.1%}, at "
+        f"{CANDIDATES} times the work.",
+        f"As classifiers, trained whole, they are right in {causal['fine_tuned']:.1%} and {both['fine_tuned']:.1%}.",
+    ]
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Accuracies as SVG."""
+    bars = [
+        (f"{name}, {kind}", results[kind][key])
+        for key, name in (("fill_in", "middle"), ("next_token", "last token"))
+        for kind in KINDS
+    ]
+    bars = [(name, row["accuracy"]) for name, row in bars] + [
+        (f"packages, {kind}", results[kind]["fine_tuned"]) for kind in KINDS
+    ]
+    return bar_chart("Accuracy on held-out text", [(name, value, f"{value:.1%}") for name, value in bars])
 
 
 def _questions(store: TokenStore, length: int) -> tuple[Ids, Ids]:

@@ -29,11 +29,17 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.run import read_json_lines
 from bessemer.studies import text
+from bessemer.studies.base import line_chart
 from bessemer.terminal import progress, warn
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
 from bessemer.train.trainer import Trainer
 
+expected = (
+    "A rule that compares with the last steps notices a jump at once and gets used to what comes slowly; only one that "
+    "remembers the level "
+    "reached notices decay."
+)
 WINDOW, MIN_WINDOW = 128, 64  # of OLMo-core's rule
 LARGEST_OF = 100
 ENOUGH = 10_000  # steps that false alarms are counted by
@@ -240,6 +246,30 @@ def table(results: dict[str, Any]) -> str:
             counts = "".join(f"{len(curve['alarms'][rule]):>{width}}" for rule in RULES)
             lines.append(f"  {Path(name).name:<16}{counts}   of {curve['steps']:,} steps")
     return "\n".join(lines)
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the replayed losses show."""
+    sick, steps = results["sick"], sum(curve["steps"] for curve in results["healthy"].values())
+    false = {rule: sum(len(curve["alarms"][rule]) for curve in results["healthy"].values()) for rule in RULES}
+    seen = {rule: [name for name, curve in sick.items() if _noticed(curve, rule) != "never"] for rule in RULES}
+    missed = [name for name in sick if name not in seen["guard"]]
+    return [
+        f"In {steps:,} healthy steps: {', '.join(f'{rule} {count}' for rule, count in false.items())} false alarms.",
+        f"Of {len(sick)} faults: {', '.join(f'{rule} notices {len(names)}' for rule, names in seen.items())}.",
+        f"The guard misses {', '.join(missed)}." if missed else "The guard misses none of them.",
+    ]
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Losses of the runs with faults, as SVG."""
+    top = 3 * math.log(text.VOCABULARY)  # infinite losses, and those that would flatten the rest, are left out
+    kept = {
+        name: [(n + 1, loss) for n, loss in enumerate(curve["losses"]) if loss < top]
+        for name, curve in results["sick"].items()
+    }
+    curves = {name: ([n for n, _ in points], [loss for _, loss in points]) for name, points in kept.items()}
+    return line_chart("Loss of the runs with a fault", curves, "step", "nats a byte")
 
 
 def _noticed(curve: dict[str, Any], rule: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from bessemer.report.static import bar_chart
 from bessemer.studies.library import (
     PACKAGES,
     ClassifierStudy,
@@ -28,6 +29,11 @@ from bessemer.train import device as devices
 from bessemer.train.trainer import Trainer
 from bessemer.train.validation import validate
 
+expected = (
+    "Trained along, an encoder is a little better than frozen, which is the cheapest (Devlin et al. 2019, section 5.3); from "
+    "scratch is "
+    "worse where labels are few."
+)
 FAMILY = "modernbert"
 WAYS = {"frozen": "encoder frozen", "full": "encoder trained along", "scratch": "from scratch"}
 
@@ -83,6 +89,28 @@ def table(result: dict[str, Any]) -> str:
     lines += text_table(("", "accuracy", "trained", "seconds", "memory"), rows)
     lines += ["", "trained: parameters with a gradient; memory: the peak above what was held before the training."]
     return "\n".join(lines)
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the classifiers show."""
+    order = sorted(WAYS, key=lambda way: -float(results[way]["accuracy"]))
+    frozen, full = results["frozen"], results["full"]
+    told = [f"{WAYS[way]} {results[way]['accuracy']:.1%}" for way in order]
+    gain = full["accuracy"] - results["scratch"]["accuracy"]
+    return [
+        f"From the best: {', '.join(told)}; chance is {results['chance']:.1%}.",
+        f"Frozen, {frozen['trained_parameters']:,} parameters are trained in {frozen['seconds']:.0f} s; with the encoder "
+        f"{full['trained_parameters']:,} in {full['seconds']:.0f} s.",
+        f"Pretraining is worth {100 * gain:+.1f} points to the classifier that is trained whole.",
+    ]
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Accuracies as SVG."""
+    return bar_chart(
+        "Accuracy on held-out files",
+        [(WAYS[way], results[way]["accuracy"], f"{results[way]['accuracy']:.1%}") for way in WAYS],
+    )
 
 
 def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:

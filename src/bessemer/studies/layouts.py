@@ -23,6 +23,7 @@ from bessemer.errors import BessemerError
 from bessemer.launch import group
 from bessemer.launch.group import run_group
 from bessemer.recipe import Parallel
+from bessemer.report.static import bar_chart
 from bessemer.run import read_json, write_json
 from bessemer.studies import layouts_page
 from bessemer.studies.layouts_page import table as table  # `bessemer study` prints it
@@ -31,6 +32,9 @@ from bessemer.terminal import progress
 
 FOLDER = Path("runs/study-layouts")
 ALONE = "1"
+expected = (
+    "In exact arithmetic every layout trains alike: what differs is the order of sums, less than 1e-9 nats in fp64."
+)
 PRECISIONS = ("fp64", "fp32", "bf16")
 TARGETS = {"fp64": 1e-9, "fp32": 1e-5}  # of the largest difference of losses, nats a token; bf16 is stated
 
@@ -118,6 +122,31 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     (folder / "layouts.md").write_text(layouts_page.page(results))
     (folder / "layouts.svg").write_text(layouts_page.picture(results))
     return {**results, "folder": str(folder)}
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the differences show."""
+    rows = [row for row in results["rows"] if "why" not in row]
+    precisions = {row["precision"]: max(r["loss"] for r in rows if r["precision"] == row["precision"]) for row in rows}
+    worst = max(rows, key=lambda row: (row["precision"] == next(iter(precisions)), row["loss"]), default=None)
+    return [
+        f"{len(rows)} of {len(results['rows'])} runs ended; {len(results['missed'])} failed or missed their target.",
+        f"Largest difference from one process: {', '.join(f'{loss:.1e} nats in {name}' for name, loss in precisions.items())}.",
+        "None ran." if worst is None
+        else f"The layout furthest from it is {worst['layout']} in {worst['precision']}, by {worst['loss']:.1e} in a loss.",
+    ]  # fmt: skip
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Differences of losses by layout in the first precision and case, as SVG."""
+    first = results["rows"][0]
+    rows = [
+        row
+        for row in results["rows"]
+        if (row["case"], row["precision"]) == (first["case"], first["precision"]) and "why" not in row
+    ]
+    title = f"Largest difference of losses, {first['case']}, {first['precision']}, nats"
+    return bar_chart(title, [(row["layout"], row["loss"], f"{row['loss']:.1e}") for row in rows])
 
 
 def _begin(scope: Scope, folder: Path) -> None:

@@ -12,14 +12,16 @@ from math import inf, isfinite, log2
 from time import perf_counter
 from typing import Any
 
-from bessemer.model.huggingface.config import model_config
-from bessemer.model.transformer import build_model
 from bessemer.studies import text
+from bessemer.studies.base import build, fit, line_chart, scored
 from bessemer.terminal import progress, text_table
 from bessemer.train import device as devices
-from bessemer.train.trainer import Trainer
-from bessemer.train.validation import validate
 
+expected = (
+    "With one rate for all widths the best one falls as the model grows wider; with base_width it stays where it was found "
+    "(Yang et al. "
+    "2022)."
+)
 RULES = ("standard", "base_width")
 
 
@@ -109,6 +111,28 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the grid shows."""
+    (base, *_, widest), moved, at_base = results["settings"]["widths"], results["moved"], results["at_base_rate"]
+    holds = abs(log2(moved["base_width"])) < abs(log2(moved["standard"]))
+    told = [f"{rule} by a factor of {moved[rule]:.2g}" for rule in RULES]
+    return [
+        f"From width {base} to {widest} the best rate moves: {', '.join(told)}.",
+        f"At the rate that is best at {base}, width {widest} has {_cell(at_base['standard'])} nats without base_width and "
+        f"{_cell(at_base['base_width'])} with it.",
+        "As expected, the rate transfers better with it." if holds else "The rate does not transfer better with it here.",
+    ]  # fmt: skip
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Loss over the learning rate by width and rule, as SVG."""
+    curves = {
+        f"{rule} {width}": ([rate for rate in of if of[rate] is not None], [loss for loss in of.values() if loss is not None])
+        for rule, by_width in results["loss"].items() for width, of in by_width.items()
+    }  # fmt: skip
+    return line_chart("Held-out loss", curves, "learning rate", "nats a byte", is_log=True, marks=5)
+
+
 def _cell(loss: float | None) -> str:
     return "diverged" if loss is None else f"{loss:.3f}"
 
@@ -138,11 +162,8 @@ def _trained(sizes: Grid, width: int, rate: float, base_width: int | None) -> fl
         "train.schedule.kind": "linear", "train.schedule.warmup_steps": sizes.steps // 10, "train.schedule.final_share": 0.0,
         **({} if base_width is None else {"train.optimizer.base_width": base_width}),
     })  # fmt: skip
-    config = model_config(recipe, text.VOCABULARY)
-    trainer = Trainer(recipe, build_model(config, 0), devices.choose(recipe.train), text.END_OF_TEXT, 1)
-    for number in range(sizes.steps):
-        results = trainer.forward_backward(text.batch(number, sizes.sequences, sizes.length, sizes.max_bytes))
-        if not (isfinite(results.loss) and isfinite(results.grad_norm)):
-            return inf
-        trainer.update(number, results.grad_norm)
-    return validate(trainer, [text.held_out(sizes.held_out, sizes.length, sizes.max_bytes)]).loss
+    trainer = build(recipe)
+    row = fit(trainer, lambda step: text.batch(step, sizes.sequences, sizes.length, sizes.max_bytes))
+    if row["steps"] < sizes.steps:
+        return inf
+    return scored(trainer, text.held_out(sizes.held_out, sizes.length, sizes.max_bytes)).loss

@@ -14,7 +14,14 @@ from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, simulate
 from bessemer.recipe.parallel import V_SHAPED
+from bessemer.report.static import bar_chart
 from bessemer.terminal import text_table
+
+expected = (
+    "With p ranks and m micro-batches gpipe and 1f1b use m / (p + m - 1) of the time (Huang et al. 2019, section 2.3; "
+    "Narayanan et al. 2021, "
+    "section 2.2); V-shaped schedules that split backwards leave a smaller bubble (Qi et al. 2024)."
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,44 @@ def run(settings: ScheduleSizes | None = None) -> dict[str, Any]:
             stages = (2, 4) if name == "interleaved" else (None,)
             schedules += [_row(sizes, name, p, m, virtual) for virtual in stages]
     return {"settings": asdict(sizes), "textbook": textbook, "schedules": schedules}
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the simulations show."""
+    apart = max(abs(row["utilisation"] - row["formula"]) for row in results["textbook"])
+    rows = {f"{row['schedule']} {row['virtual']}": row for row in _largest(results) if "why" not in row}
+    best, worst = (pick(rows, key=lambda name: rows[name]["utilisation"]) for pick in (max, min))
+    lean = min(rows, key=lambda name: rows[name]["held"])
+    ranks, count = _largest(results)[0]["ranks"], _largest(results)[0]["micro_batches"]
+    return [
+        "The simulated textbook schedules fit the formula exactly."
+        if apart < 1e-12
+        else f"The simulated textbook schedules differ from the formula by up to {apart:.1e}.",
+        f"With {ranks} ranks and {count} micro-batches {best} uses most of the time, {rows[best]['utilisation']:.0%}, and "
+        f"{worst} least, "
+        f"{rows[worst]['utilisation']:.0%}; where results travel, {rows[best]['with_send']:.0%} and "
+        f"{rows[worst]['with_send']:.0%}.",
+        f"{lean} holds the activations of the fewest micro-batches, {rows[lean]['held']:g}; {best} holds {rows[best]['held']:g}.",
+    ]
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Utilisation by schedule at the largest size, as SVG."""
+    rows = [row for row in _largest(results) if "why" not in row]
+    title = f"Utilisation with {rows[0]['ranks']} ranks and {rows[0]['micro_batches']} micro-batches"
+    return bar_chart(
+        title,
+        [(f"{row['schedule']} {row['virtual']}", row["utilisation"], f"{row['utilisation']:.1%}") for row in rows],
+    )
+
+
+def _largest(results: dict[str, Any]) -> list[dict[str, Any]]:
+    last = results["schedules"][-1]
+    return [
+        row
+        for row in results["schedules"]
+        if (row["ranks"], row["micro_batches"]) == (last["ranks"], last["micro_batches"])
+    ]
 
 
 def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sysconfig
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
+from bessemer.studies.base import line_chart
 from bessemer.studies.text import study_recipe
 from bessemer.terminal import text_table
 from bessemer.tokens.loader import Batch
@@ -28,6 +29,11 @@ from bessemer.train.device import choose
 from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.trainer import Trainer
 
+expected = (
+    "bf16 has the range of fp32 and needs no loss scale; fp16 loses gradients below 6e-8 unless the loss is scaled "
+    "(Micikevicius et al. "
+    "2018, section 3.2)."
+)
 BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
 SEQUENCES, LENGTH, STEPS = 8, 64, 50
 SHARE = SEQUENCES * LENGTH / BATCH_TOKENS
@@ -53,6 +59,35 @@ def run() -> dict[str, Any]:
             "fp16, dynamic loss scale": _train("fp16", dynamic=True)[0],
         },
     }
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the runs show."""
+    runs, gradients = results["runs"], results["gradients"]["weights"]
+    apart = {name: abs((row["last"] or inf) - runs["fp32"]["last"]) for name, row in runs.items()}
+    bare, scaled = "fp16, no loss scale", "fp16, dynamic loss scale"
+    return [
+        f"fp16 rounds {gradients['fp16']['zero']:.1%} of the weights' gradients to zero, and "
+        f"{gradients['fp16, scaled by 65536']['zero']:.1%} "
+        f"where the loss is scaled by 65536; bf16 {gradients['bf16']['zero']:.1%}.",
+        f"After {STEPS} steps bf16 is {apart['bf16']:.3f} nats from fp32, fp16 with a dynamic loss scale {apart[scaled]:.3f}, "
+        f"without one "
+        f"{apart[bare]:.3f}: "
+        f"{'the scale is what fp16 needs' if apart[bare] > 2 * apart[scaled] else 'the scale made no difference'}.",
+        f"Attention scores above 65,504 are infinite in fp16: {sum(row['fp16'] is None for row in results['scores'])} of the "
+        f"{len(results['scores'])} sizes of queries and keys overflow there, "
+        f"{sum(row['bf16'] is None for row in results['scores'])} in bf16.",
+    ]  # fmt: skip
+
+
+def plot(results: dict[str, Any]) -> str:
+    """The losses of the runs, as SVG."""
+    kept = {
+        name: [(n + 1, loss) for n, loss in enumerate(row["losses"]) if loss is not None]
+        for name, row in results["runs"].items()
+    }
+    curves = {name: ([n for n, _ in points], [loss for _, loss in points]) for name, points in kept.items()}
+    return line_chart("Loss while it trains", curves, "step", "nats a byte")
 
 
 def ranges() -> dict[str, dict[str, float]]:

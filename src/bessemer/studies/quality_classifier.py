@@ -21,12 +21,14 @@ from scipy.special import expit
 from bessemer.corpus.quality.features import STATISTICS, extract, standardised
 from bessemer.corpus.quality.fit import minimise
 from bessemer.corpus.quality.scores import roc_auc
+from bessemer.studies.base import line_chart
 from bessemer.terminal import text_table
 
 Vector = npt.NDArray[np.float64]
 
 FEATURES = ("mean_word_length", "letter_share", "stop_word_share", "unique_word_share", "closed_line_share")
 
+expected = "Logistic regression has one optimum, so the epochs approach the loss that L-BFGS finds."
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SNIPPETS: tuple[str, ...] = tuple(TEXTS["snippets"])
 
@@ -118,6 +120,28 @@ def table(results: dict[str, Any]) -> str:
     lines += ["", "score  snippet"]
     lines += [f"{row['score']:.3f}  {row['text'][:90]}" for row in results["snippets"]]
     return "\n".join(lines)
+
+
+def shows(results: dict[str, Any]) -> list[str]:
+    """What the epochs show."""
+    epochs, held, weights = results["epochs"], results["held_out"], results["weights"]
+    strongest = max(weights, key=lambda name: abs(weights[name]))
+    return [
+        f"From {epochs[0]['loss']:.3f} after the first epoch the loss falls to {epochs[-1]['loss']:.3f}; the optimum is "
+        f"{results['optimum']['loss']:.3f}.",
+        f"{held['accuracy']:.1%} of {held['texts']} held-out texts are told apart rightly, ROC AUC {held['roc_auc']:.3f}.",
+        f"The strongest feature is {strongest.replace('_', ' ')}, {weights[strongest]:+.2f} for a standard deviation.",
+    ]
+
+
+def plot(results: dict[str, Any]) -> str:
+    """Losses by epoch, as SVG."""
+    names = {"loss": "training", "held_out_loss": "held out"}
+    curves = {
+        title: ([row["epoch"] for row in results["epochs"]], [row[key] for row in results["epochs"]])
+        for key, title in names.items()
+    }
+    return line_chart("Loss by epoch", curves, "epoch", "nats a text")
 
 
 def loss_and_gradient(weights: Vector, values: Vector, high: npt.NDArray[np.bool_]) -> tuple[float, Vector]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def standard_library(max_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 @lru_cache(maxsize=2)
-def _cut(max_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def training_and_held_out(max_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Training and held-out text: the last tenth is held out."""
     text = standard_library(max_bytes)
     border = len(text) * 9 // 10
@@ -53,16 +54,28 @@ def _windows(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length:
     return np.stack([text[start : start + length + 1] for start in starts]).astype(np.int64)
 
 
+def sampler(text: npt.NDArray[np.uint8], sequences: int, length: int) -> Callable[[int], Batch]:
+    """Batches of windows of a text, each a function of its step alone."""
+
+    def read(step: int) -> Batch:
+        starts = np.random.default_rng(step).integers(0, len(text) - length, sequences)
+        return Batch.next_token(step * sequences, _windows(text, starts, length), np.zeros(sequences, dtype=np.int64))
+
+    return read
+
+
+def spread(name: str, text: npt.NDArray[np.uint8], sequences: int, length: int) -> HeldOut:
+    """Windows spread evenly over a text, to be scored; every byte counts but the one that ends a file."""
+    tokens = _windows(text, np.linspace(0, len(text) - length - 1, sequences).astype(np.int64), length)
+    targets = np.where(tokens[:, 1:] == END_OF_TEXT, -1, tokens[:, 1:])
+    return HeldOut(name, tokens[:, :-1], targets, (targets >= 0).sum(axis=1))
+
+
 def batch(step: int, sequences: int, length: int, max_bytes: int) -> Batch:
-    """The batch of a step: windows of the training text, a function of the step alone."""
-    text, _ = _cut(max_bytes)
-    starts = np.random.default_rng(step).integers(0, len(text) - length, sequences)
-    return Batch.next_token(step * sequences, _windows(text, starts, length), np.zeros(sequences, dtype=np.int64))
+    """The batch of a step, of the training text."""
+    return sampler(training_and_held_out(max_bytes)[0], sequences, length)(step)
 
 
 def held_out(sequences: int, length: int, max_bytes: int) -> HeldOut:
-    """Windows spread evenly over the held-out text; every byte counts but the one that ends a file."""
-    _, text = _cut(max_bytes)
-    tokens = _windows(text, np.linspace(0, len(text) - length - 1, sequences).astype(np.int64), length)
-    targets = np.where(tokens[:, 1:] == END_OF_TEXT, -1, tokens[:, 1:])
-    return HeldOut("python", tokens[:, :-1], targets, (targets >= 0).sum(axis=1))
+    """Windows of the held-out text."""
+    return spread("python", training_and_held_out(max_bytes)[1], sequences, length)
