@@ -36,6 +36,7 @@ PAGES = (
     "docs/notes/cpu-step.md",
     "docs/optimizers.md",
     "docs/objectives.md",
+    "docs/studies.md",
     "docs/tokenizer.md",
     "docs/reliability.md",
     "docs/check.md",

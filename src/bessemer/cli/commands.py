@@ -160,7 +160,10 @@ COMMANDS = (
     Command("study", "an experiment that teaches, run here and now; without NAME: list them", experiments.study, (
         option("name", "the study; left out: list them", nargs="?", metavar="NAME"),
         flag("--short", "a small part of a long study, in a minute (layouts, detection)"),
-        option("--folder", "layouts: where it keeps its runs and writes tables; detection: runs to replay too", metavar="DIR"),
+        option("--html", "write its page, with a picture, as well", metavar="FILE"),
+        flag("--all", "run all of them, long ones in short, and write a page of each and index.html"),
+        option("--folder", "--all: of the pages (default runs/studies); layouts: where it keeps its runs and writes tables; "
+               "detection: runs to replay too", metavar="DIR"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
         option("name", "the shipped recipe to print; left out: list them", nargs="?"),

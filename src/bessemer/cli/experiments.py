@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +41,45 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
 def study(args: argparse.Namespace) -> Any:
     from bessemer import studies
 
+    folder = None if args.folder is None else Path(args.folder)
+    if args.all:
+        return _all_studies(args, folder)
     if args.name is None:
         rows = {name: study.what for name, study in studies.STUDIES.items()}
         if not args.json:
             print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))
         return rows
-    result, table = studies.run(args.name, args.short, None if args.folder is None else Path(args.folder))
+    page = None
+    if args.html is not None:
+        from bessemer.report.plan_page import writable
+
+        page = writable(Path(args.html))
+    result, table = studies.run(args.name, args.short, folder)
+    if page is not None:
+        from bessemer.studies import pages
+
+        pages.write(page, args.name, result, table)
     if not args.json:
         print(table)
+        told = (f"Expected: {result['expected']}", *(f"- {sentence}" for sentence in result["shows"]))
+        print("\n".join(["", *(textwrap.fill(line, 120, subsequent_indent="  ") for line in told)]))
+        if page is not None:
+            say(f"written: {page}")
     if missed := result.get("missed"):
         more = f"; and {len(missed) - 1} more" if len(missed) > 1 else ""
         raise BessemerError(f"study {args.name}: {missed[0]}{more}; all of it is in {result['folder']}")
     return result
+
+
+def _all_studies(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
+    """Every study, into a folder of pages."""
+    from bessemer.studies import pages
+
+    if args.name is not None or args.html is not None or args.short:
+        raise InputError("study --all: it takes neither a NAME nor --html nor --short; leave them out")
+    place = folder or Path("runs/studies")
+    done = pages.run_all(place)
+    say(f"written: {place / 'index.html'}")
+    if failed := [name for name, entry in done.items() if "error" in entry]:
+        raise BessemerError(f"study --all: failed: {', '.join(failed)}; the rest is in {place / 'index.html'}")
+    return done
