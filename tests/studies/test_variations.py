@@ -96,6 +96,7 @@ def test_every_variation_runs(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cold")  # how memory is returned is set for a process when it starts
 def test_memory_at_rest_falls_with_sharding_and_the_peak_with_stage_3() -> None:
     results = processes.zero.run()
     rows = results["rows"]

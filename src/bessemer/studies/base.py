@@ -32,7 +32,6 @@ BASE = {
     "train.optimizer.learning_rate": 0.008,
 }  # fmt: skip
 HELD_OUT = 128  # sequences
-SMOOTHED = 0.9  # weight of the earlier losses in a curve
 
 # What is measured: its title, and how it is shown.
 MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -209,8 +208,9 @@ class Variation:
 
 
 def smoothed(losses: list[float]) -> list[float]:
-    """Exponential moving mean."""
-    return list(accumulate(losses, lambda mean, loss: SMOOTHED * mean + (1 - SMOOTHED) * loss))
+    """Exponential moving mean over about a fiftieth of the steps; of few steps the losses as they are."""
+    new = 1 / max(len(losses) // 50, 1)
+    return list(accumulate(losses, lambda mean, loss: (1 - new) * mean + new * loss))
 
 
 def line_chart(title: str, curves: Curves, x: str, y: str, *, is_log: bool = False, marks: int = 0) -> str:

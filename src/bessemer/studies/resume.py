@@ -42,9 +42,9 @@ def _shows(rows: Rows) -> list[str]:
     gap = bare["bits_per_byte"] - never["bits_per_byte"]
     return [
         f"Resumed from its checkpoint the run has "
-        f"{'the same losses and weights, to the last bit' if same else 'OTHER losses or weights'} "
+        f"{'the same losses and weights to the last bit' if same else 'OTHER losses or weights'} "
         "as one that was never stopped.",
-        f"Without the optimizer's state the loss rises by up to {jump:.3f} nats above the other's, and the run ends "
+        f"Without the optimizer's state the loss is up to {jump:.3f} nats above the other's, and the run ends "
         f"{abs(gap):.3f} bits "
         f"a byte {'worse' if gap > 0 else 'better'}.",
         f"Where the data begins anew, the second half trains on the text of the first: it ends at {again['loss']:.3f} nats on "
