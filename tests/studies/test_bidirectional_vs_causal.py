@@ -71,6 +71,7 @@ def test_rescoring_takes_the_likeliest_whole_text() -> None:
 def test_a_tiny_run_has_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bidirectional_vs_causal, "QUESTIONS", 20)
     found = bidirectional_vs_causal.run(TINY)
+    assert len(bidirectional_vs_causal.shows(found)) == 3 and bidirectional_vs_causal.plot(found).startswith("<svg")
     json.dumps(found)
     assert found["causal"]["parameters"] == found["bidirectional"]["parameters"]
     assert found["causal"]["tokens"] == found["bidirectional"]["tokens"] == 4 * 8 * 32

@@ -10,6 +10,7 @@ from tests.studies.test_library import TINY
 
 def test_a_tiny_run_has_its_table() -> None:
     found = frozen_vs_full.run(TINY)
+    assert len(frozen_vs_full.shows(found)) == 3 and frozen_vs_full.plot(found).startswith("<svg")
     json.dumps(found)
     assert found["frozen"]["trained_parameters"] == 6 * 32  # the head
     assert found["full"]["trained_parameters"] == found["scratch"]["trained_parameters"]

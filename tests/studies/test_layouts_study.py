@@ -68,6 +68,7 @@ def test_a_missed_target_is_said_and_is_no_success(
     said = capsys.readouterr()
     assert "2 of 4 rows miss it or failed" in said.out
     assert "dp2, plain, fp64: 2.0e-09 is over 1e-09; and 1 more; all of it is in there" in said.err
+    assert "3 of 4 runs ended; 2 failed or missed their target." in said.out and layouts.plot(found).startswith("<svg")
     page = layouts_page.page(found)
     assert "| dp2 | 2 | 2.0e-09 | 1.0e-03 | 9.0e-06 | 1.0e-03 | 5.0e-01 | 1.0e-03 | 1,234 | 1,234 |" in page
     assert "| tp4 | 4 | - | - | no such heads | - |" in page and "- tp4, plain, fp64: no such heads" in page

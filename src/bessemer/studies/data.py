@@ -107,7 +107,7 @@ def _duplicates(rows: Rows) -> list[str]:
         f"{once['recalled']:.1%} where "
         f"it read them {few}: "
         f"{'that is memorised' if most['recalled'] > 2 * once['recalled'] else 'too little to be memorised'}.",
-        f"The copies take the place of other text: held-out text is {worse:+.3f} bits a byte "
+        f"The copies take the place of other text: held-out text is {abs(worse):.3f} bits a byte "
         f"{'worse' if worse > 0 else 'better' if worse < 0 else 'the same'} for it.",
     ]
 
@@ -208,10 +208,11 @@ def _mixture(rows: Rows) -> list[str]:
     names = list(rows)
     python = [rows[name]["python_bits"] for name in names]
     first, last = python[0] - python[1], python[-2] - python[-1]
-    rising = all(a > b for a, b in pairwise(python))
+    rising = all(a > b - 0.01 for a, b in pairwise(python))
     return [
         f"The mean of both is lowest with {best} Python: {rows[best]['bits_per_byte']:.3f} bits a byte.",
-        f"Python's own loss falls {'with every' if rising else 'not with every'} step of its share; the first {names[1]} take "
+        f"Python's own loss {'never rises' if rising else 'rises somewhere'} with its share (by 0.01 or more); the first "
+        f"{names[1]} take "
         f"{first:.3f} bits a byte off it, the last {last:.3f}: "
         f"{'little of a kind goes a long way' if first > last else 'all count alike'}.",
         f"Without any Python the model has {python[0]:.2f} bits a byte on it, trained on nothing else {python[-1]:.2f}; for "
