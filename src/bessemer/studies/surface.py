@@ -60,7 +60,7 @@ class LossSurface(Variation):
     def plot(self, results: dict[str, Any]) -> str:
         name, row = list(results["rows"].items())[-1]
         return heat_map(
-            f"Held-out loss around the weights {name}; dark: low",
+            f"Held-out loss around the weights, {name}; dark: low",
             row["grid"],
             "first direction, -1 to 1",
             "second direction",
