@@ -1,7 +1,7 @@
 """A checkpoint's manifest, and which rank writes which shard of a tensor.
 
-A stored shard ("piece" in the file) is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so that
-any other layout can read it. Keys of manifest.json:
+A stored shard ("piece" in the file) is a box, an offset and a shape in the whole tensor, without the layout that wrote it, so
+that any other layout can read it. Keys of manifest.json:
 
 format   2; format 1, of one process, has no pieces: each tensor is whole in PART.safetensors
 step     the step it was saved after
