@@ -560,7 +560,7 @@ def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pyt
         (("report", tmp_path), "not a run folder"),
         (
             ("train", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"),
-            f"no tokens here; make them with `bessemer tokens {recipe_file}`",
+            f"no tokens here; make them with `bessemer tokens {recipe_file} --set run.dir=",
         ),
         (
             ("tokens", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,9 +149,10 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
 def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:
     """Refuse, before anything is derived, a command whose input has not been made. Raises InputError."""
     if not made.exists():
+        given = shlex.join([args.recipe, *(part for override in args.overrides for part in ("--set", override))])
         raise InputError(
-            f"{made.parent}: no {what} here; make them with `bessemer {command} {args.recipe}`, or do every stage with "
-            f"`bessemer run {args.recipe}`"
+            f"{made.parent}: no {what} here; make them with `bessemer {command} {given}`, or do every stage with "
+            f"`bessemer run {given}`"
         )
 
 

@@ -13,6 +13,7 @@ noise          control characters, or the signs that stand for bytes that are no
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from bessemer.logfile import LogFile, json_line
 from bessemer.recipe import Recipe
 from bessemer.run import read_json_lines, write_atomic
 from bessemer.terminal import counted
+from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch, Bools, GatedPiece, Loader
 from bessemer.tokens.packing import Ints
 from bessemer.tokens.shards import TokenStore
@@ -38,6 +40,7 @@ HEX_SHARE, HEX_DIGITS, HEX_LETTERS = 0.97, 0.4, 0.1  # of the bytes but space: d
 CONTROL_SHARE, UNREADABLE_SHARE = 0.05, 0.3  # of noise's bytes: control characters; U+FFFD, what stands for bad bytes
 REASONS = ("repetition", "low entropy", "base64", "hexadecimal", "noise")
 MAX_RECORDS = 100_000
+NAMED = 3  # documents of a summary
 
 Floats = npt.NDArray[np.float64]
 _KINDS = (  # of bytes
@@ -173,7 +176,12 @@ def summary(folder: Path, step: int | None = None) -> str:
         return ""
     counts = {reason: sum(row["reason"] == reason for row in pieces.values()) for reason in REASONS}
     parts = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
-    documents = len({row["document"] for row in pieces.values()})
-    tokens = sum(row["tokens"] for row in pieces.values())
-    where = f"{counted(len(pieces), 'piece')} of {counted(documents, 'document')}"
-    return f"{counted(tokens, 'target')} in {where} did not count ({parts}; gated.jsonl)"
+    by_document = Counter[str]()
+    for row in pieces.values():
+        by_document[row["document"]] += row["tokens"]
+    worst = [name for name, _ in by_document.most_common(NAMED)]
+    places = ledger.known(folder / "corpus", worst)
+    most = [ledger.where(places[name]) or name for name in worst if name in places]
+    where = f"{counted(len(pieces), 'piece')} of {counted(len(by_document), 'document')}"
+    told = f"; most in {', '.join(most)}" if most else ""
+    return f"{counted(by_document.total(), 'target')} in {where} did not count ({parts}{told}; gated.jsonl)"

@@ -122,6 +122,9 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
     return TrainState(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
 
 
+TOLD_AGAIN = 10  # failures of saves after which another one is reported
+
+
 class Saver:
     """Saves a run's checkpoints: at intervals, before a stop and at the end. Every process calls it for the same steps."""
 
@@ -226,7 +229,7 @@ class Saver:
 
     @contextmanager
     def _recording_failures(self, state: TrainState, what: str = "the checkpoint") -> Iterator[None]:
-        """Record each failure, and warn of the first of those that differ only in numbers."""
+        """Record each failure, and warn of the first of those that differ only in numbers, and of each tenth."""
         try:
             yield
         except (BessemerError, OSError) as error:
@@ -235,8 +238,9 @@ class Saver:
                 cause = f"{what} of step {state.step} failed: {cause}"
             kind = re.sub(r"\d+", "", cause)
             self._failures[kind] += 1
-            if self._failures[kind] == 1:
-                then = "training goes on, the next one tries again; more failures like it are counted"
+            if (count := self._failures[kind]) == 1 or count % TOLD_AGAIN == 0:
+                again = "" if count == 1 else f"{count} such failures so far; "
+                then = f"{again}training goes on, the next one tries again; of more like it each {TOLD_AGAIN}th is reported"
                 warn(f"{cause}; the same command would go on from {self._last_good()}; {then}")
             if self._trainer.mesh.is_main:
                 incidents = self._run.incidents
