@@ -564,7 +564,7 @@ def test_missing_things_are_named(tmp_path: Path, recipe_file: Path, capsys: pyt
         ),
         (
             ("tokens", recipe_file, "--set", f"run.dir={tmp_path / 'new'}"),
-            f"no documents here; make them with `bessemer corpus {recipe_file}`",
+            f"no documents here; make them with `bessemer corpus {recipe_file} --set run.dir=",
         ),
         (("generate", recipe_file, "x", "--set", f"run.dir={tmp_path / 'other'}"), "does not exist yet"),
         (("recipe", "demoo"), "no shipped recipe"),
