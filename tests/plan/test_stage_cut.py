@@ -8,7 +8,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import derived_keys
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import Costs, balanced, balanced_blocks, num_stages, stage_costs
+from bessemer.layout.pipeline_stages import Costs, _balanced_alike, balanced, balanced_blocks, num_stages, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, Recipe, load
@@ -104,3 +104,13 @@ def test_without_a_pipeline_nothing_is_cut() -> None:
         vocabulary=512, layers=6, width=64, heads=4, kv_heads=4, head_dim=16, mlp_width=64, sequence_length=128
     )
     assert num_stages(config, Parallel(schedule="interleaved", virtual=8)) == 1
+
+
+@pytest.mark.parametrize("head", [0.0, 0.5, 1.7, 6.0])
+@pytest.mark.parametrize("embedding", [0.0, 0.3])
+def test_blocks_that_cost_the_same_are_cut_as_any_others(embedding: float, head: float) -> None:
+    """Ties too: the later stages are larger."""
+    for layers in range(2, 26):
+        for stages in range(2, min(layers, 9) + 1):
+            wanted = tuple(len(part) for part in balanced((1.0,) * layers, embedding, head, stages))
+            assert _balanced_alike(layers, 1.0, embedding, head, stages) == wanted, (layers, stages)

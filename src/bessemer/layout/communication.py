@@ -37,6 +37,11 @@ def tensor_bytes(
     return kinds, config.parameters - cut - config.classifier_parameters
 
 
+def rank_rows(num_rows: int, ranks: int) -> int:
+    """Rows of the fullest rank where rows are cut as DTensor's Shard(0) cuts them: the last ranks may have fewer, or none."""
+    return -(-num_rows // ranks)
+
+
 def tensor_sharded_parameters(config: ModelConfig) -> int:
     """Parameters of a block that a tensor group divides; which they are by name: SHARDED in parallel/tensor.py."""
     return config.block_matrix_parameters + config.joint_bias_parameters

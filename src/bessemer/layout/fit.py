@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import count
 
 from bessemer.errors import InputError
+from bessemer.layout.communication import rank_rows
 from bessemer.layout.pipeline_stages import num_stages
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
@@ -35,7 +36,7 @@ def indivisible_by_tensor(config: ModelConfig, tensor: int, context: int = 1) ->
     divides = {
         f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0,
         f"model.mlp_width = {config.mlp_width}": config.mlp_width % tensor == 0,
-        f"model.vocabulary = {vocabulary}": -(-vocabulary // tensor) * (tensor - 1) < vocabulary,
+        f"model.vocabulary = {vocabulary}": rank_rows(vocabulary, tensor) * (tensor - 1) < vocabulary,
         f"tokens.sequence_length = {config.sequence_length}": config.sequence_length % (context * tensor) == 0,
     }
     return next((key for key, does in divides.items() if not does), None)

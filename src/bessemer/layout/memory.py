@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
-from bessemer.layout.communication import tensor_sharded_parameters
+from bessemer.layout.communication import rank_rows, tensor_sharded_parameters
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
@@ -157,7 +157,7 @@ def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: in
     """Bytes of a chunk's fp32 logits with a copy, and of the head's gradient. tokens: of a micro-batch, on this rank."""
     if config.labels:  # a classifier forms one row of a few logits a text
         return 0
-    rows = -(-config.vocabulary // layout.tensor)
+    rows = rank_rows(config.vocabulary, layout.tensor)
     chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
     return 2 * 4 * chunk * rows + 4 * rows * config.width
 
@@ -249,7 +249,7 @@ class PartParameters:
         # Norms, biases and what a head has besides its table, spread over the blocks and one more.
         vectors = outside // (config.layers + 1)
         tables = config.tables(part.has_embedding, part.has_head)
-        table = -(-config.vocabulary // tensor) * config.width
+        table = rank_rows(config.vocabulary, tensor) * config.width
         positions = (config.position_rows if config.positions == "learned" else 0) + config.token_types
         rest = (
             tables * table + (vectors if part.has_head else 0) + (positions * config.width if part.has_embedding else 0)

@@ -18,6 +18,8 @@ from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import V_SHAPED
 
+ROUNDING = 1e-12  # relative, of sums of costs
+
 
 @dataclass(frozen=True)
 class PipelinePart:
@@ -124,9 +126,12 @@ def _balanced_alike(layers: int, block: float, embedding: float, head: float, co
         rest = (least + (extra > 0)) * block
         largest = max(first, rest if count > 2 else 0.0, last * block + head)
         squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
+        # Of cuts that are equal but for rounding, the one whose later stages are larger, as in `balanced`.
         if (
-            best is None or (largest, squares) <= best[:2]
-        ):  # of equal cuts the one whose later stages are larger, as `balanced`
+            best is None
+            or largest < best[0] * (1 - ROUNDING)
+            or (largest <= best[0] * (1 + ROUNDING) and squares <= best[1] * (1 + ROUNDING))
+        ):
             best = (largest, squares, last)
     assert best is not None, "there are as many blocks as stages"
     least, extra = divmod(layers - best[2], count - 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
+from bessemer.layout.communication import rank_rows
 from bessemer.layout.fit import nearest
 from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
@@ -46,7 +47,7 @@ class RankGroup:
 
     def row_range(self, num_rows: int) -> tuple[int, int]:
         """First row and number of rows of this rank's shard; the last ranks may have fewer."""
-        per_rank = -(-num_rows // self.size)
+        per_rank = rank_rows(num_rows, self.size)
         first = min(self.rank * per_rank, num_rows)
         return first, min(per_rank, num_rows - first)
 
@@ -67,7 +68,7 @@ class VocabularyShard:
     @classmethod
     def of(cls, total: int, group: RankGroup) -> VocabularyShard:
         """This rank's shard."""
-        return cls(*group.row_range(total), total, -(-total // group.size), group.name)
+        return cls(*group.row_range(total), total, rank_rows(total, group.size), group.name)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Local rows of ids (0 for those on other ranks), and whether each id is local."""
@@ -132,7 +133,7 @@ def scatter_tokens(x_BTD: Tensor, group: RankGroup) -> Tensor:
 
 def gather_columns(x: Tensor, group: RankGroup, num_columns: int) -> Tensor:
     """All-gather column shards (see `row_range`) to (..., num_columns); the backward slices a replicated gradient."""
-    padded = torch.nn.functional.pad(x, (0, -(-num_columns // group.size) - x.shape[-1]))
+    padded = torch.nn.functional.pad(x, (0, rank_rows(num_columns, group.size) - x.shape[-1]))
     # Only the last ranks have fewer columns than the others, so padding is at the end.
     return collective(padded, group, -1, "all_gather", "slice")[..., :num_columns].contiguous()
 

@@ -32,7 +32,7 @@ def _packed(recipe: Recipe, packing: Packing) -> Row:
     starts = np.concatenate([[0], edges])
     sizes = np.diff(np.concatenate([starts, [len(stream)]]))
     sequences, length = shape(recipe)
-    shard = SimpleNamespace(dtype=stream.dtype, tokens=stream)
+    shard = SimpleNamespace(dtype=stream.dtype, tokens=stream, is_trained=None)
     split = SimpleNamespace(starts=np.array([0]), shards=[shard], num_tokens=len(stream))
     source = PackedSplit(cast(Any, split), pack(starts, sizes, length, packing), text.END_OF_TEXT)
     order, filled = np.random.default_rng(0).permutation(len(source)), list[float]()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from bessemer.layout.communication import rank_rows
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
 from bessemer.model.config import ModelConfig
@@ -246,7 +247,7 @@ def head(
     """
     if precision == "fp8":
         precision = "bf16"
-    tokens, columns = micro_batch * model.sequence_length // context, model.vocabulary // tensor
+    tokens, columns = micro_batch * model.sequence_length // context, rank_rows(model.vocabulary, tensor)
     forward = matmul(tokens, columns, model.width, precision, device, physics)
     backward = matmul(tokens, model.width, columns, precision, device, physics)
     backward += matmul(model.width, columns, tokens, precision, device, physics)

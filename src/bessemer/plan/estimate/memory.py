@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from bessemer.layout.communication import rank_rows
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.plan.estimate.job import Job, Recompute, parallel
@@ -136,7 +137,7 @@ def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
     if not part.has_head:
         return 0.0, 0.0
     framework, layout = job.framework, job.layout
-    rows = -(-job.model.vocabulary // layout.tensor)
+    rows = rank_rows(job.model.vocabulary, layout.tensor)
     every = framework.pipes == "torch" and layout.pipeline > 1
     outputs = 2.0 * tokens * rows * (job.micro_batches - 1) if every else 0.0
     if framework.logits == "chunked":
