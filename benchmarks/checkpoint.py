@@ -22,7 +22,7 @@ from machine import describe, wait_until_idle
 
 from bessemer.checkpoint import AsyncSaver, latest, save
 from bessemer.checkpoint.files import BLOCK_BYTES
-from bessemer.layout.derived_keys import resolve
+from bessemer.defaults.derived_keys import resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.parallel.tied import owned_parameters

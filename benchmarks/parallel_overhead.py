@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from machine import describe
 
-from bessemer.layout import derived_keys
+from bessemer.defaults import derived_keys
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import build_model, meta_model

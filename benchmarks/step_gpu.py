@@ -75,7 +75,7 @@ def mean_context(tokens: np.ndarray) -> float:
 def bessemer(size: str, length: int, overrides: tuple[str, ...], tiny: bool) -> tuple[Step, dict[str, Any]]:
     from planned import plan_of
 
-    from bessemer.layout.derived_keys import resolve
+    from bessemer.defaults.derived_keys import resolve
     from bessemer.layout.flops import flops_per_token
     from bessemer.model.huggingface.config import model_config
     from bessemer.model.transformer import build_model

@@ -44,7 +44,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
-    from bessemer.layout.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
+    from bessemer.defaults.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
     from bessemer.layout.flops import flops_per_token
     from bessemer.model.huggingface.config import model_config
     from bessemer.model.transformer import build_model

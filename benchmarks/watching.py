@@ -20,10 +20,10 @@ import torch
 from machine import describe
 from planned import beside, plan_of, print_beside
 
+from bessemer.defaults.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.policy import GuardState, judge
 from bessemer.guard.trends import Trends
-from bessemer.layout.derived_keys import MICRO_BATCH_TOKENS_ON, resolve
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Guard, parse

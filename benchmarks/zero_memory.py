@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from machine import describe
 
-from bessemer.layout import derived_keys
+from bessemer.defaults import derived_keys
 from bessemer.layout import memory as layout_memory
 from bessemer.layout.memory import optimizer_bytes
 from bessemer.layout.pipeline_stages import parts_of

@@ -26,7 +26,7 @@ def small(folder: Path) -> Path:
 
 
 def resolved(folder: Path) -> Recipe:
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
 
     return derived_keys.resolve(load(small(folder)), 400, 24)
 

@@ -20,6 +20,7 @@ FLOORS = [
     ("model",),
     ("tasks",),
     ("layout",),
+    ("defaults",),
     ("parallel",),
     ("checkpoint",),
     ("guard",),
@@ -145,7 +146,7 @@ def test_the_data_half_needs_nothing_of_training() -> None:
 def test_plans_need_no_torch() -> None:
     assert (
         run_without(
-            ("torch", "pyarrow"), "import bessemer.layout.derived_keys, bessemer.plan.here, bessemer.plan.pipeline"
+            ("torch", "pyarrow"), "import bessemer.defaults.derived_keys, bessemer.plan.here, bessemer.plan.pipeline"
         ).returncode
         == 0
     )

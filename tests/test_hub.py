@@ -148,7 +148,7 @@ def test_a_recipe_keeps_the_name_unless_there_is_such_a_folder(tmp_path: Path) -
 
 def test_training_pins_the_commit(hub: Hub, tmp_path: Path) -> None:
     code = (
-        "from bessemer.recipe import parse; from bessemer.layout import derived_keys\n"
+        "from bessemer.recipe import parse; from bessemer.defaults import derived_keys\n"
         'text = \'[run]\\nname="x"\\n[tokens]\\nsequence_length=24\\n[model]\\nfrom="hf:someone/small"\\n\'\n'
         "from bessemer.tokens.pretrained import followed\n"
         "resolved = derived_keys.resolve(followed(parse(text, 'x')), 300)\n"

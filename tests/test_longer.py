@@ -121,7 +121,7 @@ def test_fewer_steps_than_are_done_are_refused(trained: Any, capsys: pytest.Capt
 
 def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Path) -> None:
     from bessemer import longer
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
 
     folder = runs / "small"
     stored = derived_keys.resolve(load(recipe_file), 400)
@@ -138,8 +138,8 @@ def test_minutes_are_counted_at_the_pace_of_the_run(runs: Path, recipe_file: Pat
 
 def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> None:
     from bessemer import changed_recipe
+    from bessemer.defaults import derived_keys
     from bessemer.errors import InputError
-    from bessemer.layout import derived_keys
 
     stored = derived_keys.resolve(load(recipe_file, ["train.minutes=2", "train.steps=24"]), 400)
     asked = derived_keys.resolve(load(recipe_file, ["train.minutes=1", "train.steps=12"]), 400)
@@ -150,7 +150,7 @@ def test_fewer_minutes_are_refused_in_minutes(runs: Path, recipe_file: Path) -> 
 
 def test_what_a_longer_run_keeps_of_a_short_one_is_said(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from bessemer import longer
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
 
     kept = derived_keys.resolve(load(recipe_file), 400).train
     longer.report_kept_batch(kept, kept)

@@ -76,7 +76,7 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
 def _require_fit(recipe: Recipe, goal: Goal) -> None:
     import torch
 
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
     from bessemer.train.split import require_trainable
 
     resolved = derived_keys.resolve(recipe, goal.job.model.vocabulary)

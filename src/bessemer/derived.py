@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, parse
@@ -171,7 +171,7 @@ def _machine(recipe: Recipe) -> Basis:
 
 def _probed(device: Device) -> float:
     """FLOP/s of a CPU in training steps of a small model."""
-    from bessemer.layout.derived_keys import resolve
+    from bessemer.defaults.derived_keys import resolve
     from bessemer.layout.flops import flops_per_token
     from bessemer.train.measure import step_seconds
     from bessemer.train.task import config_of

@@ -30,7 +30,7 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer import changed_recipe, longer
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
     from bessemer.tokens import outlook
 
     has_horizon = recipe.train.has_horizon
@@ -60,7 +60,7 @@ def planned_run(
 ) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them."""
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
     from bessemer.layout.flops import hardware_flops
     from bessemer.plan import here
     from bessemer.train.metrics import planned_bytes
@@ -189,7 +189,7 @@ class Planner:
 
     def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
         """Steps whose time, with that of validation and saving, add up to the minutes given."""
-        from bessemer.layout import derived_keys
+        from bessemer.defaults import derived_keys
 
         planned, batches = self.plan(recipe, timing), recipe.batches
         saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned["saving_seconds"]
@@ -200,7 +200,7 @@ class Planner:
 
     def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
         """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
-        from bessemer.layout import derived_keys
+        from bessemer.defaults import derived_keys
 
         train = recipe.train
         by_tokens = derived_keys.validation_share(recipe, self.held_out_tokens)
@@ -223,7 +223,7 @@ class Planner:
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
     from bessemer.train import device as devices
 
     return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]

@@ -23,11 +23,11 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import refetch, restore_missing
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
+from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
-from bessemer.layout.derived_keys import SAVING_SHARE, validation_share
 from bessemer.recipe import Recipe, Train, load
 from bessemer.report.data import missing_lines, trained_steps
 from bessemer.run import RunFolder, checkpoint_name, published, read_steps

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bessemer import derived, hub
+from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
-from bessemer.layout import derived_keys
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe

@@ -195,8 +195,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import changed_recipe, longer
+    from bessemer.defaults import derived_keys
     from bessemer.guard.journal import Journal
-    from bessemer.layout import derived_keys
     from bessemer.plan import here
     from bessemer.tokens.loader import loader_of
     from bessemer.tokens.outlook import num_tokens, outlook

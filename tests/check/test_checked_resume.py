@@ -11,7 +11,7 @@ import pytest
 
 from bessemer.check import sample
 from bessemer.cli import run_command
-from bessemer.layout import derived_keys
+from bessemer.defaults import derived_keys
 from bessemer.recipe import load
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore

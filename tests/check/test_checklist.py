@@ -19,9 +19,9 @@ from bessemer.check.rows import CheckRow, collected, is_go, table, verdict
 from bessemer.check.trial import TrialResult
 from bessemer.checkpoint.retention import Retention
 from bessemer.cli import run_command
+from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError
 from bessemer.guard.policy import GuardState
-from bessemer.layout import derived_keys
 from bessemer.model import attention
 from bessemer.model.attention import AttentionSpec, Documents
 from bessemer.recipe import Parallel, Recipe, load

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, node_memory, staging
-from bessemer.checkpoint.memory import MemorySaver, newest_in_memory
+from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory
 from bessemer.checkpoint.node_memory import NodeMemory, hold
 from bessemer.errors import BessemerError
 from bessemer.interrupt import NODE

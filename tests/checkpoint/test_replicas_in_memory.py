@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import staging
-from bessemer.checkpoint.memory import MemorySaver, newest_in_memory
+from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory
 from bessemer.checkpoint.node_memory import NodeMemory, hold
 from bessemer.checkpoint.replication import replica_nodes
 from bessemer.errors import BessemerError

@@ -211,9 +211,9 @@ def test_rungs_of_an_earlier_budget_count_too(
 
 def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Path, made: Path, tmp_path: Path) -> None:
     """Only where it is the run that was planned."""
+    from bessemer.defaults.derived_keys import resolve
     from bessemer.ladder import page, runs
     from bessemer.ladder.design import Planned
-    from bessemer.layout.derived_keys import resolve
     from bessemer.recipe import dump, load
     from bessemer.run import RunFolder
 

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from bessemer.defaults.derived_keys import resolve
 from bessemer.errors import InputError
 from bessemer.ladder.design import (
     FEWEST_STEPS,
@@ -18,7 +19,6 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
-from bessemer.layout.derived_keys import resolve
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load

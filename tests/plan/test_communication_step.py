@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bessemer.defaults.derived_keys import resolve
 from bessemer.layout.communication import ElementBytes, step_bytes, tensor_rank_parameters
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, parse

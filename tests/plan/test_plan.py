@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token, hardware_flops
 from bessemer.layout.memory import peak_memory

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bessemer.layout import derived_keys
+from bessemer.defaults import derived_keys
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, derive
 from bessemer.recipe import Recipe, dump, parse

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.pipeline_stages import Costs, _balanced_alike, balanced, balanced_blocks, num_stages, stage_costs
 from bessemer.model.config import ModelConfig

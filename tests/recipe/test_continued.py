@@ -8,8 +8,8 @@ import pytest
 
 from bessemer import preflight
 from bessemer.cli import run_command
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.train.measure import RunTiming

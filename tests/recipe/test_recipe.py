@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from bessemer import recipe as recipes
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
 

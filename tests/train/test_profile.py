@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.layout.derived_keys import resolve
+from bessemer.defaults.derived_keys import resolve
 from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import load

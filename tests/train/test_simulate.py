@@ -12,8 +12,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
 from processes import run_on
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.layout.memory import PartParameters, peak_memory, rank_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.parallel.mesh import join

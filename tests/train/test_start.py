@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bessemer.checkpoint import save
+from bessemer.defaults.derived_keys import resolve
 from bessemer.errors import InputError
-from bessemer.layout.derived_keys import resolve
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load
 from bessemer.tokens.shards import TokenStore

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bessemer.defaults.derived_keys import resolve
 from bessemer.errors import InputError
-from bessemer.layout.derived_keys import resolve
 from bessemer.layout.flops import flops_per_token, step_flops_per_token
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load

@@ -13,7 +13,7 @@ from bessemer.train.trainer import Trainer
 
 
 def trainer_of(recipe_file: Path, *overrides: str) -> Trainer:
-    from bessemer.layout.derived_keys import resolve
+    from bessemer.defaults.derived_keys import resolve
 
     recipe: Recipe = resolve(load(recipe_file, overrides), 400)
     model = build_model(model_config(recipe, 400), 0)

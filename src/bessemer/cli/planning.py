@@ -38,7 +38,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
 
 def _resolved_model(session: Session) -> ModelConfig:
     """The dimensions of the resolved recipe's model, from the recipe alone: nothing is measured."""
-    from bessemer.layout import derived_keys
+    from bessemer.defaults import derived_keys
     from bessemer.model.huggingface.config import model_config
     from bessemer.tokens import outlook
 

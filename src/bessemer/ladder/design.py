@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import Any, Literal
 
+from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER
 from bessemer.errors import InputError
 from bessemer.ladder.sizes import Size, batch_tokens, learning_rate
-from bessemer.layout.scaling_rules import TOKENS_PER_PARAMETER
 from bessemer.recipe import Recipe
 from bessemer.terminal import amount, duration
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from bessemer import forecast, interrupt, stages
+from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
 from bessemer.ladder.design import Planned, Rung
 from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
-from bessemer.layout import derived_keys
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session

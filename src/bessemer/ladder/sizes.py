@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log, sqrt
 
+from bessemer.defaults.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT
 from bessemer.layout.flops import step_flops_per_token
-from bessemer.layout.scaling_rules import BATCH_EXPONENT, RATE_EXPONENT
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Model, Recipe
 

@@ -56,10 +56,10 @@ class OverlappedPair:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
-Step = Action | OverlappedPair
+ScheduleEntry = Action | OverlappedPair
 
 
-def actions(steps: Iterable[Step]) -> Iterator[Action]:
+def actions(steps: Iterable[ScheduleEntry]) -> Iterator[Action]:
     """The actions of a list in the order in which they are computed, overlapped ones apart."""
     for step in steps:
         if isinstance(step, OverlappedPair):
@@ -77,7 +77,7 @@ class ScheduleActions:
     ranks: int
     virtual: int
     micro_batches: int
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[ScheduleEntry, ...], ...]
 
     @property
     def stages(self) -> int:
@@ -145,7 +145,7 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
             f"schedule dualpipev: needs as many micro-batches as stages, {2 * ranks} on {ranks} processes, not "
             f"{micro_batches}; zbv trains with {ranks} or more"
         )
-    lists: dict[str, Callable[[int], list[Step]]] = {
+    lists: dict[str, Callable[[int], list[ScheduleEntry]]] = {
         "gpipe": lambda rank: _gpipe(rank, micro_batches),
         "1f1b": lambda rank: _one_forward_one_backward(rank, ranks, micro_batches),
         "interleaved": lambda rank: _interleaved(rank, ranks, each, micro_batches),
@@ -165,7 +165,7 @@ class _Writer:
     """A rank's list while it is written: each kind of each stage takes the micro-batches in their order."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ScheduleEntry] = []
         self.weights: deque[Action] = deque()  # of I whose W is still to come
         self._next: Counter[tuple[int, str]] = Counter()
 
@@ -196,19 +196,19 @@ class _Writer:
         return self._next[stage, "F" if kind == "F" else "B"]
 
 
-def _gpipe(rank: int, m: int) -> list[Step]:
+def _gpipe(rank: int, m: int) -> list[ScheduleEntry]:
     """All forwards, then all backwards (Huang et al. 2019, figure 2c; the backwards in the order of the forwards)."""
     return [Action(rank, kind, number) for kind in ("F", "B") for number in range(m)]
 
 
-def _one_forward_one_backward(rank: int, p: int, m: int) -> list[Step]:
+def _one_forward_one_backward(rank: int, p: int, m: int) -> list[ScheduleEntry]:
     """As many forwards as there are ranks behind, then one forward and one backward in turns, then the backwards left
     (PipeDream-Flush: Narayanan et al. 2021, section 2.2.1)."""
     ahead = min(p - 1 - rank, m)
     return [*_in_turns([Action(rank, "F", n) for n in range(m)], [Action(rank, "B", n) for n in range(m)], ahead)]
 
 
-def _interleaved(rank: int, p: int, v: int, m: int) -> list[Step]:
+def _interleaved(rank: int, p: int, v: int, m: int) -> list[ScheduleEntry]:
     """1F1B over v stages on a rank, by groups of micro-batches (Narayanan et al. 2021, section 2.2.2)."""
     group = _group(p, m)
 
@@ -245,7 +245,7 @@ def _in_turns(forwards: list[Action], backwards: list[Action], ahead: int) -> It
     yield from backwards[len(forwards) - ahead :]
 
 
-def _zbv(rank: int, p: int, m: int) -> list[Step]:
+def _zbv(rank: int, p: int, m: int) -> list[ScheduleEntry]:
     """ZB-V (Qi et al. 2023, section 6): where forward, I and W take the same time, no rank waits between its first and its
     last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1.
 
@@ -283,7 +283,7 @@ def _zbv(rank: int, p: int, m: int) -> list[Step]:
     return [action for action in actions(writer.steps) if action.micro_batch < m]
 
 
-def _dualpipev(rank: int, p: int, m: int) -> list[Step]:
+def _dualpipev(rank: int, p: int, m: int) -> list[ScheduleEntry]:
     """DualPipe with its two directions folded into a V (Liu et al. 2024, section 3.2.1, and the authors' DualPipe
     repository, whose eight steps these are). near, far: as in `_zbv`."""
     near, far, writer = rank, 2 * p - 1 - rank, _Writer()

@@ -147,7 +147,7 @@ def stage_costs(costs: Costs, cut: Sequence[range]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Span:
+class StageSpan:
     """One stage of `count`: the blocks first..end-1; the first stage has the embeddings, the last one norm and head."""
 
     stage: int
@@ -179,11 +179,11 @@ def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int
     return count
 
 
-def spans(config: ModelConfig, layout: Parallel) -> list[Span]:
+def spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:
     """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
     count = num_stages(config, layout)
     ends = [0, *accumulate(balanced_blocks(config, count))]
-    return [Span(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
+    return [StageSpan(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
 
 
 def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:

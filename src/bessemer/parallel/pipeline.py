@@ -24,7 +24,7 @@ from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.errors import InputError
 from bessemer.layout.fit import require_micro_batches
-from bessemer.layout.pipeline_stages import Span, rank_of
+from bessemer.layout.pipeline_stages import StageSpan, rank_of
 from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
@@ -60,7 +60,7 @@ def require_schedule(layout: Parallel, device: torch.device) -> None:
         )
 
 
-def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
+def keep_stages(model: Transformer, local_spans: Sequence[StageSpan]) -> None:
     """Remove the modules that the local stages do not need from a model (of `transformer.meta_model`), in place.
 
     Blocks elsewhere become None; so do the embeddings without the first stage, and norm, head and classifier without the
@@ -79,7 +79,7 @@ def keep_stages(model: Transformer, local_spans: Sequence[Span]) -> None:
     )
 
 
-def stage_model(model: Transformer, span: Span) -> Transformer:
+def stage_model(model: Transformer, span: StageSpan) -> Transformer:
     """One stage of a model on which `keep_stages` left several: a Transformer that shares its blocks and embeddings."""
     part = copy.copy(model)
     part._modules = dict(model._modules)
@@ -107,7 +107,7 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, model: Transformer, span: Span, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
+        self, model: Transformer, span: StageSpan, task: Objective, autocast: Callable[[], AbstractContextManager[object]],
         local_batch: ReadBatch,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bessemer.layout import scaling_rules
+from bessemer.defaults import scaling_rules
 
 CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # section 5.1, equation 5.3
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys, devices
+from bessemer.layout import devices
 from bessemer.layout.devices import PRECISIONS
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config

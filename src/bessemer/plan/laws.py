@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER
 from bessemer.errors import InputError
-from bessemer.layout.scaling_rules import TOKENS_PER_PARAMETER
 
 FLOPS_PER_PARAMETER_TOKEN = 6.0
 

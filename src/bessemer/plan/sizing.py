@@ -106,7 +106,7 @@ def bytes_per_token(vocabulary: int) -> float:
 def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:
     """The recipe with everything that follows from its text and the machine, and what was chosen and why.
 
-    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (layout/derived_keys.py) does
+    Keys that the recipe gives stay, and the others follow from them too. Only keys that the dial (defaults/derived_keys.py) does
     not derive are filled in, so the dial comes after.
     """
     return _Derivation(recipe, basis).made()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.layout.derived_keys import resolve
+from bessemer.defaults.derived_keys import resolve
 from bessemer.recipe import Recipe, parse
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch

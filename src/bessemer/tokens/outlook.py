@@ -45,7 +45,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
 
 
 def num_tokens(folder: Path) -> dict[str, int]:
-    """Training and held-out tokens, by their names in layout/derived_keys.py; empty before they are written."""
+    """Training and held-out tokens, by their names in defaults/derived_keys.py; empty before they are written."""
     if (store := TokenStore.described(folder)) is None:
         return {}
     return {"unique_tokens": store.train_tokens, "held_out_tokens": store.held_out_tokens}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bessemer.checkpoint import save
+from bessemer.defaults import derived_keys
 from bessemer.environment import describe
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face

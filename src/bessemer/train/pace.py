@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator
 from time import perf_counter
 
+from bessemer.defaults.derived_keys import FORWARD_SHARE, SAVING_SHARE
 from bessemer.guard.goodput import WallClock
-from bessemer.layout.derived_keys import FORWARD_SHARE, SAVING_SHARE
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.train import Revision

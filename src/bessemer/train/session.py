@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
-from bessemer.checkpoint.memory import newest_in_memory
+from bessemer.checkpoint.in_memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import drop_newer

@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys
 from bessemer.layout.memory import rank_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.model.config import ModelConfig

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import derived_keys, fit
-from bessemer.layout.pipeline_stages import Span, spans, stages_at
+from bessemer.layout import fit
+from bessemer.layout.pipeline_stages import StageSpan, spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
@@ -86,7 +87,7 @@ def build(
         model.head.tie(model.embedding)
     task.prepare(model)
     model.use_linear(precisions.product_of(device.arithmetic))
-    local_spans: list[Span] = []
+    local_spans: list[StageSpan] = []
     if mesh.layout.pipeline > 1:
         all_spans = spans(config, mesh.layout)
         local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
@@ -134,7 +135,7 @@ def _recompute_and_compile(
 
 
 def _pipelined(
-    train: Train, model: Transformer, local_spans: list[Span], mesh: ProcessMesh, task: Task, device: Device,
+    train: Train, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
     weights: Weights | None, memory: AbstractContextManager[object],
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""

@@ -14,7 +14,7 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.memory import MemorySaver
+from bessemer.checkpoint.in_memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import newest

@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 
 from bessemer import hub
+from bessemer.defaults import scaling_rules
 from bessemer.errors import InputError
-from bessemer.layout import scaling_rules
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.config import model_config, recipe_keys
