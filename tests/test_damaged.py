@@ -360,7 +360,15 @@ def test_a_loss_that_rose_after_a_change_of_the_recipe_is_put_down_to_it(trained
     run = RunFolder(trained)
     rows = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((8, 2.0), (16, 1.5), (24, 3.0))]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert has_risen(run).startswith("its held-out loss has risen from 1.500 at step 16 to 3.000: give it more text")
+    said = has_risen(run)
+    assert said.startswith(
+        "its held-out loss has risen from 1.500 at step 16 to 3.000: it has read 43% of the text, so there is"
+    )
+    assert "try a third of train.optimizer.learning_rate" in said
+    recipe = run.recipe.read_text()
+    run.recipe.write_text(recipe.replace("steps = 24", "steps = 240"))
+    assert "to 3.000: give it more text" in has_risen(run), "it has read it several times"
+    run.recipe.write_text(recipe)
     change = {
         "step": 16,
         "what": "recipe_changed",
@@ -401,3 +409,23 @@ def test_reports_and_the_state_of_runs_from_the_command_line(
         assert run_command(arguments) == 2, arguments
         assert complaint in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists() and not (tmp_path / "foreign" / "report.html").exists()
+
+
+def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not an older one, with the score of another step."""
+    newest = sorted((trained / "checkpoints").glob("step-*"))[-1]
+    file = newest / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    export = ["export", str(trained), str(trained.parent / "out")]
+    for command in (export, ["evaluate", str(trained)]):
+        assert run_command(command) == 2
+        said = capsys.readouterr().err
+        assert f"remove {newest}" in said and "trains the steps after it again" in said
+    assert not (trained.parent / "out").exists()
+    shutil.rmtree(newest)
+    assert run_command(["train", str(trained)]) == 0
+    assert newest.is_dir() and run_command(export) == 0

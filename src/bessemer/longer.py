@@ -127,22 +127,31 @@ def has_risen(run: RunFolder) -> str:
     changes = [
         row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
     ]
+    epochs = _epochs(run)
     advice = "give it more text"
+    if epochs is not None and epochs < 1:
+        advice = f"it has read {epochs:.0%} of the text, so there is enough of it; try a third of train.optimizer.learning_rate"
     if changes:
         advice = f"the recipe was changed after step {changes[-1]['step']:,} ({changes[-1]['cause']}); go back to it as it was"
     return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: {advice}{kept}"
 
 
+def _epochs(run: RunFolder) -> float | None:
+    """How often the whole run reads its text; None where the tokens are gone."""
+    from bessemer.tokens.outlook import num_tokens
+
+    train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
+    return (train.steps or 0) * (train.global_batch_tokens or 0) / unique if unique else None
+
+
 def memorises(run: RunFolder) -> str:
     """A sentence where more training on the same text would not help, with the reason; empty where it may help."""
     from bessemer.plan.sizing import MAX_EPOCHS
-    from bessemer.tokens.outlook import num_tokens
 
     if risen := has_risen(run):
         return risen
-    train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
-    epochs = (train.steps or 0) * (train.global_batch_tokens or 0) / max(unique, 1)
-    if unique and epochs >= 0.95 * (train.max_epochs or MAX_EPOCHS):
+    epochs = _epochs(run)
+    if epochs is not None and epochs >= 0.95 * (load(run.recipe).train.max_epochs or MAX_EPOCHS):
         return f"it has read the text {epochs:.3g} times: give it more text"
     return ""
 

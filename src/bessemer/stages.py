@@ -123,7 +123,10 @@ def corpus(session: Session) -> None:
         close_work(session.run)  # left there by a kill after the corpus was published
     else:
         _refuse_to_rebuild(
-            session, session.run.corpus, inputs, "the sources or their rules have changed since the corpus was built"
+            session,
+            session.run.corpus,
+            inputs,
+            "the sources or their rules have changed since the corpus was built, or their files have another place or time",
         )
 
     statistics = session.run.corpus / "statistics.json"
@@ -150,6 +153,7 @@ def corpus(session: Session) -> None:
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
     from bessemer.tokens import build
+    from bessemer.tokens.chat import chat_line
     from bessemer.tokens.shards import TokenStore
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
@@ -176,7 +180,7 @@ def tokens(session: Session) -> None:
         facts = done.manifest["tokenizer"]
         return (
             f"{amount(done.train_tokens)} tokens to train on, {amount(done.held_out_tokens)} held out; vocabulary "
-            f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token"
+            f"{facts['vocabulary']:,}, {facts['bytes_per_token']:.2f} bytes a token{chat_line(session.recipe, done)}"
         )
 
     session.stage("tokens", work, current)
@@ -431,7 +435,8 @@ def _refuse_to_rebuild(session: Session, folder: Path, inputs: str, why: str) ->
     if folder.exists() and not is_of_the_same and (session.run.checkpoints / "latest").exists():
         raise InputError(
             f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
-            "with --set run.name=NAME, or start this one over with --restart (what was trained is set aside, not removed)"
+            "with --set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one "
+            "over with --restart (what was trained is set aside, not removed)"
         )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
+from bessemer.checkpoint.protocol import has_all_files
 from bessemer.errors import BessemerError
 
 
@@ -103,6 +104,14 @@ def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> No
     with pytest.raises(BessemerError, match="none of its 3 checkpoints is whole"):
         latest(folder)
     assert latest(folder.parent / "nothing") is None
+
+
+def test_a_pointer_of_random_bytes_is_written_again(folder: Path) -> None:
+    (folder / "latest").write_bytes(b"\xff\xfe\x80")
+    said: list[str] = []
+    assert has_all_files(folder, 30, said.append) and "written again" in said[0]
+    (folder / "latest").write_bytes(b"\xff\xfe\x80")
+    assert latest(folder).step == 30  # type: ignore[union-attr]
 
 
 @pytest.mark.fault(6)

@@ -75,7 +75,9 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"content": "x"}], "message 1: role None"),
         ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"message 2 \(of the assistant\): content is missing"),
         ([{"role": "user", "content": [{"type": "text"}]}], "content is list, not text"),
-        ([{"role": "user", "content": "x"}], "no message of the assistant"),
+        ([{"role": "user", "content": "x"}], "the assistant says nothing"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}], "the assistant says nothing"),
+        ([{"role": "assistant", "content": "x", "weight": 0}], "weight = 0 is not understood"),
         ([{"role": "assistant", "content": "\ufdd0x"}], "which are no characters"),
     ],
 )  # fmt: skip

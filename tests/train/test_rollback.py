@@ -199,6 +199,14 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     assert weights(repeated) == weights(folder)
     assert read_json_lines(repeated / "incidents.jsonl") == []
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
+    kept = (folder / "incidents.jsonl").read_text()
+    (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one's
+    longer = copied(runs, "longer")
+    train(recipe_file, longer, f"train.steps={STEPS + 10}")
+    (found,) = [row for row in incidents(longer / "small") if "rollback" in row]
+    assert (found["what"], found["onset"], found["action"]) == ("nonfinite", 61, "rolled back to step 50")
+    assert "rolled back to step 50, before the training was killed" in capsys.readouterr().err
+    (folder / "incidents.jsonl").write_text(kept)
     (folder / "journal.jsonl").unlink()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
     train(recipe_file, runs, f"train.steps={STEPS + 10}", expected=2)

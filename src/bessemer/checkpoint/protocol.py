@@ -167,6 +167,7 @@ def publish(
 
     def move() -> None:
         before = target.with_name(f"{target.name}.old.tmp")  # one of the two is there at any time
+        shutil.rmtree(before, ignore_errors=True)
         if target.exists():  # a resumed run saves a step again; the two are equal bit for bit
             os.rename(target, before)
         os.rename(staged, target)
@@ -205,7 +206,7 @@ def latest(
 
     def list_published() -> tuple[list[int], str | None]:
         pointer = folder / LATEST
-        return published(folder), pointer.read_text().strip() if pointer.is_file() else None
+        return published(folder), pointer.read_text(errors="replace").strip() if pointer.is_file() else None
 
     steps, named = on_rank_zero(mesh, list_published)
     if named is not None and named not in map(checkpoint_name, steps):
@@ -240,7 +241,7 @@ def has_all_files(folder: Path, step: int, on_damage: Callable[[str], None]) -> 
     except (BessemerError, OSError):
         return False
     pointer = folder / LATEST
-    if not pointer.is_file() or pointer.read_text().strip() != checkpoint_name(step):
+    if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
         on_damage(f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint; written again")
         write_atomic(pointer, checkpoint_name(step))
     return True
@@ -325,7 +326,7 @@ def drop_newer(folder: Path, step: int) -> None:
     write_atomic(folder / LATEST, checkpoint_name(step))
     for newer in reversed(published(folder)):
         if newer > step:
-            shutil.rmtree(folder / checkpoint_name(newer))
+            _remove(folder / checkpoint_name(newer))
 
 
 def _files_to_verify(files: dict[str, dict[str, Any]], mesh: ProcessMesh) -> list[str]:
@@ -349,9 +350,17 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     kept = Retention.of(keep).kept(steps)
     for step in steps:
         if step not in kept:
-            shutil.rmtree(folder / checkpoint_name(step))
+            _remove(folder / checkpoint_name(step))
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, so that a kill leaves it whole or not at all."""
+    aside = checkpoint.with_name(f"{checkpoint.name}.old.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(checkpoint, aside)
+    shutil.rmtree(aside)
 
 
 def _sources(named: dict[str, Tensor]) -> dict[str, ArraySource]:

@@ -25,8 +25,9 @@ def conversation(value: object) -> str:
     if not isinstance(value, list) or not value:
         raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
-    if not any(message["role"] == "assistant" for message in messages):
-        raise ValueError("no message of the assistant, so that there is nothing to learn")
+    said = [one for one in messages if one["role"] == "assistant" and (one["content"].strip() or one.get("tool_calls"))]
+    if not said:
+        raise ValueError("the assistant says nothing, so that there is nothing to learn")
     return _as_text(messages)
 
 
@@ -54,6 +55,10 @@ def _message(value: object, number: int) -> Message:
     if not isinstance(content, str):
         kind = "missing" if content is None else f"{type(content).__name__}, not text"
         raise ValueError(f"message {number} (of the {role}): content is {kind}")
+    if message.get("weight", 1) != 1:
+        raise ValueError(
+            f"message {number} (of the {role}): weight = {message['weight']!r} is not understood; take it out"
+        )
     if any(mark in content for mark in NO_CHARACTERS):
         raise ValueError(f"message {number} (of the {role}): it holds U+FDD0 or U+FDD1, which are no characters")
     return {"role": role, "content": content, **message}

@@ -149,7 +149,10 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     is_short = longest is not None and texts[longest] != ANY_TEXT and len(texts[longest]) < SHORT_FIELD_CHARACTERS
     likely = _known_name(texts) or (None if is_short else longest)
     lists = [name for name, value in fields.items() if isinstance(value, list) and value]
-    if likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
+    speaks = [name for name in lists if isinstance(fields[name][0], dict) and fields[name][0].keys() & {"role", "from"}]  # type: ignore[index]
+    if text_key == "messages" and speaks:
+        fix = f'; set text_key = "{speaks[0]}"'
+    elif likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
         fix = f'; set text_key = "{likely}"'
     elif lists:
         rows = all(isinstance(item, dict) for item in fields[lists[0]])  # type: ignore[attr-defined]

@@ -144,7 +144,10 @@ class _Derivation:
         is_known = basis.held_bytes > 0  # else of raw files
         few = (basis.held_documents if is_known else basis.documents) < MIN_HELD_OUT_DOCUMENTS
         few = few or basis.held_bytes > 2 * wanted
-        if few and self.recipe.train.objective != "classify":
+        if few and self.recipe.chat_parts:  # no conversation is cut
+            why = f"a tenth of {counted(basis.documents, 'conversation')}"
+            self._set("tokens", why, held_out=0.1)
+        elif few and self.recipe.train.objective != "classify":
             share = round(wanted / basis.text_bytes, 4)
             why = (
                 f"about {size(wanted)}, a passage of each, cut at the ends of lines: {counted(basis.documents, 'document')} can"

@@ -110,9 +110,13 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             write_atomic(staged / CHAT_TEMPLATE, chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
-        if (
-            chats is not None and chats.turn_end in tokenizer.special
-        ):  # the assistant's turn ends at it, and so does generation
+        if chats is not None and chats.turn_end not in tokenizer.special:
+            warn(
+                "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
+                f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
+                "with eos_token"
+            )
+        elif chats is not None:  # generation ends where the assistant's turn ends
             ends = manifest["tokenizer"].get("ends", [tokenizer.end_of_text])
             manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
@@ -353,7 +357,8 @@ def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
         )
     tokens_held = sum(facts["tokens"] for facts in held.values())
     if tokens_held <= length:
+        passages = 'hold out a passage of each document (tokens.held_out_from = "passages"), '
         raise InputError(
-            f"{of_documents} leaves {tokens_held} held-out tokens, fewer than one sequence of {length}; hold out a passage of "
-            'each document (tokens.held_out_from = "passages"), raise the share, shorten the sequence or add documents'
+            f"{of_documents} leaves {tokens_held} held-out tokens, fewer than one sequence of {length}; "
+            f"{'' if recipe.chat_parts else passages}raise the share, shorten the sequence or add documents"
         )

@@ -16,6 +16,7 @@ from bessemer.corpus.conversation import NO_CHARACTERS
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe
+from bessemer.terminal import counted
 from bessemer.tokens.pretrained import (
     CHATML,
     chat_template,
@@ -24,6 +25,7 @@ from bessemer.tokens.pretrained import (
     template_environment,
     template_error,
 )
+from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
@@ -54,6 +56,16 @@ def chat_digest(recipe: Recipe) -> list[str]:
     return [digest(template_source(recipe))] if recipe.chat_parts else []
 
 
+def chat_line(recipe: Recipe, store: TokenStore) -> str:
+    """The end of a line about tokens: how many are trained on, how many conversations are cut; empty without conversations."""
+    packed = store.manifest.get("packing", {})
+    if not (names := recipe.chat_parts & set(store.sources)) or "sources" not in packed:
+        return ""
+    cut = sum(packed["sources"][name]["train"]["documents_cut"] for name in names)
+    told = f"; {packed['targets'] / max(store.train_tokens, 1):.0%} of the tokens are trained on"
+    return told + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
+
+
 class ChatTemplate:
     """Renders conversations. sources: the names under which they are stored; source: Jinja; names: of special tokens."""
 
@@ -62,7 +74,8 @@ class ChatTemplate:
             raise InputError(f"chat template: {error}; {ADVICE}")
         self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
         self._template = template_environment(MARKS).from_string(source)
-        ids, is_trained = self.encode(PROBE, "a first try")
+        self._writes_calls = "tool_calls" in source
+        ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
             raise InputError(f"chat template: it does not mark what the assistant says; {ADVICE}")
         self.turn_end = int(ids[np.flatnonzero(is_trained)[-1]])
@@ -87,8 +100,14 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
+        messages = json.loads(text)
+        if not self._writes_calls and any(message.get("tool_calls") for message in messages):
+            raise InputError(
+                f"{what}: a message has tool_calls, which the chat template does not write; name one that does by "
+                "tokens.chat_template, or take the conversation out"
+            )
         try:
-            marked = self._template.render(messages=json.loads(text), add_generation_prompt=False, **self._names)
+            marked = self._template.render(messages=messages, add_generation_prompt=False, **self._names)
         except (TemplateError, TypeError) as error:
             raise InputError(f"{what}: chat template: {error}") from None
         plain, spans = _spans(marked)

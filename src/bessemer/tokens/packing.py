@@ -234,6 +234,8 @@ def _facts(store: TokenStore, recipe: Recipe, source: str, name: str) -> dict[st
     else:
         packed, cut = open_pack(store, recipe, source, name), int((sizes - _num_skipped_tokens(store) > length).sum())
         sequences, targets, dropped = len(packed), int(packed.sizes.sum()), 0
+        if masks := [shard.is_trained for shard in split.shards if shard.is_trained is not None]:
+            targets = sum(int(mask.sum()) for mask in masks)
     return {
         "documents": len(sizes), "documents_cut": cut, "sequences": sequences, "targets": targets,
         "tokens_dropped": dropped,

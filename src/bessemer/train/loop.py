@@ -27,7 +27,7 @@ from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
-from bessemer.train.rollback import compare_replicas, respond
+from bessemer.train.rollback import compare_replicas, note_interrupted, respond
 from bessemer.train.samples import log_sample, log_tasks
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
@@ -88,6 +88,7 @@ def train_here(
         if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
             source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
         say(f"  going on from step {step} of {recipe.train.steps}{source}")
+        note_interrupted(training)
     summary = train(training)
     if profiler and profiler.seconds:
         in_all = recomputed_in_all(config, recipe.parallel, summary.recomputed)

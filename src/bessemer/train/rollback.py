@@ -11,7 +11,7 @@ from bessemer.checkpoint.protocol import drop_newer, verified
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
-from bessemer.guard.incidents import CORRUPTION, NONFINITE, RECORDED, record
+from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
 from bessemer.parallel.control import on_rank_zero
@@ -53,6 +53,28 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
         else "it lasts"
     )
     return _roll_back_or_stop(training, state, step, alarm, why)
+
+
+def note_interrupted(training: Training) -> None:
+    """Record the rollbacks that a kill kept out of incidents.jsonl, and warn where the guard stopped the run and nothing was
+    changed since."""
+    journal, run = training.journal, training.run
+    if not training.trainer.mesh.is_main:
+        return
+    recorded = {row.get("rollback") for row in read_steps(run.incidents)}
+    for one in journal.rollbacks:
+        if one.number not in recorded:
+            action = f"went back to step {one.to}, {STOPPED}" if one.stops_run else f"rolled back to step {one.to}"
+            cause = "a kill came before its figures were recorded"
+            kind = INCIDENT_KINDS[one.what]
+            record(run.incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
+            warn(f"step {one.at}: {one.what}: {action}, before the training was killed")
+    if journal.num_rollbacks > training.saver.rollbacks_before_change and journal.rollbacks[-1].stops_run:
+        last = journal.rollbacks[-1]
+        warn(
+            f"the guard stopped this recipe at step {last.at} ({last.what}), and nothing was changed since: it is likely to stop "
+            "again; change it with --set KEY=VALUE --accept-changes"
+        )
 
 
 def compare_replicas(training: Training, state: TrainState) -> TrainState | None:

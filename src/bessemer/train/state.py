@@ -29,7 +29,7 @@ from bessemer.model.transformer import build_model
 from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run import RunFolder, published, read_json_lines
+from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -285,7 +285,14 @@ def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoin
     """The newest verified checkpoint, or the `average` newest. Raises InputError where there are too few."""
     if average > 1:
         return newest(run.checkpoints, average, on_damage=warn)
-    checkpoint = latest(run.checkpoints, on_damage=warn)
+    damages, steps = list[str](), published(run.checkpoints)
+    checkpoint = latest(run.checkpoints, on_damage=damages.append)
+    if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
+        raise InputError(
+            f"{damages[0].rpartition('; ')[0]}. The newest whole checkpoint is that of step {checkpoint.step}: remove "
+            f"{run.checkpoints / checkpoint_name(steps[-1])}, and `bessemer run {run.path}` trains the steps after it again, bit "
+            "for bit"
+        )
     if checkpoint is None:
         was_trained = (run.path / "mixture.json").exists()
         raise InputError(
