@@ -116,7 +116,10 @@ def corpus(session: Session) -> None:
     from bessemer.corpus import pipeline
     from bessemer.corpus.statistics import funnel_lines, result_line, separate_sources
     from bessemer.corpus.work import close_work
+    from bessemer.tokens.chat import template_source
 
+    if session.recipe.tokens.chat_template is not None:
+        template_source(session.recipe)  # one that cannot be read is refused before the corpus is built
     inputs = pipeline.inputs_digest(session.recipe)
     current = stage_is_current(session.run.corpus, inputs)
     if current:

@@ -26,6 +26,8 @@ from bessemer.tokens.shards import TokenStore
 _KINDS = {
     "causal": ("text-generation", "AutoModelForCausalLM", "language model",
                'generate("Once upon a time", max_new_tokens=50, do_sample=False)'),
+    "chat": ("text-generation", "AutoModelForCausalLM", "chat model",
+             'generate([{"role": "user", "content": "What is 2 + 3?"}], max_new_tokens=50, do_sample=False)'),
     "masked": ("fill-mask", "AutoModelForMaskedLM", "masked language model",
                'fill(f"The time {fill.tokenizer.mask_token} come")'),
     "classify": ("text-classification", "AutoModelForSequenceClassification", "classifier",
@@ -38,7 +40,9 @@ def model_card(
 ) -> str:
     """The text of README.md for the weights of a step. check: what the export's gate measured; of a GGUF file, its facts."""
     scored = read_json(run.evaluation) if run.evaluation.exists() else {}
-    task, model_class, kind, call = _KINDS["classify" if config.labels else "causal" if config.causal else "masked"]
+    task, model_class, kind, call = _KINDS[
+        "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
+    ]
     family, start = family_of(config), recipe.model.from_
     card: str = _template().render(
         recipe=recipe, name=recipe.run.name, config=config, check=check, step=step, version=__version__, task=task,
