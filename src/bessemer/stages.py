@@ -125,12 +125,8 @@ def corpus(session: Session) -> None:
     if current:
         close_work(session.run)  # left there by a kill after the corpus was published
     else:
-        _refuse_to_rebuild(
-            session,
-            session.run.corpus,
-            inputs,
-            "the sources or their rules have changed since the corpus was built, or their files have another place or time",
-        )
+        why = "the sources or their rules have changed since the corpus was built, or their files have another place or time"
+        _refuse_to_rebuild(session, session.run.corpus, inputs, why)
 
     statistics = session.run.corpus / "statistics.json"
 
