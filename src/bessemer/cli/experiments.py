@@ -61,8 +61,8 @@ def study(args: argparse.Namespace) -> Any:
         pages.write(page, args.name, result, table)
     if not args.json:
         print(table)
-        told = (f"Expected: {result['expected']}", *(f"- {sentence}" for sentence in result["shows"]))
-        print("\n".join(["", *(textwrap.fill(line, 120, subsequent_indent="  ") for line in told)]))
+        sentences = (f"Expected: {result['expected']}", *(f"- {sentence}" for sentence in result["shows"]))
+        print("\n".join(["", *(textwrap.fill(line, 120, subsequent_indent="  ") for line in sentences)]))
         if page is not None:
             say(f"written: {page}")
     if missed := result.get("missed"):

@@ -26,7 +26,7 @@ from bessemer.errors import InputError
 from bessemer.recipe import Contamination as Settings
 from bessemer.recipe import EvaluationSet
 
-StageSpan = tuple[int, int]
+Span = tuple[int, int]
 
 
 class EvaluationOverlap(NamedTuple):
@@ -34,7 +34,7 @@ class EvaluationOverlap(NamedTuple):
 
     # by set, numbers of the items (from 0, in the order of the set's file), ascending; none: no overlap
     items: dict[str, tuple[int, ...]]
-    spans: tuple[StageSpan, ...]  # of the matching text, in characters, ascending and disjoint
+    spans: tuple[Span, ...]  # of the matching text, in characters, ascending and disjoint
 
 
 NO_OVERLAP = EvaluationOverlap({}, ())
@@ -125,9 +125,9 @@ def check(text: str, index: GramIndex) -> EvaluationOverlap:
     return EvaluationOverlap({name: numbers for name, numbers in by_set.items() if numbers}, spans)
 
 
-def _merged(places: NDArray[np.int64]) -> tuple[StageSpan, ...]:
+def _merged(places: NDArray[np.int64]) -> tuple[Span, ...]:
     """Overlapping and touching spans as one."""
-    spans: list[StageSpan] = []
+    spans: list[Span] = []
     for start, end in sorted(map(tuple, places.tolist())):
         if spans and start <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))

@@ -20,8 +20,8 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData
 
-StageSpan = tuple[int, int]
-Finder = Callable[[str], Iterator[StageSpan]]
+Span = tuple[int, int]
+Finder = Callable[[str], Iterator[Span]]
 
 FACTS = tomllib.loads(Path(__file__).with_name("personal.toml").read_text(encoding="utf-8"))
 PATTERNS = {
@@ -69,7 +69,7 @@ SPECIAL_IPV6 = tuple(map(IPv6Network, FACTS["special_ipv6"].split()))
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 
 
-def emails(text: str) -> Iterator[StageSpan]:
+def emails(text: str) -> Iterator[Span]:
     """Spans of e-mail addresses (RFC 5321's lengths), except example names (RFC 2606), `git@`, files and units."""
     if "@" not in text:
         return
@@ -92,7 +92,7 @@ def emails(text: str) -> Iterator[StageSpan]:
         yield at - len(name), end
 
 
-def addresses(text: str) -> Iterator[StageSpan]:
+def addresses(text: str) -> Iterator[Span]:
     """Spans of public IP addresses, except special-purpose ones and likely version numbers: four parts below 32, such
     as 12.1.2.3, are a version or section far more often than an address, of which one in 4,096 looks so."""
     for found in PATTERNS["ipv4"].finditer(text):
@@ -123,7 +123,7 @@ def addresses(text: str) -> Iterator[StageSpan]:
 CUE_CHARACTERS = 40  # so far before a number its cue may stand
 
 
-def cards(text: str) -> Iterator[StageSpan]:
+def cards(text: str) -> Iterator[Span]:
     """Payment cards: an issuer's prefix and length (ISO/IEC 7812), and Luhn's checksum."""
     for match in PATTERNS["card"].finditer(text):
         digits = re.sub("[ -]", "", match[0])
@@ -133,7 +133,7 @@ def cards(text: str) -> Iterator[StageSpan]:
             yield match.span()
 
 
-def ibans(text: str) -> Iterator[StageSpan]:
+def ibans(text: str) -> Iterator[Span]:
     """Bank accounts: a country's IBAN length and the checksum of ISO 13616 (mod 97); single spaces between groups."""
     end = 0
     for match in PATTERNS["iban"].finditer(text):
@@ -163,7 +163,7 @@ def iban_length(country: str) -> int:
     return 4 + sum(groups) if groups else 0
 
 
-def national(text: str, country: str) -> Iterator[StageSpan]:
+def national(text: str, country: str) -> Iterator[Span]:
     """A country's national IDs. Raises InputError when python-stdnum is not installed."""
     shape, cue = _national_shape(country)
     for match in shape.finditer(text):
@@ -201,7 +201,7 @@ CALLING_CODES = {
 MAX_PHONE_DIGITS = 15  # of an international number, the country code included (ITU-T E.164, 6.2)
 
 
-def phones(text: str) -> Iterator[StageSpan]:
+def phones(text: str) -> Iterator[Span]:
     """Spans of phone numbers, which may repeat and overlap; fictional ones (555-0100 to 555-0199) are left out."""
     for found in PATTERNS["phone_international"].finditer(text):
         end = _international(found["number"])

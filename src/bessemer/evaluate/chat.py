@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.pretrained import CHATML, chat_template, read_table, template_environment, template_error
+from bessemer.tokens.pretrained import CHATML, chat_template, template_environment, template_error, template_names
 from bessemer.tokens.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -84,8 +83,7 @@ class Template:
     @classmethod
     def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
         """The template of a name or a file; none: the one that lies beside the tokenizer, else `plain`."""
-        settings = read_table(folder / "tokenizer_config.json")
-        names = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        names = template_names(folder)
         # Any special token of the vocabulary ends a reply: that is what they are for.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
         own = chat_template(folder) if wanted is None else None
@@ -108,10 +106,6 @@ class Template:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
         except TemplateError as error:
             raise InputError(f"chat template: {error}") from None
-
-
-def _content(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token or "")
 
 
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:

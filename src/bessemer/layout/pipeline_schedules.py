@@ -249,7 +249,7 @@ def _zbv(rank: int, p: int, m: int) -> list[ScheduleEntry]:
     """ZB-V (Qi et al. 2023, section 6): where forward, I and W take the same time, no rank waits between its first and its
     last action, once m >= 2p - 1; with fewer, those that are not there are left out of the list of 2p - 1.
 
-    near, far: the rank's stage on the way down the V and on the way back up.
+    near, far: the rank's stage in the first half of the V and in the second.
     """
     near, far, writer = rank, 2 * p - 1 - rank, _Writer()
     add, full = writer.add, max(2 * p - 1, m)

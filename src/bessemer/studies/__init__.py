@@ -93,5 +93,5 @@ def run(name: str, short: bool = False, folder: Path | None = None) -> tuple[dic
     if (short or folder is not None) and not study.long:
         raise InputError(f"study {name}: it has neither --short nor --folder; leave them out")
     results: dict[str, Any] = subject.run(short, folder) if study.long else subject.run()
-    told = {"question": study.what, "expected": subject.expected, "shows": subject.shows(results)}
-    return {**results, **told}, str(subject.table(results))
+    explained = {"question": study.what, "expected": subject.expected, "shows": subject.shows(results)}
+    return {**results, **explained}, str(subject.table(results))

@@ -95,10 +95,10 @@ def shows(results: dict[str, Any]) -> list[str]:
     """What the classifiers show."""
     order = sorted(WAYS, key=lambda way: -float(results[way]["accuracy"]))
     frozen, full = results["frozen"], results["full"]
-    told = [f"{WAYS[way]} {results[way]['accuracy']:.1%}" for way in order]
+    accuracies = [f"{WAYS[way]} {results[way]['accuracy']:.1%}" for way in order]
     gain = full["accuracy"] - results["scratch"]["accuracy"]
     return [
-        f"From the best: {', '.join(told)}; chance is {results['chance']:.1%}.",
+        f"From the best: {', '.join(accuracies)}; chance is {results['chance']:.1%}.",
         f"Frozen, {frozen['trained_parameters']:,} parameters are trained in {frozen['seconds']:.0f} s; with the encoder "
         f"{full['trained_parameters']:,} in {full['seconds']:.0f} s.",
         f"Pretraining is worth {100 * gain:+.1f} points to the classifier that is trained whole.",

@@ -115,9 +115,9 @@ def shows(results: dict[str, Any]) -> list[str]:
     """What the grid shows."""
     (base, *_, widest), moved, at_base = results["settings"]["widths"], results["moved"], results["at_base_rate"]
     holds = abs(log2(moved["base_width"])) < abs(log2(moved["standard"]))
-    told = [f"{rule} by a factor of {moved[rule]:.2g}" for rule in RULES]
+    factors = [f"{rule} by a factor of {moved[rule]:.2g}" for rule in RULES]
     return [
-        f"From width {base} to {widest} the best rate moves: {', '.join(told)}.",
+        f"From width {base} to {widest} the best rate moves: {', '.join(factors)}.",
         f"At the rate that is best at {base}, width {widest} has {_cell(at_base['standard'])} nats without base_width and "
         f"{_cell(at_base['base_width'])} with it.",
         "As expected, the rate transfers better with it." if holds else "The rate does not transfer better with it here.",

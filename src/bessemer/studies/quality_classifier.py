@@ -129,7 +129,7 @@ def shows(results: dict[str, Any]) -> list[str]:
     return [
         f"From {epochs[0]['loss']:.3f} after the first epoch the loss falls to {epochs[-1]['loss']:.3f}; the optimum is "
         f"{results['optimum']['loss']:.3f}.",
-        f"{held['accuracy']:.1%} of {held['texts']} held-out texts are told apart rightly, ROC AUC {held['roc_auc']:.3f}.",
+        f"{held['accuracy']:.1%} of {held['texts']} held-out texts are classified rightly, ROC AUC {held['roc_auc']:.3f}.",
         f"The strongest feature is {strongest.replace('_', ' ')}, {weights[strongest]:+.2f} for a standard deviation.",
     ]
 

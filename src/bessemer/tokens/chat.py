@@ -21,9 +21,9 @@ from bessemer.tokens.pretrained import (
     CHATML,
     chat_template,
     folder_of,
-    read_table,
     template_environment,
     template_error,
+    template_names,
 )
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Ids, Tokenizer
@@ -62,8 +62,8 @@ def chat_line(recipe: Recipe, store: TokenStore) -> str:
     if not (names := recipe.chat_parts & set(store.sources)) or "sources" not in packed:
         return ""
     cut = sum(packed["sources"][name]["train"]["documents_cut"] for name in names)
-    told = f"; {packed['targets'] / max(store.train_tokens, 1):.0%} of the tokens are trained on"
-    return told + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
+    share = f"; {packed['targets'] / max(store.train_tokens, 1):.0%} of the tokens are trained on"
+    return share + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
 
 
 class ChatTemplate:
@@ -88,9 +88,7 @@ class ChatTemplate:
         if not sources:
             return None
         if recipe.tokenizer.path is not None:
-            settings = read_table(folder_of(recipe.tokenizer.path) / "tokenizer_config.json")
-            named = {key: settings.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-            names |= {key: str(one["content"] if isinstance(one, dict) else one) for key, one in named.items() if one}
+            names |= {key: name for key, name in template_names(folder_of(recipe.tokenizer.path)).items() if name}
         return cls(sources, template_source(recipe), names, tokenizer)
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:

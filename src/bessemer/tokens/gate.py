@@ -183,5 +183,5 @@ def summary(folder: Path, step: int | None = None) -> str:
     places = ledger.known(folder / "corpus", worst)
     most = [ledger.where(places[name]) or name for name in worst if name in places]
     where = f"{counted(len(pieces), 'piece')} of {counted(len(by_document), 'document')}"
-    told = f"; most in {', '.join(most)}" if most else ""
-    return f"{counted(by_document.total(), 'target')} in {where} did not count ({parts}{told}; gated.jsonl)"
+    worst_in = f"; most in {', '.join(most)}" if most else ""
+    return f"{counted(by_document.total(), 'target')} in {where} did not count ({parts}{worst_in}; gated.jsonl)"

@@ -164,6 +164,13 @@ def end_of_text(tokens: dict[str, str]) -> str | None:
     return tokens.get("eos") or tokens.get("sep")
 
 
+def template_names(folder: Path) -> dict[str, str]:
+    """Special tokens by the names under which chat templates ask for them, as tokenizer_config.json has them."""
+    settings = read_table(folder / "tokenizer_config.json")
+    named = {key: settings.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {key: str(one["content"] if isinstance(one, dict) else one or "") for key, one in named.items()}
+
+
 def chat_template(folder: Path) -> str | None:
     """The chat template of a folder, the default one of several; None where it has none."""
     if (path := folder / CHAT_TEMPLATE).exists():

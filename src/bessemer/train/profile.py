@@ -51,7 +51,7 @@ DEVICE_COLLECTIVE = re.compile(r"nccl", re.IGNORECASE)
 NO_COMPUTE = re.compile(r"^c10d|^_c10d|^FSDP::|wait|record_param_comms|^gloo:|^nccl:")
 
 IsPlain = Callable[[int], bool]
-StageSpan = tuple[float, float]  # begin and end, microseconds
+Span = tuple[float, float]  # begin and end, microseconds
 
 
 def plain_steps(steps: int, intervals: tuple[int, ...]) -> IsPlain:
@@ -166,8 +166,8 @@ def category(event: Any) -> str:
 
 def communication(events: Iterable[Any], cuda: bool, steps: int) -> Communication:
     """From the profiler's events of `steps` steps of one process: on CUDA from kernels, else from host events."""
-    collectives: list[StageSpan] = []
-    compute: list[StageSpan] = []
+    collectives: list[Span] = []
+    compute: list[Span] = []
     for event in events:
         if (event.device_type != torch.autograd.DeviceType.CPU) != cuda:
             continue
@@ -181,9 +181,9 @@ def communication(events: Iterable[Any], cuda: bool, steps: int) -> Communicatio
     return Communication(running / 1e6 / steps, exposed / 1e6 / steps)
 
 
-def union(spans: list[StageSpan]) -> list[StageSpan]:
+def union(spans: list[Span]) -> list[Span]:
     """The same instants as disjoint spans, in order."""
-    joined: list[StageSpan] = []
+    joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
@@ -192,7 +192,7 @@ def union(spans: list[StageSpan]) -> list[StageSpan]:
     return joined
 
 
-def length(spans: list[StageSpan]) -> float:
+def length(spans: list[Span]) -> float:
     """Total length of disjoint spans."""
     return sum(end - begin for begin, end in spans)
 

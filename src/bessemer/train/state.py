@@ -122,7 +122,7 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
     return TrainState(checkpoint.step, int(facts["samples"]), GuardState.from_dict(facts["guard"]), scale, counts)
 
 
-TOLD_AGAIN = 10  # failures of saves after which another one is reported
+REPORTED_EVERY = 10  # failures of saves after which another one is reported
 
 
 class Saver:
@@ -238,9 +238,9 @@ class Saver:
                 cause = f"{what} of step {state.step} failed: {cause}"
             kind = re.sub(r"\d+", "", cause)
             self._failures[kind] += 1
-            if (count := self._failures[kind]) == 1 or count % TOLD_AGAIN == 0:
+            if (count := self._failures[kind]) == 1 or count % REPORTED_EVERY == 0:
                 again = "" if count == 1 else f"{count} such failures so far; "
-                then = f"{again}training goes on, the next one tries again; of more like it each {TOLD_AGAIN}th is reported"
+                then = f"{again}training goes on, the next one tries again; of more like it each {REPORTED_EVERY}th is reported"
                 warn(f"{cause}; the same command would go on from {self._last_good()}; {then}")
             if self._trainer.mesh.is_main:
                 incidents = self._run.incidents

@@ -47,7 +47,7 @@ class ExportFiles:
     framing: the ids around a text, None: end-of-text before it; source: an imported model's own files; dtype: of every
     tensor, None: as the source has them, else float32; card: the text of README.md from what the gate measured; dropout:
     keys of config.json, 0 where left out; special: special tokens by role (bos, pad, ...) of the model that a training started
-    from, whose generation settings lie beside `tokenizer_json`, as a chat template does; ends: ids at which generation ends.
+    from, whose generation settings lie with `tokenizer_json`, as a chat template does; ends: ids at which generation ends.
     """
 
     tokenizer_json: Path
