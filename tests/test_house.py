@@ -31,7 +31,7 @@ FLOORS = [
     ("report",),
     ("watch",),
     ("previous", "longer", "changed_recipe", "derived"),
-    ("preflight", "forecast", "stages", "chosen_layout"),
+    ("rebuild", "preflight", "forecast", "stages", "chosen_layout"),
     ("check", "studies"),
     ("ladder",),
     ("calibrate",),

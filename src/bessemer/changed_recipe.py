@@ -10,7 +10,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, record
 from bessemer.guard.journal import Journal
-from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse
+from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse, without_folders
 from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.terminal import say
 
@@ -79,7 +79,9 @@ def refuse_other_recipe(
     has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
     """
     may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
-    lines = [line for line in differences(stored, requested) if not line.startswith(may_change)]
+    # What the files of the data hold was compared when corpus and tokens were looked at.
+    lines = differences(without_folders(stored), without_folders(requested))
+    lines = [line for line in lines if not line.startswith(may_change)]
     changed = [line for line in lines if not line.startswith(HORIZON)]
     if shapes := [line for line in changed if line.startswith(SHAPES)]:
         raise InputError(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rich.markup import escape
 
-from bessemer import derived, forecast, interrupt, preflight
+from bessemer import derived, forecast, interrupt, preflight, rebuild
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, dump
@@ -26,7 +26,6 @@ from bessemer.run import (
     read_json_again,
     read_steps,
     stage_facts,
-    stage_is_current,
     write_atomic,
     write_json,
 )
@@ -120,13 +119,9 @@ def corpus(session: Session) -> None:
 
     if session.recipe.tokens.chat_template is not None:
         template_source(session.recipe)  # one that cannot be read is refused before the corpus is built
-    inputs = pipeline.inputs_digest(session.recipe)
-    current = stage_is_current(session.run.corpus, inputs)
+    inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
         close_work(session.run)  # left there by a kill after the corpus was published
-    else:
-        why = "the sources or their rules have changed since the corpus was built, or their files have another place or time"
-        _refuse_to_rebuild(session, session.run.corpus, inputs, why)
 
     statistics = session.run.corpus / "statistics.json"
 
@@ -156,20 +151,17 @@ def tokens(session: Session) -> None:
     from bessemer.tokens.shards import TokenStore
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
-    run, inputs = session.run, build.inputs_digest(session.recipe, session.run)
-    current, wanted = stage_is_current(run.tokens, inputs), None
+    run = session.run
+    (inputs, current), wanted = rebuild.tokens_inputs(session.recipe, run), None
     if not current:
-        _refuse_to_rebuild(
-            session, run.tokens, inputs, "the corpus or the tokenizer has changed since the tokens were written"
-        )
-        wanted = _trained_on(run)
+        wanted = rebuild.trained_on(run)
     else:
         try:
             with working("tokens"):
                 TokenStore.open(run.tokens).verify()
         except BessemerError as error:
             warn(str(error).split(";")[0] + ": writing the tokens again")
-            current, wanted = False, _trained_on(run)
+            current, wanted = False, rebuild.trained_on(run)
 
     def work() -> str:
         with built_once(run.tokens, inputs, TokenStore.is_whole) as other:
@@ -418,25 +410,6 @@ def report(session: Session) -> None:
     from bessemer.report import page
 
     session.stage("report", lambda: str(page.write(session.run)))
-
-
-def _trained_on(run: RunFolder) -> str | None:
-    """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
-    from bessemer.checkpoint.format import load_manifest
-
-    done = published(run.checkpoints)
-    return load_manifest(run.checkpoints / f"step-{done[-1]:08d}").facts.get("data") if done else None
-
-
-def _refuse_to_rebuild(session: Session, folder: Path, inputs: str, why: str) -> None:
-    """Checkpoints belong to the data they were trained on. What was made of the same, and is damaged, is made again."""
-    is_of_the_same = stage_facts(folder).get("inputs") == inputs
-    if folder.exists() and not is_of_the_same and (session.run.checkpoints / "latest").exists():
-        raise InputError(
-            f"{session.run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own "
-            "with --set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one "
-            "over with --restart (what was trained is set aside, not removed)"
-        )
 
 
 def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:

@@ -48,6 +48,22 @@ def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
     assert protocol.published(tmp_path) == [100_000_000, 100_000_001]
 
 
+def test_a_removal_that_is_interrupted_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path: Path, *_: object, **__: object) -> None:
+        if not path.exists():
+            return
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(protocol.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            protocol._remove(folder / "step-00000010")
+    assert protocol.published(folder) == [20, 30]
+    save(folder, 40, tensors(40.0), {"samples": 320}, keep=5)
+    assert not list(folder.glob("*.tmp"))
+
+
 def every_file(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "step-00000030").iterdir())
 
@@ -209,6 +225,8 @@ print(count)
         found = latest(place)
         assert found is not None
         assert found.step in (30, 40, 50)
+        for step in protocol.published(place):
+            verify(place / f"step-{step:08d}")
         if done.returncode == 0:
             assert int(done.stdout) < operation
             assert found.step == 50

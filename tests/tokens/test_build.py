@@ -107,7 +107,7 @@ def test_killed_anywhere_it_goes_on_and_encodes_nothing_twice(
     monkeypatch.setattr(build, "_record", record)
     monkeypatch.setattr(build.Tokenizer, "train", train)
     if after == "publish":
-        monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+        monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         build.build(recipe, run)
     assert not run.tokens.exists()
@@ -161,7 +161,7 @@ def test_work_on_other_inputs_or_damaged_work_is_done_again(
     prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, run = recipe_of(prepared, here)
-    monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+    monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         build.build(recipe, run)
     work = run.path / ".tokens.work"
@@ -169,7 +169,7 @@ def test_work_on_other_inputs_or_damaged_work_is_done_again(
     monkeypatch.undo()
     build.build(recipe, run)
     assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
-    monkeypatch.setattr(build, "mark_stage", lambda *arguments: (_ for _ in ()).throw(Killed))
+    monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         build.build(recipe, run)
     other, run = recipe_of(prepared, here, "tokens.held_out=0.3")

@@ -243,7 +243,9 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     assert "it has not ended after 2 rollbacks" in said and "documents (" in said
     assert "a changed recipe goes on from step 40, to which the run went back" in said
     train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
-    assert "it has not ended after 2 rollbacks" in capsys.readouterr().err, "the same recipe does not try again"
+    said = capsys.readouterr().err
+    assert "it has not ended after 2 rollbacks" in said, "the same recipe does not try again"
+    assert "the guard stopped this recipe at step 43" in said and "nothing was changed since" in said
     change = ["--set", "train.optimizer.learning_rate=0.002", "--accept-changes"]
     given = "guard.max_rollbacks=2", "report.tensorboard=false"
     values = [f"run.dir={runs}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", *given]

@@ -9,20 +9,24 @@ import stat
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from bessemer.corpus import storage
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.corpus.inflate import beginning
 from bessemer.errors import InputError
+from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
 from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, compression_of, ending, guessed_format, has_format
 
 PLACEHOLDER = "python://"
+SAMPLING_THREADS = 16  # they wait for disks and file servers more than they compute
 
 # folders of the standard library that python://stdlib leaves out: other packages, and test inputs
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
@@ -39,6 +43,20 @@ class File:
     mtime_ns: int
     etag: str = ""  # a hash of the content, from stores that have one instead of a time
     is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
+
+
+def contents(files: list[File]) -> list[list[Any]]:
+    """Name, size and a hash of each file, wherever it lies and whenever it was written."""
+
+    def one(file: File) -> list[Any]:
+        hashed = file.etag or str(file.mtime_ns)
+        if "://" not in file.path:
+            with suppress(OSError):  # reported where it is read
+                hashed = sampled_sha256(file.path)
+        return [file.name, file.size, hashed]
+
+    with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
+        return list(pool.map(one, files))
 
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:

@@ -35,7 +35,7 @@ from bessemer.corpus.clean import (
 )  # fmt: skip
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
-from bessemer.corpus.files import File, Listing, find, listing
+from bessemer.corpus.files import File, Listing, contents, find, listing
 from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
@@ -43,7 +43,7 @@ from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.work import build_once, close_work, open_work
 from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.recipe import Contamination, Corpus, Recipe
+from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
 from bessemer.run import RunFolder, mark_stage, staging, write_json
 
 if TYPE_CHECKING:
@@ -69,6 +69,14 @@ def inputs_digest(recipe: Recipe) -> str:
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
 
+def content_digest(recipe: Recipe, listings: dict[str, Listing] | None = None) -> str:
+    """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
+    whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
+    listings = listings or {source.name: listing(source) for source in recipe.corpus.sources}
+    files = {name: contents(listings[name].read) for name in sorted(listings)}
+    return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
+
+
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
     of statistics.json, and the seconds of each step under `steps`.
@@ -84,7 +92,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     listings = {source.name: listing(source) for source in corpus.sources}
     inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
     try:
-        summary = _build(corpus, run, listings, inputs, started)
+        summary = _build(corpus, run, listings, inputs, content_digest(recipe, listings), started)
     except InputError:  # another recipe, which starts in another folder, has to be written
         close_work(run)
         raise
@@ -92,7 +100,9 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     return summary
 
 
-def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
+def _build(
+    corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, content: str, started: float
+) -> dict[str, Any]:
     from bessemer.corpus.publish import PublishBucket, assemble
     from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 
@@ -131,7 +141,8 @@ def _build(corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs:
         if whole.quality is not None:
             shutil.copytree(work / "quality" / QUALITY_REPORT, staged, dirs_exist_ok=True)
         write_json(staged / "statistics.json", statistics)
-        mark_stage(staged, inputs, version=VERSION, documents=total["documents_kept"], bytes=total["bytes_kept"])
+        kept = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
+        mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 
 
@@ -139,10 +150,15 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
     files = {
         name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
     }
+    return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
+
+
+def _settings(corpus: Corpus) -> dict[str, Any]:
+    """The keys of [corpus] on which the documents depend."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
     for key in ("engine", "address", "workers"):
         del section[key]
-    return digest(section, f"corpus {VERSION}", files, *_other_inputs(corpus))
+    return section
 
 
 def _other_inputs(corpus: Corpus) -> list[Any]:
@@ -157,7 +173,7 @@ def _other_inputs(corpus: Corpus) -> list[Any]:
 
         found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
     for folder in corpus.dedup.against:
-        found.append([(str(path), path.stat().st_size) for path in earlier_files(folder)])
+        found.append([(path.name, path.stat().st_size) for path in earlier_files(folder)])
     return found
 
 

@@ -5,7 +5,17 @@ from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Paragr
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
 from bessemer.recipe.guard import Guard
 from bessemer.recipe.keys import explain, keys
-from bessemer.recipe.load import differences, dump, is_as_dumped, is_text, load, parse, recipe_for_text, shipped
+from bessemer.recipe.load import (
+    differences,
+    dump,
+    is_as_dumped,
+    is_text,
+    load,
+    parse,
+    recipe_for_text,
+    shipped,
+    without_folders,
+)  # fmt: skip
 from bessemer.recipe.model import Model
 from bessemer.recipe.parallel import Parallel, PipelineSchedule
 from bessemer.recipe.rules import Rules
@@ -19,5 +29,5 @@ __all__ = [
     "PipelineSchedule",
     "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "TokenizerChoice", "Tokens",
     "Train", "Work", "differences", "dump", "explain", "is_as_dumped", "is_text", "keys", "load", "parse",
-    "recipe_for_text", "shipped",
+    "recipe_for_text", "shipped", "without_folders",
 ]  # fmt: skip

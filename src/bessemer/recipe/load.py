@@ -59,6 +59,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     taken from the working directory. Raises InputError that names the file, the line and the key.
     """
     path = Path(reference)
+    if path.exists():
+        _refuse_results(path)
     if is_text(path):
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides)
     if path.is_dir():
@@ -101,6 +103,21 @@ def _in_folder(recipe: Recipe, folder: Path) -> Recipe:
     if recipe.run.folder.resolve() == folder:
         return recipe
     return recipe.changed(run={"name": folder.name, "dir": str(folder.parent)})
+
+
+def _refuse_results(path: Path) -> None:
+    """Raise InputError for what a run has written, and for a folder of a model: it is neither a recipe nor text to train on."""
+    place = path.resolve()
+    if place.is_dir() and (place / "config.json").exists() and next(place.glob("*.safetensors"), None) is not None:
+        raise InputError(f"{path}: a model, and no text; a recipe begins from its weights with model.from")
+    if place.suffix == ".toml" or (place / "recipe.toml").exists():
+        return
+    for folder in place.parents:
+        is_run = (folder / "recipe.toml").exists() and any(folder.glob("*/stage.json"))
+        if is_run and place.relative_to(folder).parts[0] != "corpus":  # whose documents are text as any other
+            raise InputError(
+                f"{path}: a result of the run {folder}; give that folder, or a recipe, or text to train on"
+            )
 
 
 def is_text(path: Path) -> bool:
@@ -227,6 +244,14 @@ def _from_folder(recipe: Recipe, folder: Path) -> Recipe:
         return str(folder / Path(path).expanduser())
 
     return _with_paths(recipe, [key.split(".") for key in PATHS], anchored)
+
+
+def without_folders(recipe: Recipe) -> Recipe:
+    """The recipe with the paths of its data as names alone: equal for a project in another place."""
+    keys = [key for key in PATHS if key.startswith(("corpus.", "tokens.", "tokenizer."))]
+    return _with_paths(
+        recipe, [key.split(".") for key in keys], lambda _, path: path if "://" in path else Path(path).name
+    )
 
 
 def _with_paths(section: SomeSection, keys: list[list[str]], anchored: Callable[[str, str], str]) -> SomeSection:

@@ -20,7 +20,7 @@ import numpy as np
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, without_folders
 from bessemer.run import OUT, RunFolder, mark_stage, read_json, resumable, stage_facts, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
@@ -43,9 +43,10 @@ MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive 
 Writers = dict[tuple[str, str], ShardWriter]
 
 
-def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
-    """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them."""
-    corpus = stage_facts(run.corpus).get("inputs")
+def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> str:
+    """What the shards depend on: the corpus as built, foreign tokens, and the keys that shape them. by_content: what the files
+    hold in place of where they lie and of their time."""
+    corpus = stage_facts(run.corpus).get("content" if by_content else "inputs")
     options, tokens = recipe.tokenizer, recipe.tokens
     path = None if options.path is None else tokenizer_file(options.path)
     files = [("path", file) for file in (*([path] if path else []), *carried_files(recipe))]
@@ -58,13 +59,15 @@ def inputs_digest(recipe: Recipe, run: RunFolder) -> str:
     if tokens.held_out_from != "documents":
         shape.append(tokens.held_out_from)
     mixed = mixed_by(recipe) if options.sample == "mixture" else None
-    sources = [[source.name, source.format, foreign.facts(source)] for source in tokens.sources]
+    sources = [[source.name, source.format, foreign.facts(source, by_content)] for source in tokens.sources]
     more: list[Any] = []
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
     more += chat_digest(recipe)
     if path is not None and (framing := framing_of(recipe, Tokenizer.load(path, options.end_of_text))):
         more.append([list(framing.before), list(framing.after)])
+    if by_content:
+        options = without_folders(recipe).tokenizer
     return digest(FORMAT, corpus if recipe.corpus.sources else None, options, hashes, shape, mixed, sources, *more)
 
 
@@ -134,7 +137,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
                 "on. Put the files of the tokens back, or train under another name with --set run.name=NAME"
             )
         write_json(staged / "manifest.json", manifest)
-        mark_stage(staged, inputs)
+        mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True))
     return TokenStore(run.tokens, manifest)
 
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from bessemer.corpus.document import identity
 from bessemer.errors import InputError
+from bessemer.hashing import sampled_sha256
 from bessemer.recipe import TokenSource
 from bessemer.tokens.documents import Document
 
@@ -61,10 +62,12 @@ def files_of(source: TokenSource) -> list[Path]:
     return sorted(files)
 
 
-def facts(source: TokenSource) -> list[list[Any]]:
-    """Name, size and modification time of each file, to detect changes."""
+def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
+    """Path, size and modification time of each file, to detect changes; by_content: name, size and a hash of samples."""
     files = files_of(source)
     files += [file.with_suffix(".idx") for file in files if file.with_suffix(".idx").exists()]
+    if by_content:
+        return [[file.name, file.stat().st_size, sampled_sha256(file)] for file in files]
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 

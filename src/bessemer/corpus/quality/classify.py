@@ -25,6 +25,7 @@ from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256,
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
 from bessemer.corpus.quality.scores import Bools, Names, Scores
 from bessemer.errors import InputError
+from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Quality
 from bessemer.recipe.corpus import band_part
 from bessemer.run import STAGE_FILE, read_json, write_json
@@ -71,8 +72,7 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     found: list[Any] = [model_sha256(settings)]
     for entry in (*settings.high, *settings.low):
         if entry not in sources:
-            stats = [(path.name, path.stat()) for path in example_files(entry)]
-            found.append([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+            found.append([(path.name, path.stat().st_size, sampled_sha256(path)) for path in example_files(entry)])
     return found
 
 

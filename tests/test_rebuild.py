@@ -1,0 +1,113 @@
+"""A run goes on when the files of its text were copied, moved, touched or taken away, and stops when they hold something else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.hashing import SAMPLE_BYTES, sampled_sha256
+from tests.conftest import recipe_text
+from tests.newest import weights_hash
+
+STEPS = "--set", "train.steps=32"
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path) -> Path:
+    """A folder of its own with text, recipe and a run of half its steps."""
+    folder = tmp_path / "project"
+    shutil.copytree(prepared / "text", folder / "text")
+    relative = recipe_text(folder).replace(str(folder) + "/text", "text")
+    (folder / "small.toml").write_text(relative.replace("[train]", '[train]\nschedule = { kind = "constant" }'))
+    assert run(folder) == 0
+    return folder
+
+
+def run(folder: Path, *flags: str) -> int:
+    return run_command(["run", str(folder / "small.toml"), *flags])
+
+
+def straight(project: Path) -> str:
+    """The weights of an undisturbed run of 32 steps."""
+    name = "--set", "run.name=straight"
+    assert run(project, *STEPS, *name) == 0
+    return weights_hash(project / "runs" / "straight")
+
+
+def touch(folder: Path) -> None:
+    for path in folder.rglob("*.*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+def test_touched_and_moved_text_goes_on_bit_for_bit(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = straight(project)
+    touch(project / "text")
+    capsys.readouterr()
+    assert run(project) == 0, "nothing is left to do"
+    assert "corpus: its files lie elsewhere or have another time, and hold the same" in capsys.readouterr().err
+    moved = project.rename(project.with_name("elsewhere"))
+    assert run(moved, *STEPS, "--set", f"run.dir={moved / 'runs'}") == 0
+    assert weights_hash(moved / "runs" / "small") == expected
+
+
+def test_text_that_is_gone_is_not_needed_any_more(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = straight(project)
+    shutil.rmtree(project / "text")
+    assert run(project, *STEPS) == 0
+    assert "going on with the corpus as it was built" in capsys.readouterr().err
+    assert weights_hash(project / "runs" / "small") == expected
+    assert run(project, "--set", "run.name=new") == 2, "a run that has trained nothing needs it"
+
+
+@pytest.mark.parametrize("change", ["edited", "added", "removed", "renamed"])
+def test_other_text_is_refused_under_checkpoints(
+    project: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = project / "text" / "prose" / "000.txt"
+    if change == "edited":
+        one.write_text(one.read_text().swapcase())
+    elif change == "added":
+        (one.parent / "more.txt").write_text(one.read_text() + "More.")
+    elif change == "removed":
+        one.unlink()
+    else:
+        one.rename(one.with_name("zzz.txt"))
+    before = weights_hash(project / "runs" / "small")
+    assert run(project, *STEPS) == 2
+    assert "the sources or their rules have changed since the corpus was built" in capsys.readouterr().err
+    assert weights_hash(project / "runs" / "small") == before
+
+
+def test_a_damaged_record_is_not_called_changed_sources(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "runs" / "small" / "corpus" / "stage.json").write_text("{")
+    assert run(project, *STEPS) == 2
+    assert "stage.json is missing or damaged" in capsys.readouterr().err
+
+
+def test_samples_of_a_file_notice_its_ends_its_middle_and_all_of_a_short_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for size in (0, 10, 3 * SAMPLE_BYTES - 1, 5 * SAMPLE_BYTES):
+        data = bytearray(os.urandom(size))
+        path.write_bytes(data)
+        before = sampled_sha256(path)
+        for place in {0, size // 2, size - 1} & set(range(size)):
+            data[place] ^= 1
+            path.write_bytes(data)
+            assert sampled_sha256(path) != before, (size, place)
+            data[place] ^= 1
+        path.write_bytes(data)
+        assert sampled_sha256(path) == before
+
+
+def test_results_of_a_run_are_not_taken_for_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = project / "runs" / "small"
+    for path in (made / "checkpoints", made / "checkpoints" / "step-00000024", made / "report.html", made / "log.txt"):
+        for command in ("check", "run", "plan"):
+            assert run_command([command, str(path)]) == 2, path
+            assert f"a result of the run {made}" in capsys.readouterr().err
+    assert run_command(["check", str(made / "export")]) == 2
+    assert "a model, and no text" in capsys.readouterr().err
