@@ -52,6 +52,7 @@ def test_conversations_are_learned_by_their_answers(tmp_path: Path, capsys: pyte
     assert command("run", written(tmp_path, "chat", 8)) == 0, capsys.readouterr().err
     run = tmp_path / "chat"
     assert losses(run)[-1] < losses(run)[0]
+    assert "bits per byte on the answers of held-out conversations" in (run / "report.html").read_text()
     (talk,) = json.loads((run / "corpus" / "statistics.json").read_text())["sources"]
     assert talk["rejected"]["bad_record"]["documents"] == 2
     # The held-out loss is that of the assistant's words in transformers, by its own template and mask.
@@ -92,3 +93,33 @@ def test_the_loss_of_conversations_does_not_depend_on_the_layout(tmp_path: Path)
 
 def test_a_check_of_conversations_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("check", written(tmp_path, "checked", 8)) == 0, capsys.readouterr().out
+
+
+def test_conversations_that_the_template_refuses_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = written(tmp_path, "chat", 8)
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}
+    with open(tmp_path / "talk.jsonl", "a") as file:
+        for number in range(3):
+            file.write(json.dumps({"messages": [{"role": "user", "content": f"call {number}"}, call]}) + "\n")
+    assert command("corpus", recipe) == 0 and command("tokens", recipe) == 0
+    said = capsys.readouterr().err
+    assert "3 of 123 conversations left out, as the chat template refuses them" in said
+    assert "a message has tool_calls, which the chat template does not write" in said
+    manifest = json.loads((tmp_path / "chat" / "tokens" / "manifest.json").read_text())
+    assert manifest["conversations_refused"] == 3
+    assert sum(split["documents"] for split in manifest["sources"]["talk"].values()) == 120
+    # A template that takes hardly any: nothing is written.
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{% if messages|length > 2 %}{{ raise_exception('too long') }}{% endif %}{% for m in messages %}{{ m.role }}: "
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    capsys.readouterr()
+    assert command("tokens", recipe, "--set", f"tokens.chat_template={template}", "--set", "run.name=strict") == 2
+    command("corpus", recipe, "--set", "run.name=strict")
+    assert command("tokens", recipe, "--set", f"tokens.chat_template={template}", "--set", "run.name=strict") == 2
+    said = capsys.readouterr().err
+    assert "too long" in said and "give a template that takes them by tokens.chat_template" in said
+    assert not (tmp_path / "strict" / "tokens" / "manifest.json").exists()

@@ -74,7 +74,9 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "wizard", "content": "x"}], "message 1: role 'wizard' is none of system"),
         ([{"content": "x"}], "message 1: role None"),
         ([{"role": "user", "content": "x"}, {"role": "assistant"}], r"message 2 \(of the assistant\): content is missing"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "content is list, not text"),
+        ([{"role": "user", "content": {"text": "x"}}], "content is dict, not text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url', where only text"),
+        ([{"role": "user", "content": [1]}], "a part of type 'int'"),
         ([{"role": "user", "content": "x"}], "the assistant says nothing"),
         ([{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}], "the assistant says nothing"),
         ([{"role": "assistant", "content": "x", "weight": 0}], "weight = 0 is not understood"),
@@ -89,6 +91,11 @@ def test_what_is_no_conversation_says_why(value: object, complaint: str) -> None
 def test_other_names_of_roles_and_fields_are_read_and_more_fields_kept() -> None:
     found = json.loads(conversation([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "name": "x"}]))
     assert found == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}]
+    parts = [{"type": "text", "text": "a"}, "b"]
+    found = json.loads(
+        conversation([{"role": "developer", "content": parts}, {"role": "assistant", "content": parts[:1]}])
+    )
+    assert found == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "a"}]
     call = [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]
     assert json.loads(conversation(call)) == [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]
 

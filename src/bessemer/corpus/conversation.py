@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
-OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
+OTHER_ROLES = {
+    "developer": "system", "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool",
+}  # fmt: skip
 NO_CHARACTERS = (
     "\ufdd0",
     "\ufdd1",
@@ -52,6 +54,8 @@ def _message(value: object, number: int) -> Message:
         raise ValueError(f"message {number}: role {role!r} is none of {', '.join(ROLES)}"[:200])
     if content is None and message.get("tool_calls"):
         content = ""
+    if isinstance(content, list):
+        content = "".join(_text_part(part, number, role) for part in content)
     if not isinstance(content, str):
         kind = "missing" if content is None else f"{type(content).__name__}, not text"
         raise ValueError(f"message {number} (of the {role}): content is {kind}")
@@ -62,6 +66,16 @@ def _message(value: object, number: int) -> Message:
     if any(mark in content for mark in NO_CHARACTERS):
         raise ValueError(f"message {number} (of the {role}): it holds U+FDD0 or U+FDD1, which are no characters")
     return {"role": role, "content": content, **message}
+
+
+def _text_part(part: object, number: int, role: str) -> str:
+    """The text of one part of a message whose content is a list of parts."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
+        return str(part["text"])
+    kind = part.get("type", "unknown") if isinstance(part, dict) else type(part).__name__
+    raise ValueError(f"message {number} (of the {role}): a part of type {kind!r}, where only text is read"[:200])
 
 
 def _as_text(messages: list[Message]) -> str:

@@ -231,7 +231,7 @@ def _bits_per_byte(data: RunData) -> Figure | None:
     ngram = as_object(data.evaluation, "ngram")
     if (level := as_number(ngram, "bits_per_byte")) is not None:
         traces.append(_level(f"byte {as_number(ngram, 'order') or 5:.0f}-gram", x, level, ".4f"))
-    figure = step_figure("bits", "Bits per byte, held-out text", "bits per byte", traces, note=_scored_text(data))
+    figure = step_figure("bits", f"Bits per byte, {data.scored_text}", "bits per byte", traces, note=_scored_text(data))
     if figure and tokens is not None:
         figure["group"] = "tokens"
         figure["layout"]["xaxis"] |= parts.axis("training tokens", tickformat="~s", hoverformat=".4s")

@@ -153,6 +153,14 @@ class RunData:
         return {"masked": "nats per hidden token", "classify": "nats per text"}.get(self.objective, "nats per token")
 
     @property
+    def scored_text(self) -> str:
+        """What the held-out loss is of: of conversations, the assistant's words alone."""
+        formats = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
+        return {frozenset({True}): "the answers of held-out conversations", frozenset({True, False}): (
+            "held-out text, of conversations the answers"
+        )}.get(frozenset(formats), "held-out text")  # fmt: skip
+
+    @property
     def source_names(self) -> list[str]:
         """Names of the sources, first as in the recipe, then as in the data: the order of their colours."""
         names = [as_text(source, "name") for source in as_objects(self.recipe, "corpus", "sources")]

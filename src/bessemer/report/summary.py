@@ -31,7 +31,7 @@ def headline(data: RunData) -> str:
     if seconds is not None:
         sentence += f" in {duration(seconds)}"
     if bits is not None:
-        sentence += f" and {'reaches' if done else 'stands at'} {bits:.2f} bits per byte on held-out text"
+        sentence += f" and {'reaches' if done else 'stands at'} {bits:.2f} bits per byte on {data.scored_text}"
         against = _against_ngram(data, digits=2)
         sentence += f", {against}" if against else ""
     if right is not None:

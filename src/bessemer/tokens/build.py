@@ -24,7 +24,7 @@ from bessemer.recipe import Recipe, without_folders
 from bessemer.run import OUT, RunFolder, mark_stage, read_json, resumable, stage_facts, write_atomic, write_json
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign
-from bessemer.tokens.chat import ChatTemplate, chat_digest
+from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
 from bessemer.tokens.packing import facts, packed_for, write_packs
@@ -113,6 +113,10 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             write_atomic(staged / CHAT_TEMPLATE, chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
+        if done.refused:
+            taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
+            report_refused(done.refused, taken, done.refusal)
+            manifest["conversations_refused"] = done.refused
         if chats is not None and chats.turn_end not in tokenizer.special:
             warn(
                 "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
@@ -206,6 +210,8 @@ def _write_shards(
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
         for batch, made in in_order(items, encoder, tokens.workers or num_cores()):
             for item, ids, num_bytes, mask in zip(batch, made.ids, made.num_bytes, made.is_trained, strict=True):
+                if not len(ids):
+                    continue
                 held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
                 if held_out is None:
                     held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)

@@ -16,7 +16,7 @@ from bessemer.corpus.conversation import NO_CHARACTERS
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe
-from bessemer.terminal import counted
+from bessemer.terminal import counted, warn
 from bessemer.tokens.pretrained import (
     CHATML,
     chat_template,
@@ -64,6 +64,14 @@ def chat_line(recipe: Recipe, store: TokenStore) -> str:
     cut = sum(packed["sources"][name]["train"]["documents_cut"] for name in names)
     share = f"; {packed['targets'] / max(store.train_tokens, 1):.0%} of the tokens are trained on"
     return share + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
+
+
+def report_refused(refused: int, taken: int, first: str) -> None:
+    """Warn of conversations that the template refuses, and raise InputError where it refuses most. first: the reason for one."""
+    said = f"{refused:,} of {counted(refused + taken, 'conversation')} left out, as the chat template refuses them; {first}"
+    if refused > taken:
+        raise InputError(f"{said}; give a template that takes them by tokens.chat_template")
+    warn(said)
 
 
 class ChatTemplate:

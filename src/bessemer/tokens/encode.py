@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import key_of
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document
@@ -65,25 +65,29 @@ def _rates(row: list[int]) -> dict[str, Any]:
 @dataclass
 class EncodedCounts:
     """Counts of encoded documents. counted: bytes of the tokens of texts; unknown: tokens for text outside the vocabulary;
-    text: bytes of the texts; tally: the fertility of the documents that are in its sample."""
+    text: bytes of the texts; refused: conversations that the chat template refuses, and refusal: why the first; tally: the
+    fertility of the documents that are in its sample."""
 
     documents: int = 0
     counted: int = 0
     unknown: int = 0
     text: int = 0
+    refused: int = 0
+    refusal: str = ""
     tally: Tally = field(default_factory=dict)
 
     def add(self, other: EncodedCounts) -> None:
         """Add other counts."""
-        for name in ("documents", "counted", "unknown", "text"):
+        for name in ("documents", "counted", "unknown", "text", "refused"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.refusal = self.refusal or other.refusal
         merge(self.tally, other.tally)
 
 
 @dataclass
 class Encoded:
-    """A batch of documents as tokens. ids: end-of-text included; is_trained: of each token of a conversation, None for all;
-    num_bytes: of each text."""
+    """A batch of documents as tokens. ids: end-of-text included, none of a conversation that is left out; is_trained: of each
+    token of a conversation, None for all; num_bytes: of each text."""
 
     counts: EncodedCounts
     ids: list[Ids] = field(default_factory=list)
@@ -140,9 +144,15 @@ class Encoder:
         return self.chats is not None and item.source in self.chats.sources
 
     def _add_chat(self, item: Document, encoded: Encoded) -> None:
-        """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special."""
+        """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
+        the template refuses is left out and counted."""
         assert self.chats is not None
-        ids, is_trained = self.chats.encode(item.text, f"document {item.identity} of {item.source}")
+        try:
+            ids, is_trained = self.chats.encode(item.text, f"document {item.identity} of {item.source}")
+        except InputError as error:
+            ids, is_trained = np.empty(0, np.uint32), np.empty(0, np.bool_)
+            encoded.counts.refused += 1
+            encoded.counts.refusal = encoded.counts.refusal or str(error)
         size = int(self.token_bytes[ids].sum())
         encoded.counts.text += size
         encoded.counts.counted += size
