@@ -117,6 +117,32 @@ def test_data_that_is_not_there_or_damaged(tmp_path: Path, reference: str, compl
     assert complaint in str(error.value)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/tasks", "hf://datasets/owner/name"])
+def test_data_in_stores_and_on_the_hub(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import fs
+
+    folder = tmp_path / url.partition("://")[2]
+    folder.mkdir(parents=True)
+    write(folder, [ROWS["hellaswag"]] * 3)
+    (folder / "more.jsonl.gz").write_bytes(gzip.compress((folder / "data.jsonl").read_bytes()))
+    stand_in = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr("bessemer.corpus.storage.arrow_filesystem", lambda *_: stand_in)
+    local = open_task(f"hellaswag:{folder}/data.jsonl", tmp_path)
+    for name in ("data.jsonl", "more.jsonl.gz"):
+        assert open_task(f"hellaswag:{url}/{name}", tmp_path).items == local.items
+    with pytest.raises(InputError, match=f"hellaswag: {url}/none.jsonl: cannot be read"):
+        open_task(f"hellaswag:{url}/none.jsonl", tmp_path)
+
+
+def test_a_store_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("bessemer.corpus.storage.filesystem", silent)
+    with pytest.raises(InputError, match=r"s3://bucket/x.jsonl: cannot be read \(no route to host"):
+        open_task("lambada:s3://bucket/x.jsonl", tmp_path)
+
+
 def test_a_key_that_is_none_of_a_task_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="promt: unknown key; did you mean prompt"):
         task(tmp_path, CHOICE.replace("prompt =", "promt ="))
