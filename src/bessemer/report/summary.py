@@ -13,6 +13,7 @@ from bessemer.report.data import Json, RunData, as_number, as_object, as_text, n
 from bessemer.terminal import amount, duration, size, step_time
 
 MAX_VALIDATIONS = 25
+FEW_STEPS = 10  # of so few nothing is said
 UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even learned which tokens are frequent
 
 
@@ -46,6 +47,8 @@ def headline(data: RunData) -> str:
 def learned_nothing(data: RunData) -> str:
     """That a model whose last held-out loss is that of a uniform guess has learned nothing, at which learning rate, and what to
     try; empty for others."""
+    if not len(data.validation) or data.validation.step[-1] < FEW_STEPS:  # it has hardly begun
+        return ""
     loss, rate = data.validation.last("loss"), as_number(data.recipe, "train", "optimizer", "learning_rate")
     classes = len(data.manifest.get("labels") or ()) if data.objective == "classify" else 0
     guess = np.log(max(classes or number_or_0(data.manifest, "tokenizer", "vocabulary"), 1.0))
