@@ -19,6 +19,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.trainer import Trainer
 
 LEARNING, RESUME, LOGS, SAVED, MEMORY = "learning", "exact resume", "logs", "checkpoint", "memory"
+BEGINS = "starts below a uniform guess"  # from weights that have read
 LEARNS, LOGGED, PLANNED = "falls below a uniform guess", "validation and throughput apart", "plan against a micro-run"
 HOLDS, TAKES, CONTINUES = "holds all that a resume needs", "size and time", "a new process continues bit for bit"
 OF_A_TRIAL = (  # topic and name of the rows that a small training shows
@@ -49,7 +50,12 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     if last >= guess - MARGIN:
         said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
     if recipe.is_continued:
-        return judged(LEARNING, "starts below a uniform guess", first < guess and last < first + MARGIN, said)
+        if first >= guess:
+            said += "; weights that are hardly trained or of another tokenizer begin so"
+        falls = last < first - MARGIN
+        return judged(
+            LEARNING, BEGINS, first < guess and last < first + MARGIN, said, otherwise="warn" if falls else "FAIL"
+        )
     if recipe.train.objective == "classify":
         return judged(LEARNING, LEARNS, last < guess, said, otherwise="warn")
     return judged(LEARNING, LEARNS, last < guess - MARGIN and last < first, said)
