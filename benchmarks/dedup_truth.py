@@ -22,7 +22,7 @@ class Outcome:
     """What a side did, by document in the order of the input."""
 
     component: Sequence[int]
-    """Documents of one number are one connected component; any numbers."""
+    """Documents of one number went in favour of one document; any numbers."""
     stays: Sequence[bool]
 
 
@@ -57,14 +57,8 @@ def jaccard(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def recall(outcome: Outcome, pairs: Mapping[Pair, float]) -> dict[str, float]:
-    """Share of the pairs whose two documents are in one component, of which one document stays at most."""
-    kept: dict[int, int] = {}
-    for component, stays in zip(outcome.component, outcome.stays, strict=True):
-        kept[component] = kept.get(component, 0) + stays
-    found = {
-        (one, other): outcome.component[one] == outcome.component[other] and kept[outcome.component[one]] <= 1
-        for one, other in pairs
-    }
+    """Share of the pairs of which one document stays at most."""
+    found = {(one, other): not (outcome.stays[one] and outcome.stays[other]) for one, other in pairs}
     hard = [found[pair] for pair, share in pairs.items() if share < ALIKE + 0.05]
     return {
         "pairs": len(pairs),

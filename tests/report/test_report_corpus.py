@@ -125,6 +125,16 @@ def test_near_duplicates_stand_on_their_side_of_the_limit(run: RunFolder) -> Non
     assert 'id="figure-near-duplicates"' in page.render(read(run))
 
 
+@pytest.mark.parametrize(
+    ("through", "says"),
+    [(0, "Each of the 40 near duplicates is at least 0.8 like"), (10, "75.0% of the 40 near duplicates"), (None, "")],
+)
+def test_the_share_of_near_duplicates_with_a_partner_that_stays(run: RunFolder, through: int | None, says: str) -> None:
+    duplicates = {"near": 40, "min_jaccard": 0.8, "through_others": through}
+    write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": duplicates})
+    assert corpus.partners(read(run)).startswith(says) and bool(corpus.partners(read(run))) == bool(says)
+
+
 @pytest.mark.parametrize("duplicates", [{}, {"jaccard": "x"}, {"jaccard": [{"from": 0.5, "documents": 0}]}])
 def test_no_near_duplicates_give_no_figure(run: RunFolder, duplicates: dict[str, object]) -> None:
     write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": duplicates})

@@ -86,8 +86,9 @@ class Dedup(Section):
     shingle_characters: Positive = 24
     min_jaccard: Share = 0.8
     verify: bool = True
+    chains: bool = False
     keep: Literal["longest", "quality", "first-source"] = "longest"
-    within_source: bool = False
+    within: Literal["corpus", "source", "crawl"] = "corpus"
     against: tuple[str, ...] = Field((), strict=False)
     memory_mib: Positive = 512
     paragraphs: Paragraphs = Paragraphs()

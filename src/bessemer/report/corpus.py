@@ -145,6 +145,21 @@ def near_duplicates(data: RunData) -> Figure | None:
     )  # fmt: skip
 
 
+def partners(data: RunData) -> str:
+    """How many near duplicates are like what stays; empty where there are none."""
+    duplicates = as_object(data.statistics, "duplicates")
+    near, through = number_or_0(duplicates, "near"), as_number(duplicates, "through_others")
+    if not near or through is None:
+        return ""
+    like = f"at least {number_or_0(duplicates, 'min_jaccard'):g} like the document that stays in its place"
+    if not through:
+        return f"Each of the {near:,.0f} near duplicates is {like}."
+    return (
+        f"{(near - through) / near:.1%} of the {near:,.0f} near duplicates are {like}; {through / near:.1%} were linked to it "
+        "through others, which went too (corpus.dedup.chains)."
+    )
+
+
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:
     """Kept and rejected documents by the lower end of their length in characters; empty where none was rejected."""
     kept, rejected = (_histogram(sources, f"length_histogram{end}") for end in ("", "_rejected"))

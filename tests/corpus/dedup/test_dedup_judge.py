@@ -42,9 +42,9 @@ def outcome(verdicts: Verdicts) -> dict[str, tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_verified_groups_are_those_of_all_pairs(seed: int, tmp_path: Path) -> None:
+def test_verified_chains_are_those_of_all_pairs(seed: int, tmp_path: Path) -> None:
     documents = families(seed)
-    settings = Dedup(exact=False, verify=True, min_jaccard=0.75, **SENSITIVE)
+    settings = Dedup(exact=False, verify=True, chains=True, min_jaccard=0.75, **SENSITIVE)
     verdicts = judge(tables(documents), settings, tmp_path / "work")
     found = outcome(verdicts)
     component = all_pairs_components([row["text"] for row in documents], 0.75)
@@ -62,6 +62,51 @@ def test_verified_groups_are_those_of_all_pairs(seed: int, tmp_path: Path) -> No
             assert verdict == (KEPT if row is best else NEAR)
             if row is not best:
                 assert similarity == pytest.approx(jaccard(texts[keeper], row["text"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bool, tmp_path: Path) -> None:
+    """Taken from the longest on, a document stays unless it is alike to one that stays already; earlier ones stay first."""
+    documents = families(seed)
+    before = documents[::5] if earlier else []
+    now = [row for row in documents if row not in before]
+    against: tuple[str, ...] = ()
+    if before:
+        pq.write_table(pa.Table.from_pylist(before), tmp_path / "before.parquet")
+        against = (str(tmp_path),)
+    settings = Dedup(exact=False, min_jaccard=0.75, against=against, **SENSITIVE)
+    verdicts = judge(tables(now), settings, tmp_path / "work")
+    found, texts = outcome(verdicts), {row["identity"]: row["text"] for row in documents}
+    kept, expected = [row["identity"] for row in before], {}
+    for row in sorted(now, key=lambda row: (-row["characters"], row["identity"])):
+        alike = [name for name in kept if jaccard(texts[name], row["text"]) >= 0.75]
+        if not alike:
+            kept.append(row["identity"])
+        expected[row["identity"]] = (NEAR if alike else KEPT, {*alike} or {row["identity"]})
+    chained = all_pairs_components([row["text"] for row in documents], 0.75)
+    assert len(kept) > len(set(chained)), "some that chains would remove stay"
+    assert any(verdict == NEAR for verdict, _ in expected.values())
+    for name, (verdict, keepers) in expected.items():
+        assert found[name][0] == verdict and found[name][1] in keepers
+        assert found[name][2] == pytest.approx(jaccard(texts[found[name][1]], texts[name]), abs=1e-4)
+    assert verdicts.statistics["through_others"] == 0
+
+
+def test_a_chain_of_edits_leaves_more_than_its_ends(tmp_path: Path) -> None:
+    """A long chain is decided in as many rounds as it takes, and costs no document without a partner."""
+    draw, versions = random.Random(1), [prose(1, 200).split()]
+    for _ in range(120):
+        versions.append(edited(versions[-1], 3, draw))
+    documents = [document(number, " ".join(words)) for number, words in enumerate(versions)]
+    kept = {}
+    for chains in (True, False):
+        settings = Dedup(exact=False, chains=chains, **SENSITIVE)
+        verdicts = judge(tables(documents), settings, tmp_path / "work")
+        kept[chains] = int((verdicts.verdict == KEPT).sum())
+        through = verdicts.statistics["through_others"]
+        assert (through > 80) if chains else (through == 0)
+    assert kept[True] == 1 and 15 < kept[False] < 90
 
 
 def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Path) -> None:
@@ -96,18 +141,21 @@ def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
             assert outcome(judge(tables(documents, size), settings, tmp_path / "work")) == expected
 
 
+@pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize(("verify", "least"), [(False, 0.6), (True, 0.5)])
-def test_memory_changes_nothing(verify: bool, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_changes_nothing(
+    verify: bool, least: float, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One large bucket of unlike and like texts, cut into batches of one member, keys sorted in many parts."""
     base = prose(1, 100).split()
     draw = random.Random(0)
     documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)]
-    settings = Dedup(bands=10, rows=2, exact=False, min_jaccard=least, verify=verify)
+    settings = Dedup(bands=10, rows=2, exact=False, min_jaccard=least, verify=verify, chains=chains)
     expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
-    assert 1 < sum(verdict == KEPT for verdict, _, _ in expected.values()) < 100
+    assert 1 < sum(verdict == KEPT for verdict, _, _ in expected.values()) < 120
     monkeypatch.setattr(buckets, "CHUNK", 11)
-    components = buckets.components
-    monkeypatch.setattr(buckets, "components", lambda *given: components(*given[:-1], 1000))
+    in_buckets = buckets._in_buckets
+    monkeypatch.setattr(buckets, "_in_buckets", lambda *given: in_buckets(*given[:-1], 1000))
     assert outcome(judge(tables(documents), settings, tmp_path / "work")) == expected
 
 
@@ -189,18 +237,22 @@ def test_quality_needs_scores(tmp_path: Path) -> None:
         judge(tables([document(1, prose(1))]), Dedup(keep="quality"), tmp_path / "work")
 
 
-def test_within_a_source_only(tmp_path: Path) -> None:
+def test_within_a_source_or_a_crawl_only(tmp_path: Path) -> None:
     base = prose(1).split()
     near = " ".join(edited(base, 1, random.Random(0)))
     documents = [document(source + kind, text, source) for source in "xy" for kind, text in
                  (("a", " ".join(base)), ("b", " ".join(base)), ("c", near))]  # fmt: skip
+    crawls = ("a/CC-MAIN-2024-10/1.warc", "b/CC-MAIN-2024-18/2.warc", "b/CC-MAIN-2024-10/3.warc")
+    for row, path in zip(documents, crawls * 2, strict=True):
+        row["path"] = path
     kept = {}
-    for within in (False, True):
-        verdicts = judge(tables(documents), Dedup(within_source=within), tmp_path / "work")
+    for within in ("corpus", "source", "crawl"):
+        verdicts = judge(tables(documents), Dedup.model_validate({"within": within}), tmp_path / "work")
         found = outcome(verdicts)
-        kept[within] = sorted(row["source"] for row in documents if found[row["identity"]][0] == KEPT)
-    assert len(kept[False]) == 1
-    assert kept[True] == ["x", "y"]
+        kept[within] = [row for row in documents if found[row["identity"]][0] == KEPT]
+    assert len(kept["corpus"]) == 1
+    assert sorted(row["source"] for row in kept["source"]) == ["x", "y"]
+    assert sorted(row["path"][2:17] for row in kept["crawl"]) == ["CC-MAIN-2024-10", "CC-MAIN-2024-18"]
 
 
 def test_an_identity_that_occurs_twice_is_named(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
         return run_dedup_step(passed, *given)
 
     monkeypatch.setattr(whole, "run_dedup_step", watched)
-    settings = f"bands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"
+    settings = f"chains = true\nbands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"
     documents, rejected, statistics = build(recipe(*sources[1:], dedup=settings))
 
     component = dict(zip(places, all_pairs_components(list(places.values()), 0.8), strict=True))

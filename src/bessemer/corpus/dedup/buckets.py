@@ -1,12 +1,13 @@
-"""Connected components of similar documents that share an LSH bucket.
+"""Similar documents that share an LSH bucket: what each is similar to and stays, or their connected components.
 
 Bands are processed one after the other, each in as many parts (by the first bits of the keys) as fit into memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import ceil, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,17 @@ CHUNK = 1 << 18  # keys read at one time
 ESTIMATE_DEVIATIONS = 4.0
 
 
+class Members(NamedTuple):
+    """Members of buckets: their rows and keys, signatures, shingle sets one behind the other and where each begins (none without
+    verification)."""
+
+    rows: np.ndarray
+    keys: np.ndarray
+    signatures: np.ndarray
+    shingles: np.ndarray
+    starts: np.ndarray
+
+
 def components(
     signatures: Signatures, sets: ShingleSets | None, min_jaccard: float, min_equal: int, row_of_arrival: np.ndarray,
     compared: np.ndarray, memory: int,
@@ -37,21 +49,75 @@ def components(
     from bessemer.corpus.dedup.kernels import link, roots
 
     parents = np.arange(len(row_of_arrival), dtype=np.int32)
+    least = min_jaccard if sets else 0.0
+
+    def is_open(rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Not all in one component already."""
+        root = roots(parents)[rows]
+        differ: np.ndarray = np.minimum.reduceat(root, starts) != np.maximum.reduceat(root, starts)
+        return differ
+
+    for one in _in_buckets(signatures, sets, row_of_arrival, compared, None, is_open, memory):
+        link(one.rows, one.keys, one.signatures, one.shingles, one.starts, min_equal, least, REACH, parents)
+    return roots(parents)
+
+
+def keepers(
+    signatures: Signatures, sets: ShingleSets | None, min_jaccard: float, min_equal: int, row_of_arrival: np.ndarray,
+    compared: np.ndarray, order: np.ndarray, num_documents: int, memory: int,
+) -> np.ndarray:  # fmt: skip
+    """For each row the first in `order` that stays and is similar to it, or its own (int32): a document goes only when it is
+    similar to one that stays.
+
+    As if the documents were taken in `order`, and each stayed unless it is similar to one that stays already. Found in rounds:
+    who is similar to none before it that stays or is undecided, stays; who is similar to one that stays, goes. Rows from
+    `num_documents` on stay always. Else as `components`.
+    """
+    from bessemer.corpus.dedup.kernels import GOES, STAYS, UNDECIDED, seek
+
+    every = np.arange(len(row_of_arrival), dtype=np.int32)
+    found, least = every.copy(), min_jaccard if sets else 0.0
+    state = np.where(compared, UNDECIDED, GOES).astype(np.uint8)
+    state[num_documents:][compared[num_documents:]] = STAYS
+
+    def is_open(rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Some are undecided."""
+        undecided: np.ndarray = np.minimum.reduceat(state[rows], starts) == UNDECIDED
+        return undecided
+
+    while (state == UNDECIDED).any():
+        is_blocked = np.zeros(len(every), dtype=bool)
+        for one in _in_buckets(signatures, sets, row_of_arrival, state != GOES, order, is_open, memory):
+            texts = one.signatures, one.shingles, one.starts
+            seek(one.rows, one.keys, order, state, *texts, min_equal, least, REACH, found, is_blocked)
+        is_undecided, goes = state == UNDECIDED, found != every
+        state[is_undecided & goes] = GOES
+        state[is_undecided & ~goes & ~is_blocked] = STAYS
+    return found
+
+
+def _in_buckets(
+    signatures: Signatures, sets: ShingleSets | None, row_of_arrival: np.ndarray, compared: np.ndarray,
+    order: np.ndarray | None, is_open: Callable[[np.ndarray, np.ndarray], np.ndarray], memory: int,
+) -> Iterator[Members]:  # fmt: skip
+    """Members of buckets, sorted by key and `order` (None: by row), in batches that fit into `memory`. is_open: of rows and where
+    buckets begin, which buckets are wanted."""
     arrival_of_row = inverse_of(row_of_arrival)
     num_parts = max(-(-len(row_of_arrival) * SORTED_BYTES * 2 // memory), 1)
+    nothing = np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64)
     for band in range(signatures.bands):
         for part in range(num_parts):
-            rows, keys = _members(signatures, band, part, num_parts, row_of_arrival, compared)
-            rows, keys = _undecided(rows, keys, parents)
+            rows, keys = _members(signatures, band, part, num_parts, row_of_arrival, compared, order)
+            if not len(rows):
+                continue
+            starts, sizes = runs(keys)
+            wanted = np.repeat(is_open(rows, starts), sizes)
+            rows, keys = rows[wanted], keys[wanted]
             for batch in _batches(rows, keys, signatures, sets, memory // 2):
-                chosen, least = rows[batch], min_jaccard if sets else 0.0
-                shingles, starts = (
-                    sets.of(chosen) if sets else (np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64))
-                )
+                chosen = rows[batch]
                 signed = signatures.of(arrival_of_row[chosen])
-                link(chosen, keys[batch], signed, shingles, starts, min_equal, least, REACH, parents)
+                yield Members(chosen, keys[batch], signed, *(sets.of(chosen) if sets else nothing))
                 check_stop()
-    return roots(parents)
 
 
 def min_equal_places(min_jaccard: float, num_hashes: int, to_verify: bool) -> int:
@@ -77,9 +143,10 @@ def runs(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _members(
-    signatures: Signatures, band: int, part: int, num_parts: int, row_of_arrival: np.ndarray, compared: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and keys of one part of a band, where a key has at least two, sorted by (key, row)."""
+    signatures: Signatures, band: int, part: int, num_parts: int, row_of_arrival: np.ndarray, compared: np.ndarray,
+    order: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Rows and keys of one part of a band, where a key has at least two, sorted by key and `order`, or by (key, row)."""
     found_rows, found_keys = [row_of_arrival[:0]], [np.zeros(0, np.uint64)]
     start = 0
     for keys in signatures.keys[band].chunks(CHUNK):
@@ -91,24 +158,12 @@ def _members(
         found_rows.append(rows[taken])
         found_keys.append(keys[taken])
     rows, keys = np.concatenate(found_rows), np.concatenate(found_keys)
-    order = np.argsort(keys)
-    _, sizes = runs(keys[order])
-    order = order[np.repeat(sizes > 1, sizes)]
-    rows, keys = rows[order], keys[order]
-    order = np.lexsort((rows, keys))
-    return rows[order], keys[order]
-
-
-def _undecided(rows: np.ndarray, keys: np.ndarray, parents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Without the buckets whose members are all in one component already."""
-    from bessemer.corpus.dedup.kernels import roots
-
-    if not len(rows):
-        return rows, keys
-    root = roots(parents)[rows]
-    starts, sizes = runs(keys)
-    is_open = np.repeat(np.minimum.reduceat(root, starts) != np.maximum.reduceat(root, starts), sizes)
-    return rows[is_open], keys[is_open]
+    by_key = np.argsort(keys)
+    _, sizes = runs(keys[by_key])
+    by_key = by_key[np.repeat(sizes > 1, sizes)]
+    rows, keys = rows[by_key], keys[by_key]
+    by_key = np.lexsort((rows if order is None else order[rows], keys))
+    return rows[by_key], keys[by_key]
 
 
 def _batches(

@@ -2,13 +2,14 @@
 
 Exact: equal text after folding case and white space. Near: MinHash with locality-sensitive hashing (Broder 1997, with
 FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
-(`buckets.REACH`) by their signatures or, with `verify`, by the Jaccard similarity of their shingles. One document of
-each connected component is kept, by the rule `keep`. Independent of the order of documents. Memory and disk:
-docs/dedup.md.
+(`buckets.REACH`) by their signatures or, with `verify`, by the Jaccard similarity of their shingles. A document goes
+when it is similar to one that stays, by the rule `keep`; with `chains` one document of each connected component stays.
+Independent of the order of documents. Memory and disk: docs/dedup.md.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -45,12 +46,14 @@ from bessemer.corpus.dedup.verdicts import (
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold, text_digest
 from bessemer.errors import InputError
+from bessemer.hashing import key_of
 from bessemer.recipe import Dedup
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality")
+COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
+CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
 
 PAIRS_AT_ONCE = 1 << 12  # whose similarity is computed at one time
 
@@ -81,8 +84,7 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
                 index.equal = None
             if stores is not None and num_rows:
                 compared = index.compared & (verdict == KEPT)
-                sets, group = _near(index, stores, readers, compared, settings, stack, scratch)
-                stays = _best(group, [rank, -index.characters], index.num_documents)
+                sets, stays = _near(index, stores, readers, compared, rank, settings, stack, scratch)
                 near = np.flatnonzero(stays != np.arange(num_rows))
                 verdict[near] = NEAR
                 keeper = stays[keeper]  # an exact duplicate of a near duplicate points to what stays in the end
@@ -97,19 +99,27 @@ def judge(tables: Tables, settings: Dedup, scratch: Path, sources: Sequence[str]
 
 
 def _near(
-    index: Index, stores: Signatures, readers: Sequence[Tables], compared: np.ndarray, settings: Dedup,
-    stack: ExitStack, scratch: Path,
+    index: Index, stores: Signatures, readers: Sequence[Tables], compared: np.ndarray, rank: np.ndarray,
+    settings: Dedup, stack: ExitStack, scratch: Path,
 ) -> tuple[ShingleSets | None, np.ndarray]:  # fmt: skip
-    """The smallest row of the near duplicates of each row, and the shingle sets by which they were verified."""
+    """The shingle sets by which near duplicates were verified, and the row that stays in place of each row."""
     least, memory, sets = settings.min_jaccard, settings.memory_mib << 20, None
     min_equal = min_equal_places(least, stores.num_hashes, settings.verify)
     group = buckets.components(stores, None, least, min_equal, index.row_of_arrival, compared, memory)
-    if settings.verify:  # only those that might be alike
-        compared &= _grouped(group)
+    compared &= _grouped(group)  # only those that might be alike
+    if settings.verify:
         sets = stack.enter_context(closing(ShingleSets(scratch / "shingles", len(compared))))
         _fill(sets, readers, index.row_of_arrival, compared, settings)
-        group = buckets.components(stores, sets, least, min_equal, index.row_of_arrival, compared, memory)
-    return sets, group
+        if settings.chains:
+            group = buckets.components(stores, sets, least, min_equal, index.row_of_arrival, compared, memory)
+    keys = [rank, -index.characters]
+    if settings.chains:
+        return sets, _best(group, keys, index.num_documents)
+    rows = np.arange(len(compared), dtype=np.int32)
+    order = inverse_of(np.lexsort((rows, *reversed(keys), rows < index.num_documents)).astype(np.int32))
+    return sets, buckets.keepers(
+        stores, sets, least, min_equal, index.row_of_arrival, compared, order, index.num_documents, memory
+    )
 
 
 def _rank(index: Index, settings: Dedup, sources: Sequence[str]) -> np.ndarray:
@@ -235,7 +245,9 @@ def scan(readers: Sequence[Tables], settings: Dedup, stores: Signatures | None, 
         files = {name: stack.enter_context(closing(Records(scratch / name, kind))) for name, kind in TYPES.items()}
         for read in readers:
             is_trusted = read is readers[0]
-            for table in _with_text(read, settings) if is_trusted else read(["identity", "text", "source", "quality"]):
+            for table in (
+                _with_text(read, settings) if is_trusted else read(["identity", "text", "source", "quality", "path"])
+            ):
                 is_scored |= "quality" in table.column_names
                 for name, values in _columns(table, is_trusted, settings, numbers, stores).items():
                     files[name].append(values)
@@ -281,8 +293,8 @@ def _columns(
     halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2).copy()
     names = table["source"].to_pylist() if "source" in there else [""] * count
     source = np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int16)
-    salts = (source.astype(np.uint64) + np.uint64(1)) * np.uint64(settings.within_source)
-    halves[:, 1] ^= salts * np.uint64(0x9E3779B97F4A7C15)  # texts of two sources are then never equal
+    salts = _salts(table, names, settings)
+    halves[:, 1] ^= salts * np.uint64(0x9E3779B97F4A7C15)  # texts of two of them are then never equal
     compared = np.zeros(count, dtype=bool)
     if stores is not None:
         signed = _signatures(table, settings) if is_trusted and "signature" in there else signatures(folded, settings)
@@ -297,6 +309,17 @@ def _columns(
         "quality": np.nan_to_num(quality, nan=-np.inf),
         "compared": compared,
     }
+
+
+def _salts(table: pa.Table, sources: Sequence[str], settings: Dedup) -> np.ndarray:
+    """A number below 2^32 for each document, other where they are not compared."""
+    places = [""] * len(sources) if settings.within == "corpus" else sources
+    if settings.within == "crawl":
+        paths = table["path"].to_pylist() if "path" in table.column_names else [""] * len(sources)
+        found = map(CRAWL.search, paths)
+        places = [crawl[0] if crawl else source for crawl, source in zip(found, sources, strict=True)]
+    numbers = {place: key_of("within", place) >> 32 if place else 0 for place in set(places)}
+    return np.array([numbers[place] for place in places], dtype=np.uint64)
 
 
 def _signatures(table: pa.Table, settings: Dedup) -> np.ndarray:

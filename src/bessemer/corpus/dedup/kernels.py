@@ -13,6 +13,7 @@ import numpy as np
 
 from bessemer.corpus.text.hashing import BASE, NEWLINE, Array, compiled, hash_characters, hash_ngrams, hash_words, mix
 
+UNDECIDED, STAYS, GOES = 0, 1, 2  # what is known of a document while its keeper is sought
 NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 SALT = np.uint64(0xD6E8FEB86659FD93)
 OTHER_BASE = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -137,6 +138,41 @@ def link(
                 parents[other] = mine
             else:
                 parents[mine] = other
+
+
+@compiled
+def seek(
+    rows: Array, keys: Array, order: Array, state: Array, signatures: Array, sets: Array, starts: Array, min_equal: int,
+    min_jaccard: float, reach: int, keeper: Array, is_blocked: Array,
+) -> None:  # fmt: skip
+    """Look for what each undecided member of buckets, sorted by (key, order), is similar to among those before it: the first in
+    order that stays becomes its keeper; one that is undecided itself blocks it. Compared as in `link`."""
+    first = 0
+    for i in range(len(rows)):
+        if keys[i] != keys[first]:
+            first = i
+        mine = rows[i]
+        if state[mine] != UNDECIDED:
+            continue
+        for step in range(reach + 1):
+            j = first if step == 0 else i - step
+            if j < first or j >= i or (step and j == first):
+                continue
+            other, has_keeper = rows[j], keeper[mine] != mine
+            if has_keeper and (state[other] != STAYS or order[keeper[mine]] <= order[other]):
+                continue
+            if state[other] != STAYS and is_blocked[mine]:
+                continue
+            if _equal_places(signatures[i], signatures[j]) < min_equal:
+                continue
+            if min_jaccard > 0.0:
+                left, right = sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]
+                if jaccard(left, right) < min_jaccard:
+                    continue
+            if state[other] == STAYS:
+                keeper[mine] = other
+            else:
+                is_blocked[mine] = True
 
 
 @compiled

@@ -124,11 +124,13 @@ def count_verdicts(
 
     clusters: histogram of cluster sizes, the kept document included. jaccard:
     near duplicates by their similarity to the kept one, `estimated` from signatures or `verified` by shingles.
-    min_jaccard: from which documents were linked; a removed one may be linked to the kept one through others.
+    min_jaccard: from which documents are near duplicates; through_others: those of the near ones that are less alike to the
+    kept one (with `chains`).
     """
     import numpy as np
 
     removed = keeper[verdict != KEPT]
+    through = (verdict == NEAR) & (similarity < settings.min_jaccard - 1e-6)
     of_each = {"exact": verdict == EXACT, "near": verdict == NEAR}
     bins = np.minimum((similarity[of_each["near"]] * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
     clusters = Counter((np.unique(removed, return_counts=True)[1] + 1).tolist())
@@ -136,6 +138,7 @@ def count_verdicts(
         "documents": num_documents,
         "earlier_documents": len(verdict) - num_documents,
         "removed": {name: int(chosen.sum()) for name, chosen in of_each.items()},
+        "through_others": int(through.sum()),
         "removed_characters": {name: int(characters[chosen].sum(dtype=np.int64)) for name, chosen in of_each.items()},
         "removed_against_earlier": int((removed >= num_documents).sum()),
         "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
