@@ -6,8 +6,6 @@ neither the pretraining nor the classifier saw.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -42,8 +40,7 @@ def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
     """Pretrain, then train the three classifiers for the same number of steps on the same snippets.
 
     Returns `settings`, `pretraining` (tokens, seconds, accuracy on hidden tokens) and by way: accuracy, trainable
-    parameters, seconds, and bytes of memory at the peak above what was held before (None where the system does not
-    tell).
+    parameters, seconds, and bytes of memory at the peak above what was held before.
     """
     sizes = settings or ClassifierStudy()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +80,7 @@ def table(result: dict[str, Any]) -> str:
     ]
     rows = [
         (name, f"{row['accuracy']:.1%}", amount(row["trained_parameters"]), f"{row['seconds']:.1f}",
-         "-" if row["memory_bytes"] is None else size(row["memory_bytes"]))
+         size(row["memory_bytes"]))
         for name, row in ((name, result[way]) for way, name in WAYS.items())
     ]  # fmt: skip
     lines += text_table(("", "accuracy", "trained", "seconds", "memory"), rows)
@@ -114,7 +111,9 @@ def plot(results: dict[str, Any]) -> str:
 
 
 def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:
-    base, started = _settled_memory(), perf_counter()
+    devices.release_unused(trainer.device)
+    devices.reset_peak_resident()
+    held, started = devices.resident_bytes(), perf_counter()
     loss = train_classifier(sizes, trainer, train, what)
     seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
     scored = validate(trainer, [test.held_out()])
@@ -124,16 +123,5 @@ def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: Classifie
         "train_loss": loss,
         "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "seconds": seconds,
-        "memory_bytes": max(peak - base, 0) if base is not None else None,
+        "memory_bytes": max(peak - held, 0),
     }
-
-
-def _settled_memory() -> int | None:
-    """Bytes this process holds, after giving back what it has freed; the peak is counted anew from here."""
-    gc.collect()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-    except (OSError, AttributeError):
-        return None
-    return devices.resident_bytes()
