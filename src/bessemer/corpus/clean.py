@@ -17,6 +17,7 @@ from bessemer.corpus.document import Record
 from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import apply, judge_url
+from bessemer.corpus.unwrap import unwrapped
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
 from bessemer.terminal import counted
@@ -103,6 +104,9 @@ HIDDEN = (
     CONTAMINATED_DOCUMENTS,
     CONTAMINATED_ITEMS,
 )  # tables that no report shows
+UNWRAPPED = "unwrapped"  # of edited_documents: those whose lines were joined to paragraphs before rules looked at them
+# Sets of rules that take a line for a sentence or a paragraph
+OF_LINES = ("textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
 READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
@@ -192,7 +196,12 @@ def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     if record.format == "chat":
         return
     code = record.language if language.wanted(record.format, of.language) else None
-    judged = apply(record.text, settings.rules_for(code), record.language or "en")
+    rules = settings.rules_for(code)
+    judges_lines = record.format != "code" and any(getattr(rules, name) is not None for name in OF_LINES)
+    if rules.unwrap and judges_lines and (text := unwrapped(record.text)) is not None:
+        tally.count("edited_documents", UNWRAPPED)
+        record.text = text
+    judged = apply(record.text, rules, record.language or "en")
     if judged.reason is not None:
         record.reject(judged.reason, judged.detail)
     elif judged.text != record.text:

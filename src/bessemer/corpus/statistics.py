@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import storage
-from bessemer.corpus.clean import Tally
+from bessemer.corpus.clean import UNWRAPPED, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.units import Unit
@@ -240,7 +240,7 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
 
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
     rows.sort(key=lambda row: -row[1])
-    ignored = _not_read_line(statistics)
+    ignored = [*_unwrapped_line(statistics), *_not_read_line(statistics)]
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []
     lines = [
@@ -273,6 +273,14 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
             found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))
     shown = list(found.values())[: 2 if reason in FIXABLE else 1]
     return f"e.g. {'; '.join(shown)}" if shown else ""
+
+
+def _unwrapped_line(statistics: dict[str, Any]) -> list[str]:
+    """One line for documents of which lines were joined; none without them."""
+    sums = statistics["totals"]
+    count = sums["tables"].get("edited_documents", {}).get(UNWRAPPED, 0)
+    said = "not dropped: hard-wrapped, their lines joined to paragraphs before the rules (corpus.rules.unwrap)"
+    return [f"{UNWRAPPED:<16} {count:>9,}  {percent(count, sums['documents_in']):>6}  {said}"] if count else []
 
 
 def _not_read_line(statistics: dict[str, Any]) -> list[str]:

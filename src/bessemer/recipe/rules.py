@@ -181,6 +181,7 @@ class Rules(Section):
     max_mean_line_length: float | None = Field(None, gt=0)
     min_alphanumeric_share: Share = 0.25
     min_unique_line_share: Share = 0.2
+    unwrap: bool = True
     code: Code | None = None
     textbook: Textbook | None = None
     gopher_quality: GopherQuality | None = None

@@ -1,0 +1,95 @@
+"""Hard-wrapped prose to paragraphs of one line each.
+
+Plain text of manuals, mail and books is often cut into lines of about 72 characters. Rules that judge lines take such a line for
+a sentence: those that end without a full stop go, from the middle of a paragraph. A text is hard-wrapped when its lines end where
+the next word would not have fitted; verse, lists, tables and code do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+MIN_WIDTH, MAX_WIDTH = 40, 150  # characters of the longest line of a block that was wrapped
+SLACK = 3  # characters by which the next word may have fitted after all: wrapping by hand, two spaces after a full stop
+FULL_SHARE = 0.8  # of the lines that another follows in their block
+MIN_LINES = 4  # of them, in a text
+PROSE_SHARE = 0.5  # of the lines that are not blank, in a text: one that is mostly code or tables is left alone
+CODE_SIGNS, MAX_CODE_SHARE = "{}[]()<>=;_\\", 0.04  # of the characters of a block of prose
+LIST_ITEM = re.compile(r"(?:[-*+•·–—]|\(?(?:\d{1,3}|[A-Za-z])[.)]|\.\.)\s")
+MARKED = tuple(">|#=~`$<{}@:")  # how lines begin that are no prose
+COLUMNS = re.compile(r"\S(?: {3,}|\t)\S")  # a gap within a line: a table
+CUT_WORD = re.compile(r"[^\W\d_]-$")
+
+
+def unwrapped(text: str) -> str | None:
+    """The text with each paragraph on one line, where it is hard-wrapped; else None."""
+    if "\n" not in text or len(text) > (MAX_WIDTH + 1) * (text.count("\n") + 1):
+        return None
+    lines = text.split("\n")
+    blocks = list(_blocks(lines))
+    prose = followed = full = 0
+    for block in blocks:
+        if len(block) > 1 and _is_prose(block):
+            prose, followed, full = prose + len(block), followed + len(block) - 1, full + _num_full(block)
+    is_mostly_prose = prose >= PROSE_SHARE * sum(map(bool, lines))
+    if not is_mostly_prose or followed < MIN_LINES or full < FULL_SHARE * followed:
+        return None
+    words = set(text.split())
+    return "\n".join(line for block in blocks for line in (_joined(block, words) if _is_wrapped(block) else block))
+
+
+def _blocks(lines: list[str]) -> Iterator[list[str]]:
+    """Lines that belong together: of one indentation, between blank lines and the beginnings of list items."""
+    block: list[str] = []
+    indent = 0
+    for line in lines:
+        here = len(line) - len(line.lstrip())
+        # An item's text hangs below its first line.
+        belongs = bool(block) and bool(line.strip()) and bool(block[-1].strip()) and not LIST_ITEM.match(line.lstrip())
+        hangs = len(block) == 1 and LIST_ITEM.match(block[0].lstrip()) is not None and here > indent
+        if belongs and (here == indent or hangs or (len(block) == 1 and 0 <= indent - here <= 8)):
+            block.append(line)
+            indent = here
+            continue
+        if block:
+            yield block
+        block, indent = [line], here
+    if block:
+        yield block
+
+
+def _is_prose(block: list[str]) -> bool:
+    """Words between spaces, and not a table, a quotation, a heading that is underlined or marked up text."""
+    signs = sum(line.count(sign) for line in block for sign in CODE_SIGNS)
+    return (
+        MIN_WIDTH <= max(map(len, block)) <= MAX_WIDTH
+        and signs <= MAX_CODE_SHARE * sum(map(len, block))
+        and all(" " in line.strip() for line in block[:-1])
+        and not any(line.lstrip().startswith(MARKED) or COLUMNS.search(line) for line in block)
+    )
+
+
+def _num_full(block: list[str]) -> int:
+    """Lines after which the first word of the next would not have fitted."""
+    width = max(map(len, block)) - SLACK
+    return sum(len(line) + 1 + len(after.split(maxsplit=1)[0]) > width for line, after in pairwise(block))
+
+
+def _is_wrapped(block: list[str]) -> bool:
+    """Whether a block of a hard-wrapped text is a paragraph of it: nearly all of its lines are full."""
+    return len(block) > 1 and _is_prose(block) and _num_full(block) >= FULL_SHARE * (len(block) - 1)
+
+
+def _joined(block: list[str], words: set[str]) -> list[str]:
+    """A paragraph on one line. A word that was cut at a hyphen is mended where it stands whole elsewhere in the text."""
+    joined = block[0]
+    for line in block[1:]:
+        after = line.lstrip()
+        if not CUT_WORD.search(joined):
+            joined += f" {after}"
+            continue
+        whole = joined.rsplit(maxsplit=1)[-1][:-1] + after.split(maxsplit=1)[0]
+        joined = (joined[:-1] if whole.strip(".,;:!?)") in words else joined) + after
+    return [joined]
