@@ -8,7 +8,10 @@ from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES,
 COMMANDS = (
     Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, *CHANGES)),
     Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, *CHANGES)),
-    Command("corpus", "raw sources to clean documents", run.corpus, OF_RECIPE),
+    Command("corpus", "raw sources to clean documents", run.corpus, (
+        *OF_RECIPE,
+        option("--sample", "take so many documents through the rules instead, and show what goes and why", type=int, metavar="N"),
+    )),
     Command("tokens", "clean documents to a tokenizer and token shards", run.tokens, OF_RECIPE),
     Command("plan", "what a training run takes: layout, memory, time, money", plan.plan, (
         option("recipe", "a recipe file or a shipped one, a run folder, or a folder of text", nargs="?"),

@@ -41,10 +41,29 @@ def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = N
 def corpus(args: argparse.Namespace) -> Any:
     from bessemer import stages
 
+    if args.sample is not None:
+        return _sample(args)
     session = runs.open_recipe(args, fill_derived=False)
     with session.run.writing():
         stages.corpus(session)
     return {"stages": session.results, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
+
+
+def _sample(args: argparse.Namespace) -> Any:
+    """A dry run of the rules; no run folder is touched."""
+    from bessemer.corpus import dry_run
+    from bessemer.errors import InputError
+    from bessemer.recipe import load
+
+    if args.sample < 1:
+        raise InputError(f"--sample {args.sample}: give the number of documents, for example 1000")
+    corpus = load(args.recipe, args.overrides, may_be_unnamed=True).corpus
+    if not corpus.sources:
+        raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
+    found = dry_run.dry_run(corpus, args.sample)
+    if not args.json:
+        print("\n".join(dry_run.lines(found)))
+    return found
 
 
 def tokens(args: argparse.Namespace) -> Any:

@@ -1,0 +1,214 @@
+"""What the rules of a recipe make of some documents of each source, in seconds and without a run: the funnel with examples.
+
+The documents come from pieces all over the files, by hash, so that the same ones come again after a change of the rules. They go
+through the steps of the corpus stage; duplicates are looked for among them alone, so there are more in the whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from bessemer.corpus import engine
+from bessemer.corpus.clean import CleaningContext, Tally, clean_record
+from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identity, printable
+from bessemer.corpus.files import Listing, listing
+from bessemer.corpus.readers import read
+from bessemer.corpus.statistics import EXAMPLES, commonest, percent, where
+from bessemer.corpus.units import Unit, plan
+from bessemer.recipe import Corpus, Source
+from bessemer.terminal import counted, size, working
+
+BYTES_EACH = (
+    64 << 10
+)  # read for a document at the most, from pieces chosen by hash: longer ones are fewer than were asked for
+LEAST_BYTES = 4 << 20  # of a source
+MIN_SHARE = 0.3  # of the documents that the smallest source gets, against an equal part
+EDITS_SHOWN, CONTEXT_CHARACTERS = 3, 160
+
+Row = dict[str, Any]
+
+
+def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
+    """Take about `count` documents through the rules. Returns counts by source and reason with examples, edits, languages,
+    duplicates among them, and the processor seconds of a document. Raises InputError as building the corpus does."""
+    listings = {source.name: listing(source) for source in corpus.sources}
+    settings, started = CleaningContext.of(corpus), process_time()
+    sources, kept, tally = [], list[Row](), Tally()
+    wanted = _shares(listings, count)
+    with tempfile.TemporaryDirectory() as spool, working("sampling"):
+        for source in corpus.sources:
+            found = _Found(source.name, sum(file.size for file in listings[source.name].read))
+            for record, name, before in _records(source, listings[source.name], wanted[source.name], settings, spool):
+                engine.check_stop()
+                clean_record(record, settings, tally)
+                found.add(record, name, before)
+                if record.reason is None:
+                    kept.append(_document(record, name))
+            sources.append(found)
+        duplicates = _duplicates(kept, corpus, Path(spool) / "dedup") if kept else {}
+    documents, seconds = sum(found.documents for found in sources), process_time() - started
+    return {
+        "documents": documents,
+        "kept": len(kept) - sum(duplicates.values()),
+        "sources": [found.to_json() for found in sources],
+        "duplicates": duplicates,
+        "counts": {
+            name: counts
+            for name, counts in tally.to_json().items()
+            if name in ("edited_documents", "personal_data", "language")
+        },
+        "not_tried": _not_tried(corpus),
+        "seconds": round(seconds, 3),
+    }
+
+
+class _Found:
+    """What became of the documents of one source."""
+
+    def __init__(self, source: str, num_bytes: int) -> None:
+        self.source, self.num_bytes = source, num_bytes
+        self.documents, self.kept, self.bytes_in = 0, 0, 0
+        self.rejected: dict[str, list[Row]] = {}
+        self.counts: dict[str, int] = {}
+        self.edits: list[Row] = []
+
+    def add(self, record: Record, name: str, before: str) -> None:
+        """Count one document, as it is after the steps; before: its text as it came."""
+        self.documents += 1
+        self.bytes_in += record.num_bytes
+        place = {"path": printable(name), "place": printable(record.key)}
+        if record.reason is None:
+            self.kept += 1
+            if len(self.edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
+                self.edits.append({**place, **edit})
+            return
+        self.counts[record.reason] = self.counts.get(record.reason, 0) + 1
+        examples = self.rejected.setdefault(record.reason, [])
+        if len(examples) < EXAMPLES:
+            excerpt = printable(record.text[:EXCERPT_CHARACTERS])
+            examples.append({**place, "detail": printable(record.detail), "excerpt": excerpt})
+
+    def to_json(self) -> dict[str, Any]:
+        rejected = {
+            reason: {"documents": self.counts[reason], "examples": self.rejected[reason]}
+            for reason in commonest(self.counts)
+        }
+        return {"source": self.source, "documents": self.documents, "kept": self.kept, "bytes_in": self.bytes_in,
+                "bytes_in_all": self.num_bytes, "rejected": rejected, "edits": self.edits}  # fmt: skip
+
+
+def _shares(listings: dict[str, Listing], count: int) -> dict[str, int]:
+    """Documents of each source: in proportion to its bytes, and some of each."""
+    sizes = {name: sum(file.size for file in found.read) for name, found in listings.items()}
+    total, least = max(sum(sizes.values()), 1), MIN_SHARE * count / len(sizes)
+    return {name: max(round(max(count * num_bytes / total, least)), 1) for name, num_bytes in sizes.items()}
+
+
+def _records(
+    source: Source, found: Listing, count: int, settings: CleaningContext, spool: str
+) -> Iterator[tuple[Record, str, str]]:
+    """Records of a source with their file's name and their text: the same number of each of its units, which lie all over its
+    files."""
+    budget = max(count * BYTES_EACH, LEAST_BYTES)
+    limited = source.model_copy(update={"max_bytes": min(budget, source.max_bytes or budget)})
+    units = plan(limited, found.read, Path(spool))
+    left = count
+    for number, unit in enumerate(units):
+        share = -(-left // (len(units) - number))
+        for name, record in islice(_of_unit(unit, settings), share):
+            record.source, record.format = source.name, "chat" if source.format == "chat" else unit.format
+            left -= 1
+            yield record, name, record.text
+        if left <= 0:
+            return
+
+
+def _of_unit(unit: Unit, settings: CleaningContext) -> Iterator[tuple[str, Record]]:
+    for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
+        yield piece.name, record
+
+
+def _document(record: Record, name: str) -> Row:
+    return {"identity": identity(record.source, name, record.key), "source": record.source, "path": printable(name),
+            "text": record.text, "characters": len(record.text)}  # fmt: skip
+
+
+def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
+    """Exact and near duplicates among the documents that stay."""
+    import pyarrow as pa
+
+    from bessemer.corpus.dedup.judging import judge
+
+    if not corpus.dedup.exact and not corpus.dedup.minhash:
+        return {}
+    table = pa.Table.from_pylist(list(kept))
+    settings = corpus.dedup.model_copy(update={"against": (), "keep": "longest"})
+
+    def tables(columns: Sequence[str]) -> Iterator[pa.Table]:
+        yield table.select([name for name in columns if name in table.column_names])
+
+    removed: dict[str, int] = judge(tables, settings, scratch).statistics["removed"]
+    return removed
+
+
+def _not_tried(corpus: Corpus) -> list[str]:
+    """What takes the whole corpus."""
+    dedup = corpus.dedup
+    tried: list[tuple[str, bool]] = [
+        ("duplicates outside the sample", True), ("earlier corpora", bool(dedup.against)),
+        ("repeated paragraphs", dedup.paragraphs.mode != "off"), ("repeated spans", dedup.substrings.unit != "off"),
+        ("the quality classifier", corpus.quality.on),
+    ]  # fmt: skip
+    return [name for name, is_on in tried if is_on]
+
+
+def _edit(before: str, after: str) -> Row | None:
+    """The first place where a text lost or changed something besides white space: what stood there, and what stands there."""
+    old, new = before.split(), after.split()
+    if old == new:
+        return None
+    limit = 4000  # words: enough to show one edit, and quick
+    matcher = difflib.SequenceMatcher(None, old[:limit], new[:limit], autojunk=False)
+    for tag, start, end, from_, to in matcher.get_opcodes():
+        if tag != "equal":
+            lead = " ".join(old[max(start - 6, 0) : start])
+            removed, instead = " ".join(old[start:end]), " ".join(new[from_:to])
+            return {"after": lead, "removed": _short(removed), "instead": _short(instead)}
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= CONTEXT_CHARACTERS else f"{text[:CONTEXT_CHARACTERS]}..."
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The result for a person."""
+    documents = counted(found["documents"], "document")
+    yield f"{found['kept']:,} of {documents} would stay; {found['seconds']:.1f} s of processor time"
+    for source in found["sources"]:
+        of = f"{percent(source['bytes_in'], source['bytes_in_all'])} of {size(source['bytes_in_all'])}"
+        yield ""
+        yield f"{source['source']}: {source['kept']:,} of {source['documents']:,}; read {size(source['bytes_in'])}, {of}"
+        for reason, entry in source["rejected"].items():
+            share = percent(entry["documents"], source["documents"])
+            yield f"  {reason:<32} {entry['documents']:>7,}  {share:>6}  {REASONS.get(reason, '')}"
+            for example in entry["examples"][:2]:
+                detail = f": {example['detail']}" if example["detail"] else ""
+                yield f"      {where(example)}{detail}"
+                if excerpt := " ".join(example["excerpt"].split())[:CONTEXT_CHARACTERS]:
+                    yield f"        {excerpt!r}"
+        for edit in source["edits"]:
+            yield f"  edited, {where(edit)}: after {edit['after'][-60:]!r}"
+            yield f"        {edit['removed']!r} -> {edit['instead']!r}"
+    yield ""
+    for table, counts in found["counts"].items():
+        yield f"{table.replace('_', ' ')}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    if any(found["duplicates"].values()):
+        yield "duplicates among these: " + ", ".join(f"{name} {count:,}" for name, count in found["duplicates"].items())
+    yield f"not tried on a sample: {', '.join(found['not_tried'])}"

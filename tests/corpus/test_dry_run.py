@@ -1,0 +1,76 @@
+"""The dry run of the rules: the decisions of the whole corpus on some of its documents, and nothing is written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_samples import prose
+
+from bessemer.cli import run_command
+from bessemer.corpus.dry_run import dry_run
+from bessemer.recipe import Corpus
+
+
+def write_sources(folder: Path, count: int = 400) -> dict[str, object]:
+    """JSON lines, packed ones, Parquet and files, each with short, wrapped, good and repeated documents."""
+    texts = []
+    for number in range(count):
+        text = prose(number, 60) + "."
+        texts.append(("short" if number % 4 == 0 else text) if number % 10 else prose(3, 60))
+    rows = [{"text": text} for text in texts]
+    data = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "lines.jsonl").write_text(data)
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(data.encode()))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "table.parquet", row_group_size=50)
+    (folder / "files").mkdir()
+    for number, text in enumerate(texts[:100]):
+        (folder / "files" / f"{number}.txt").write_text(text)
+    names = {"lines": "lines.jsonl", "packed": "packed.jsonl.gz", "table": "table.parquet", "files": "files"}
+    return {"sources": [{"name": name, "paths": [str(folder / path)]} for name, path in names.items()]}
+
+
+def test_decisions_are_those_of_the_whole_and_the_sample_is_the_same_again(tmp_path: Path) -> None:
+    corpus = Corpus.model_validate(write_sources(tmp_path))
+    found = dry_run(corpus, 200)
+    assert 200 <= found["documents"] <= 300
+    for source in found["sources"]:
+        assert source["documents"] == source["kept"] + source["rejected"]["too_short"]["documents"]
+        example = source["rejected"]["too_short"]["examples"][0]
+        assert example["detail"] == "5 (limit 200) characters" and example["excerpt"] == "short"
+    assert found["duplicates"]["exact"] > 10, "each tenth document is the same"
+    again = dry_run(corpus, 200)
+    assert {**again, "seconds": 0} == {**found, "seconds": 0}
+    assert dry_run(corpus, 20)["documents"] < 60
+
+
+def test_edits_and_joined_lines_are_shown(tmp_path: Path) -> None:
+    good = "A sentence of ten words stands here and ends well. " * 6
+    (tmp_path / "a.txt").write_text(f"{good}\nA heading without a full stop\n{good}\n")
+    source = {"name": "s", "paths": [str(tmp_path / "a.txt")]}
+    found = dry_run(Corpus.model_validate({"sources": [source], "rules": {"c4": {}}}), 10)
+    (edit,) = found["sources"][0]["edits"]
+    assert "heading without a full stop" in edit["removed"] and edit["instead"] == ""
+    assert "ends well." in edit["after"]
+    assert found["counts"]["edited_documents"] == {"rules": 1}
+
+
+def test_the_command_prints_the_funnel_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sources(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert run_command(["corpus", "lines.jsonl", "--sample", "100"]) == 0
+    said = capsys.readouterr().out
+    assert "of 100 documents would stay" in said and "too_short" in said and "lines.jsonl line" not in said
+    assert "not tried on a sample: duplicates outside the sample" in said
+    assert run_command(["corpus", "lines.jsonl", "--sample", "100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 100
+    assert run_command(["corpus", "lines.jsonl", "--sample", "0"]) == 2
+    assert run_command(["corpus", "none.jsonl", "--sample", "10"]) == 2
+    assert sorted(tmp_path.rglob("*")) == before
