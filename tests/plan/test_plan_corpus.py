@@ -61,6 +61,15 @@ def test_by_hand() -> None:
     assert sum(stage["share"] for stage in found["stages"]) == pytest.approx(1)
 
 
+def test_a_stage_on_one_machine_or_core_is_not_divided() -> None:
+    given = rates()
+    for on, at_once in (("cluster", 20), ("machine", 10), ("core", 1)):
+        given["stages"][1]["on"] = on
+        found = corpus.plan(1e12, given, machines=2, cores=10)
+        assert found["core_hours"] == pytest.approx(125)
+        assert found["compute_hours"] == pytest.approx(400_000 / 3600 / 20 + 50_000 / 3600 / at_once)
+
+
 def test_twice_the_corpus_is_twice_the_work_and_links_stop_to_fit() -> None:
     one, two = corpus.plan(1e12, rates(), memory_bytes=20e9), corpus.plan(2e12, rates(), memory_bytes=20e9)
     assert two["core_hours"] == pytest.approx(2 * one["core_hours"])
@@ -111,7 +120,10 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", [{"stages": []}, {"sizes": {}}, {"date": ""}, {"shares": {}}])
+@pytest.mark.parametrize(
+    "damage",
+    [{"stages": []}, {"stages": [{**rates()["stages"][0], "on": "moon"}]}, {"sizes": {}}, {"date": ""}, {"shares": {}}],
+)
 def test_damaged_rates_are_named(damage: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
     path.write_text(json.dumps({**rates(), **damage}))
@@ -134,12 +146,12 @@ def test_the_docs_have_what_the_command_prints() -> None:
     stages = {row["stage"]: row for row in found["stages"]}
     one_task = stages["link duplicates"]["core_hours"] + stages["verify duplicates"]["core_hours"]
     for phrase in (
-        f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['compute_hours']:.1f} hours of work; the "
-        f"input needs {found['transfer_hours']:.1f} hours",
+        f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['hours']:.1f} hours, of them "
+        f"{found['hours_on']['cluster']:.1f} on all of them, {found['hours_on']['machine']:.1f} on one machine (tokenise) and "
+        f"{one_task:.0f} on one core; the input needs {found['transfer_hours']:.1f} hours",
         f"{found['core_hours']:,.0f} core-hours at 0.05 are {found['compute_money']:,.0f}",
         f"at its peak, {sum(found['storage_bytes'].values()) / 1e12:.0f} TB, costs {found['storage_money']:,.0f} a month",
         f"Cleaned rows and signatures, {found['shuffle_bytes'] / 1e12:.1f} TB",
         f"Extraction is {stages['extract']['share']:.0%} of the work",
-        f"{one_task:.0f} hours of one core",
     ):
         assert phrase in prose, phrase

@@ -40,6 +40,8 @@ def plan(
     """What a corpus of `input_bytes` of compressed crawl takes, as plain values: bytes, core-hours, hours, and money in the unit
     of the prices.
 
+    A stage that runs `on` one machine or one core is not divided among more; hours_on: of the stages on each.
+
     rates: as `load_rates` gives them. price: of a core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the
     storage. transfer_hours: to bring the input in over the machines' networks, while they work; row_groups: pieces that the merge
     reads, beyond some 10^8 of which it needs a level in between (docs/scale.md); link_bytes: memory that linking duplicates on
@@ -80,7 +82,12 @@ def plan(
         "token shards": tokens * sizes["token_bytes"],
     }
     core_hours = sum(seconds) / 3600
-    compute_hours = core_hours / (machines * cores)
+    at_once = {"cluster": machines * cores, "machine": cores, "core": 1}
+    hours = dict.fromkeys(at_once, 0.0)
+    for row, spent in zip(rates["stages"], seconds, strict=True):
+        on = row.get("on", "cluster")
+        hours[on] += spent / 3600 / at_once[on]
+    compute_hours = sum(hours.values())
     transfer_hours = flow["input"] / (machines * NETWORK_BYTES_PER_SECOND) / 3600
     link, room = documents["passed"] * sizes["link_bytes"], LINK_MEMORY_SHARE * memory_bytes
     partitions, buckets = (math.ceil(flow["input"] / each) for each in (PARTITION_BYTES, BUCKET_BYTES))
@@ -95,6 +102,7 @@ def plan(
         "machines": machines,
         "cores_per_machine": cores,
         "compute_hours": compute_hours,
+        "hours_on": hours,
         "transfer_hours": transfer_hours,
         "hours": max(compute_hours, transfer_hours),
         "shuffle_bytes": cleaned + signatures,
@@ -124,7 +132,8 @@ def load_rates(path: Path | None = None) -> dict[str, Any]:
         needed = {f"{after}_per_{before}" for before, after in pairwise(FLOW)}
         numbers = [*(shares[name] for name in needed), *sizes.values()]
         numbers += [row["megabytes_per_cpu_second"] for row in rates["stages"]]
-        known = all(row["of"] in FLOW and row["stage"] for row in rates["stages"]) and rates["stages"]
+        places = {row.get("on", "cluster") for row in rates["stages"]} <= {"cluster", "machine", "core"}
+        known = places and all(row["of"] in FLOW and row["stage"] for row in rates["stages"]) and rates["stages"]
         if not known or not rates["date"] or not rates["machine"] or not all(number > 0 for number in numbers):
             raise ValueError("a stage of something unknown, or a number that is not above 0")
         missing = _SIZES - set(sizes)
@@ -168,12 +177,14 @@ def table(of: dict[str, Any]) -> str:
     days = f"{of['hours'] / 24:.1f} days" if of["hours"] >= 48 else f"{of['hours']:.1f} hours"
     documents = of["documents"]
     fits = "fits" if of["links_fit"] else "does not fit: link by ranges of keys (docs/scale.md)"
+    on = of["hours_on"]
+    where = f"{on['cluster']:.1f} h on all of them, {on['machine']:.1f} h on one, {on['core']:.1f} h on one core"
     rows = {
         "flow": flow,
         "documents": f"{documents['text']:.3g} read, {documents['passed']:.3g} pass, {documents['kept']:.3g} kept",
         "tokens": f"{of['tokens']:.3g}",
         "time": f"{days} on {of['machines']} machines of {of['cores_per_machine']} cores "
-        f"({of['compute_hours']:.1f} h of work, {of['transfer_hours']:.1f} h to bring the input in)",
+        f"({where}; {of['transfer_hours']:.1f} h to bring the input in)",
         "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} pieces",
         "storage": ", ".join(f"{name} {size(stored)}" for name, stored in of["storage_bytes"].items()),
         "duplicates": f"{size(of['link_bytes'])} to link them on one machine, which {fits}; one machine links up to "
