@@ -338,6 +338,22 @@ def test_another_recipe_in_the_same_folder_is_refused(
     assert command("train", recipe_file, "--set", here, "--set", "evaluate.top_k=3", "--set", "checkpoint.keep=2") == 0
 
 
+def test_a_finished_run_takes_no_change(
+    whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No step would be trained under it, and the record would be of another training."""
+    shutil.copytree(whole, tmp_path / "runs")
+    here, folder = ["--set", f"run.dir={tmp_path / 'runs'}"], tmp_path / "runs" / "small"
+    before = {path: path.read_bytes() for path in (folder / "recipe.toml", folder / "incidents.jsonl") if path.exists()}
+    assert command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--accept-changes") == 2
+    assert (
+        "all 24 steps are done, so none would be trained under the changed recipe (train.z_loss"
+        in capsys.readouterr().err
+    )
+    assert before == {path: path.read_bytes() for path in before}
+    assert command("train", recipe_file, *here) == 0
+
+
 def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "runs")
     here = ["--set", f"run.dir={tmp_path / 'runs'}"]

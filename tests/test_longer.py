@@ -75,6 +75,31 @@ def test_wsd_goes_on_from_before_its_decay_bit_for_bit(
     assert not (folder / "previous-2").exists()
 
 
+def test_nothing_is_promised_after_a_change_of_the_recipe(
+    trained: Any, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained("on", *WSD)
+    changed = f"run.dir={folder.parent}", "run.name=on", *WSD, "train.z_loss=0.1"
+    assert train(recipe_file, *changed, "train.steps=32", flags=("--accept-changes",)) == 0
+    capsys.readouterr()
+    assert train(recipe_file, *changed, "train.steps=40") == 0
+    said = capsys.readouterr().err
+    assert "32 planned steps become 40" in said and "the weights will be those of a run" not in said
+
+
+def test_the_checkpoint_before_the_decay_is_fetched_from_the_mirror(
+    trained: Any, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mirror = f"checkpoint.mirror={tmp_path / 'mirror'}"
+    folder, straight = trained("on", *WSD, mirror), trained("straight", *WSD, "train.steps=32")
+    shutil.rmtree(folder / "checkpoints")
+    on = f"run.dir={folder.parent}", "run.name=on", *WSD, mirror
+    assert train(recipe_file, *on, "train.steps=32") == 0
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 18 was fetched again" in said and "from the checkpoint of step 18" in said
+    assert weights(folder) == weights(straight)
+
+
 def test_a_constant_rate_goes_on_bit_for_bit(trained: Any) -> None:
     kind = "train.schedule.kind=constant"
     folder, straight = trained("on", kind), trained("straight", kind, "train.steps=30")

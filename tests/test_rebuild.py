@@ -63,7 +63,41 @@ def test_text_that_is_gone_is_not_needed_any_more(project: Path, capsys: pytest.
     assert run(project, "--set", "run.name=new") == 2, "a run that has trained nothing needs it"
 
 
-@pytest.mark.parametrize("change", ["edited", "added", "removed", "renamed"])
+def test_single_files_that_are_gone_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = straight(project)
+    for name in ("prose/000.txt", "code/007.py"):
+        (project / "text" / name).unlink()
+    capsys.readouterr()
+    assert run(project, *STEPS) == 0
+    assert (
+        "2 files missing (code/007.py, prose/000.txt) since the corpus was built; going on" in capsys.readouterr().err
+    )
+    assert weights_hash(project / "runs" / "small") == expected
+    with open(project / "text" / "prose" / "001.txt", "a") as file:
+        file.write("More.")
+    assert run(project, "--set", "train.steps=40") == 2
+    assert "(2 files missing (code/007.py, prose/000.txt); 1 file changed (prose/001.txt))" in capsys.readouterr().err
+
+
+def test_a_renamed_copy_goes_on_after_each_start(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoints carry the name that it had, its recipe the new one, from the first start on."""
+    made = project / "runs" / "small"
+    for name in ("copy", "again"):
+        shutil.copytree(made, project / "runs" / name)
+        for _ in range(2):
+            assert run_command(["run", str(project / "runs" / name)]) == 0
+    assert run_command(["run", str(project / "runs" / "copy"), *STEPS]) == 0
+    assert weights_hash(project / "runs" / "copy") == straight(project)
+    # The checkpoints of a run of another recipe in its place are refused as before.
+    assert run(project, "--set", "run.name=other", "--set", "run.seed=9") == 0
+    shutil.rmtree(project / "runs" / "again" / "checkpoints")
+    shutil.copytree(project / "runs" / "other" / "checkpoints", project / "runs" / "again" / "checkpoints")
+    capsys.readouterr()
+    assert run_command(["run", str(project / "runs" / "again"), *STEPS]) == 2
+    assert "was saved by run 'other'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["edited", "added", "renamed"])
 def test_other_text_is_refused_under_checkpoints(
     project: Path, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,13 +106,18 @@ def test_other_text_is_refused_under_checkpoints(
         one.write_text(one.read_text().swapcase())
     elif change == "added":
         (one.parent / "more.txt").write_text(one.read_text() + "More.")
-    elif change == "removed":
-        one.unlink()
     else:
         one.rename(one.with_name("zzz.txt"))
     before = weights_hash(project / "runs" / "small")
     assert run(project, *STEPS) == 2
-    assert "the sources or their rules have changed since the corpus was built" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the sources or their rules have changed since the corpus was built" in said
+    name = {
+        "edited": "1 file changed (prose/000.txt)",
+        "added": "1 file added (prose/more.txt)",
+        "renamed": "1 file added (prose/zzz.txt)",
+    }[change]
+    assert name in said
     assert weights_hash(project / "runs" / "small") == before
 
 

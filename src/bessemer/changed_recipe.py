@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from bessemer import previous
 from bessemer.checkpoint.format import load_manifest
@@ -44,6 +45,12 @@ def stored_recipe(run: RunFolder) -> Recipe | None:
         return stored
     except InputError as error:
         raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
+
+
+def accepted_changes(run: RunFolder) -> list[dict[str, Any]]:
+    """The incidents of changes of the recipe under which the run went on."""
+    rows = read_steps(run.incidents)
+    return [row for row in rows if row.get("what") == RECIPE_CHANGED.name and row.get("is_accepted")]
 
 
 def require_unedited(run: RunFolder) -> None:
@@ -94,7 +101,14 @@ def refuse_other_recipe(
             "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
             "--accept-changes, or start over with --restart"
         )
-    refuse_fewer_steps(stored.train, requested.train, run, published(run.checkpoints)[-1], accept)
+    newest = published(run.checkpoints)[-1]
+    if changed and requested.train.steps == newest:
+        raise InputError(
+            f"{run.path}: all {newest:,} steps are done, so none would be trained under the changed recipe "
+            f"({'; '.join(changed[:4])}). Give more steps with it (train.steps, tokens or minutes), or give the new run a name "
+            "of its own with --set run.name=NAME"
+        )
+    refuse_fewer_steps(stored.train, requested.train, run, newest, accept)
 
     def note(rewarms: bool) -> None:
         if lines:
@@ -102,7 +116,7 @@ def refuse_other_recipe(
             if rewarms:
                 action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
             record(
-                run.incidents, RECIPE_CHANGED, step=published(run.checkpoints)[-1], cause="; ".join(lines), action=action,
+                run.incidents, RECIPE_CHANGED, step=newest, cause="; ".join(lines), action=action,
                 is_accepted=bool(changed), rollbacks=Journal.read(run.journal).num_rollbacks,
             )  # fmt: skip
 

@@ -12,15 +12,18 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from bessemer import previous
+from bessemer.changed_recipe import HARMLESS, HORIZON, accepted_changes
 from bessemer.checkpoint.format import load_manifest
-from bessemer.checkpoint.mirror import refetch, restore_missing
+from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
@@ -28,7 +31,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
 from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
-from bessemer.recipe import Recipe, Train, load
+from bessemer.recipe import Recipe, Train, differences, load, parse
 from bessemer.report.data import missing_lines, trained_steps
 from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.terminal import say, warn
@@ -75,7 +78,7 @@ class Extension:
             f"  {self.planned:,} planned steps become {self.steps:,}, from the checkpoint of step {self.start:,}"
             + (f" on; the {repeated:,} steps after it are repeated without the decay" if repeated else " on")
         )
-        if self.rewarm is None and is_same:
+        if self.rewarm is None and is_same and not accepted_changes(run):
             say(
                 f"  {kind}: the weights will be those of a run that was planned for as many steps from the start, with this "
                 "run's warm-up, batch and peak learning rate"
@@ -199,17 +202,26 @@ def _rewarm_share(stored: Recipe, requested: Recipe, run: RunFolder, done: list[
 
 
 def require_own_checkpoints(stored: Recipe, run: RunFolder, done: list[int]) -> None:
-    """Raise InputError where the newest checkpoint was saved by a run of another name than the run's recipe."""
-    try:
-        theirs = load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("run", stored.run.name)
-    except BessemerError:  # damaged, which is reported when it is read
-        theirs = stored.run.name
-    if theirs != stored.run.name:
+    """Raise InputError where the newest checkpoint was saved by another run than that of the run's recipe: of another name, and
+    trained by another recipe. A run that was renamed or copied has the recipe that it had."""
+    facts = dict[str, Any]()
+    with suppress(BessemerError):  # a damaged one is reported when it is read
+        facts = load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts
+    theirs = facts.get("run", stored.run.name)
+    if theirs != stored.run.name and not _is_trained_by(stored, facts.get("recipe_toml"), run):
         raise InputError(
             f"{run.checkpoints}: the checkpoint of step {done[-1]:,} was saved by run {theirs!r}, and {run.recipe} is of run "
             f"{stored.run.name!r}: put back what belongs together, or start over with --restart (what is here is set aside, not "
             "removed)"
         )
+
+
+def _is_trained_by(stored: Recipe, trained: str | None, run: RunFolder) -> bool:
+    """Whether a checkpoint's recipe is the run's, but for what may change and for changes that were accepted."""
+    if trained is None:
+        return False
+    lines = differences(parse(trained, "recipe of the checkpoint"), stored)
+    return bool(accepted_changes(run)) or all(line.startswith((*HARMLESS, *HORIZON)) for line in lines)
 
 
 def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:
@@ -271,7 +283,16 @@ def _exact_start(
     else:  # the rates agree up to the peak; a run that is past it would lose more than it would gain
         last = min(schedule.warmup_steps or 0, planned, steps)
         done = done[-1:]
-    return _first_verified(stored, run, (step for step in reversed(done) if step <= last), damages)
+    found = _first_verified(stored, run, (step for step in reversed(done) if step <= last), damages)
+    return _fetched_before(stored, run, last) if found is None and schedule.kind == "wsd" else found
+
+
+def _fetched_before(stored: Recipe, run: RunFolder, last: int) -> int | None:
+    """The newest checkpoint up to step `last` that the mirror has, fetched: after a loss only the newest was."""
+    if stored.checkpoint.mirror is None:
+        return None
+    there = Mirror(stored.checkpoint.mirror, stored.run.name, run).steps()
+    return next((step for step in reversed(there) if step <= last and refetch(stored, run, step)), None)
 
 
 def require_same_order(old: Mixture, new: Mixture, samples: int, run: RunFolder, accept: bool) -> None:

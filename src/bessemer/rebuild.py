@@ -12,7 +12,7 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import STAGE_FILE, RunFolder, published, stage_facts, stage_is_current
-from bessemer.terminal import say, warn
+from bessemer.terminal import counted, say, warn
 
 
 def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
@@ -28,8 +28,23 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
             raise
         warn(f"{error}; going on with the corpus as it was built")
         return built, True
-    why = "the sources or their rules have changed since the corpus was built"
-    return _judged(run, run.corpus, inputs, lambda: pipeline.content_digest(recipe), why)
+    try:
+        why = "the sources or their rules have changed since the corpus was built"
+        return _judged(run, run.corpus, inputs, lambda: pipeline.content_digest(recipe), why)
+    except InputError as error:
+        if (files := pipeline.changed_files(recipe, run)) is None:
+            raise
+        said = "; ".join(_files(word, names) for word, names in files.items() if names)
+        if not files["changed"] and not files["added"]:  # what they held is in the corpus
+            warn(f"{said} since the corpus was built; going on with the corpus as it was built")
+            built = stage_facts(run.corpus)["inputs"]
+            return inputs, stage_is_current(run.corpus, built)
+        raise InputError(f"{error} ({said})") from None
+
+
+def _files(word: str, names: list[str]) -> str:
+    listed = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
+    return f"{counted(len(names), 'file')} {word} ({listed})"
 
 
 def tokens_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:

@@ -142,8 +142,12 @@ def write_atomic(path: Path, data: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if (
+            isinstance(error, OSError) and error.filename is None
+        ):  # as that of a full disk or of a limit on the size of files
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

@@ -163,6 +163,7 @@ def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
         "documents",
         "index",
         "rejected",
+        "sources.json",
         "stage.json",
         "statistics.json",
     ]

@@ -126,12 +126,13 @@ def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
 def test_rollbacks_whose_cause_was_no_training_are_told_apart(journal: Journal) -> None:
     fault = Rollback(4, 410, 400, "corruption", 405, (0, 0), 0.67, 0.1, 20)
     change = Rollback(5, 420, 400, "diverged", 405, (3200, 3200), 0.67, 1.0, 0, stops_run=True)
-    assert Journal(None, [*journal.rollbacks, fault, change]).num_rollbacks_of_training == 3
+    assert Journal(None, [*journal.rollbacks, fault, change]).num_rollbacks_of_training() == 3
     bare = replace(change, stops_run=False)  # guard.skip_batches = 0, rewarm_from = 1.0, rewarm_steps = 0
-    assert Journal(None, [*journal.rollbacks, fault, bare]).num_rollbacks_of_training == 4
+    assert Journal(None, [*journal.rollbacks, fault, bare]).num_rollbacks_of_training() == 4
     assert (fault.completed, bare.completed) == (410, 419), "a corruption is found after the update"
     at_once = Rollback(4, 410, 400, "diverged", 405, (3200, 3280), 0.67, 1.0, 0)  # guard.rewarm_steps = 0
-    assert Journal(None, [*journal.rollbacks, at_once]).num_rollbacks_of_training == 4
+    assert Journal(None, [*journal.rollbacks, at_once]).num_rollbacks_of_training() == 4
+    assert journal.num_rollbacks_of_training(before=2) == journal.num_rollbacks_of_training() - 2
 
 
 def test_an_older_journal_is_read(journal: Journal) -> None:

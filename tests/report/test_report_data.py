@@ -87,7 +87,10 @@ def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[...
     for loss, is_nothing in ((0.96 * guess, False), (0.98 * guess, True)):
         with open(run.metrics, "a") as file:
             file.write(json.dumps({"kind": "validation", "step": 1200, "loss": loss}) + "\n")
-        assert ("The model has learned nothing" in summary.headline(data.read(run))) == is_nothing
+        found = data.read(run)
+        found.train.columns["loss"] = np.full(len(found.train), 0.95 * guess)  # in training neither
+        assert ("The model has learned nothing" in summary.headline(found)) == is_nothing
+    assert "held-out text is unlike the text that it was trained on" in summary.headline(data.read(run))
 
 
 def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:

@@ -17,7 +17,7 @@ from bessemer.checkpoint import latest
 from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.recipe import load
-from bessemer.run import read_json, read_json_lines
+from bessemer.run import published, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
@@ -255,6 +255,29 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     assert "going on from step 40" in said and "learning rate is x" not in said
     monkeypatch.setattr(Trainer, "forward_backward", honest)
     assert run_command(["train", str(recipe_file), *sets, *change]) == 0
+
+
+def test_without_a_checkpoint_from_before_the_alarm_the_run_stops_at_the_oldest(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a slow alarm, whose onset is before all that are kept."""
+    honest, real, calls = Trainer.forward_backward, rollback._checkpoint_before, []
+
+    def forward_backward(self: Trainer, batch: Batch, scale: Any) -> StepStats:
+        found = honest(self, batch, scale)
+        return replace(found, loss=math.nan) if batch.first >= 8 * 60 else found
+
+    def before(*given: Any) -> Any:
+        calls.append(1)
+        return real(*given) if len(calls) <= 2 else None
+
+    monkeypatch.setattr(Trainer, "forward_backward", forward_backward)
+    monkeypatch.setattr(rollback, "_checkpoint_before", before)
+    folder = train(recipe_file, runs, "guard.max_rollbacks=2", expected=1)
+    last, said = Journal.read(folder / "journal.jsonl").rollbacks[-1], capsys.readouterr().err
+    steps = published(folder / "checkpoints")
+    assert last.stops_run and [last.to] == steps and last.rate_factor == 1.0
+    assert f"goes on from step {last.to}, to which the run went back, the oldest that is left" in said
 
 
 def test_too_many_skipped_updates_stop_the_run(

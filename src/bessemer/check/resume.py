@@ -25,7 +25,7 @@ PAIR = Parallel(replicate=2)
 def checked_resume(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
     """Rows for every way to stop that fits this machine. Raises InputError for a recipe that cannot be trained as it is."""
     rows: list[CheckRow] = []
-    with scratch(run) as place, progress("check --resume", None, "ways") as advance:
+    with scratch(run) as place, progress("check --resume", None, "rows") as advance:
         advance(0, note="sample of the text")
         subject = Subject(asked, run, reference, place)
         for row in collected(learning.RESUME, "trial", lambda: _ways(subject)):

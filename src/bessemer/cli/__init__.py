@@ -150,6 +150,7 @@ def _os_error(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     advice = {
         errno.ENOSPC: "the disk is full; free some space, the same command then continues",
+        errno.EFBIG: "larger than the limit on the size of files (ulimit -f); raise it, the same command then continues",
         errno.EDQUOT: "the disk quota is used up; free some space, the same command then continues",
         errno.EACCES: "no permission; choose another folder with --set run.dir=PATH",
         errno.EROFS: "the file system is read-only; choose another folder with --set run.dir=PATH",

@@ -99,6 +99,7 @@ def planned_against_measured(run: RunFolder) -> str:
 def verdict(run: RunFolder) -> str:
     """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
     for others."""
+    from bessemer.changed_recipe import accepted_changes
     from bessemer.defaults.scaling_rules import learning_rate
     from bessemer.guard.journal import Journal
     from bessemer.longer import has_risen, learned_nothing, next_step
@@ -118,7 +119,9 @@ def verdict(run: RunFolder) -> str:
     if rate > FAR_ABOVE * usual and not nothing:
         above = f"its learning rate, {rate:g}, is {rate / usual:.0f} times what is usual for a run of this size"
         return f"{behind}; {above}: {has_risen(run) or lower + f'{usual:.2g}'}"
-    if rollbacks := Journal.read(run.journal).num_rollbacks_of_training:
+    changes = accepted_changes(run)  # what was before says nothing about this recipe
+    before = int(changes[-1].get("rollbacks", 0)) if changes else 0
+    if rollbacks := Journal.read(run.journal).num_rollbacks_of_training(before):
         times = "once" if rollbacks == 1 else f"{rollbacks} times"
         asked = f"unless the text was at fault, try a third of the rate: {lower}{rate / 3:.2g}"
         return f"{behind}, and the guard rolled back {times}: {asked}"

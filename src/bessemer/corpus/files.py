@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import storage
+from bessemer.corpus.document import printable
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.corpus.inflate import beginning
 from bessemer.errors import InputError
@@ -53,7 +54,7 @@ def contents(files: list[File]) -> list[list[Any]]:
         if "://" not in file.path:
             with suppress(OSError):  # reported where it is read
                 hashed = sampled_sha256(file.path)
-        return [file.name, file.size, hashed]
+        return [printable(file.name), file.size, hashed]
 
     with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
         return list(pool.map(one, files))

@@ -4,6 +4,7 @@
     corpus/rejected/part-00000.parquet ...  rejected documents with their reason (REJECTED_COLUMNS), sorted alike
     corpus/index/                           place of each of them by identity
     corpus/statistics.json                  the funnel: documents in, kept, and rejected by reason
+    corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
 Steps: find files; plan units and partitions; clean partitions (clean.py); steps over the whole corpus (whole.py);
@@ -21,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bessemer.corpus import engine, language, worker
 from bessemer.corpus.clean import (
@@ -44,7 +45,7 @@ from bessemer.corpus.work import build_once, close_work, open_work
 from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
-from bessemer.run import RunFolder, mark_stage, staging, write_json
+from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, staging, write_json
 
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 
+Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
+CONTENTS = "sources.json"  # of the corpus folder
+MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
 # the steps over the whole corpus, with the reasons for which they reject
 GLOBAL_STEPS = (
     ("quality", ("low_quality",)),
@@ -69,11 +73,38 @@ def inputs_digest(recipe: Recipe) -> str:
     return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
 
 
-def content_digest(recipe: Recipe, listings: dict[str, Listing] | None = None) -> str:
+def content_digest(recipe: Recipe) -> str:
     """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
     whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
+    return _digest_of_contents(recipe, contents_of(recipe))
+
+
+def contents_of(recipe: Recipe, listings: dict[str, Listing] | None = None) -> Contents:
+    """Name, size and hash of every input file, by source."""
     listings = listings or {source.name: listing(source) for source in recipe.corpus.sources}
-    files = {name: contents(listings[name].read) for name in sorted(listings)}
+    return {name: contents(listings[name].read) for name in sorted(listings)}
+
+
+def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
+    """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
+    has changed, or where it was not kept which files there were."""
+    built = read_json_again(run.corpus / CONTENTS)
+    if built is None or _digest_of_contents(recipe, built) != stage_facts(run.corpus).get("content"):
+        return None
+    before, now = (
+        {(source, name): (size, hashed) for source, rows in files.items() for name, size, hashed in rows}
+        for files in (built, contents_of(recipe))
+    )
+    return {
+        "missing": sorted(name for source, name in before.keys() - now.keys()),
+        "changed": sorted(
+            name for source, name in before.keys() & now.keys() if before[source, name] != now[source, name]
+        ),
+        "added": sorted(name for source, name in now.keys() - before.keys()),
+    }
+
+
+def _digest_of_contents(recipe: Recipe, files: Contents) -> str:
     return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
 
 
@@ -92,7 +123,8 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     listings = {source.name: listing(source) for source in corpus.sources}
     inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
     try:
-        summary = _build(corpus, run, listings, inputs, content_digest(recipe, listings), started)
+        files = contents_of(recipe, listings)
+        summary = _build(corpus, run, listings, inputs, files, _digest_of_contents(recipe, files), started)
     except InputError:  # another recipe, which starts in another folder, has to be written
         close_work(run)
         raise
@@ -101,7 +133,13 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
 
 
 def _build(
-    corpus: Corpus, run: RunFolder, listings: dict[str, Listing], inputs: str, content: str, started: float
+    corpus: Corpus,
+    run: RunFolder,
+    listings: dict[str, Listing],
+    inputs: str,
+    files: Contents,
+    content: str,
+    started: float,
 ) -> dict[str, Any]:
     from bessemer.corpus.publish import PublishBucket, assemble
     from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
@@ -142,6 +180,8 @@ def _build(
             shutil.copytree(work / "quality" / QUALITY_REPORT, staged, dirs_exist_ok=True)
         write_json(staged / "statistics.json", statistics)
         kept = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
+        if sum(map(len, files.values())) <= MAX_KEPT_FILES:
+            write_json(staged / CONTENTS, files)
         mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 

@@ -129,10 +129,9 @@ class Journal:
         """The samples that are skipped."""
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
-    @property
-    def num_rollbacks_of_training(self) -> int:
-        """Those after which the training went on, and that no hardware fault caused."""
-        return sum(not (one.is_hardware_fault or one.stops_run) for one in self.rollbacks)
+    def num_rollbacks_of_training(self, before: int = 0) -> int:
+        """Those after which the training went on, and that no hardware fault caused. before: the first so many are left out."""
+        return sum(not (one.is_hardware_fault or one.stops_run) for one in self.rollbacks[before:])
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other

@@ -14,6 +14,7 @@ from bessemer.terminal import amount, duration, size, step_time
 
 MAX_VALIDATIONS = 25
 FEW_STEPS = 10  # of so few nothing is said
+LEARNED = 0.9  # likewise of the training loss: below it something was learned
 UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even learned which tokens are frequent
 
 
@@ -54,6 +55,13 @@ def learned_nothing(data: RunData) -> str:
     guess = np.log(max(classes or number_or_0(data.manifest, "tokenizer", "vocabulary"), 1.0))
     if loss is None or not guess or loss < UNLEARNED * guess:
         return ""
+    trained = data.train.median("loss")
+    if trained is not None and trained < LEARNED * guess:
+        return (
+            f"the held-out text is unlike the text that it was trained on: its loss is {loss:.3f}, where a uniform guess has "
+            f"{guess:.3f}, and that of training {trained:.3f}; look at what is held out, hold out more "
+            '(tokens.held_out), or a passage of each document (tokens.held_out_from = "passages")'
+        )
     at = f", at a learning rate of {rate:g}" if rate else ""
     return (
         f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; leave "

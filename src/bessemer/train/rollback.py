@@ -154,9 +154,15 @@ def _give_up(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheck
     """Stop, since rolling back has not helped: at a checkpoint from before the alarm, so that another recipe does not begin with
     weights that are bad already."""
     why = f"it has not ended after {counted(training.recipe.guard.max_rollbacks, 'rollback')}"
+    which = ""
+    if checkpoint is None:  # a slow alarm's onset may lie before all that are kept
+        folder, mesh = training.run.checkpoints, training.trainer.mesh
+        steps: list[int] = mesh.broadcast(published(folder))
+        checkpoint = next(verified(folder, steps, warn, "the run goes back to a later one", mesh), None)
+        which = f", the oldest that is left: {alarm.kind.name} is as old as step {alarm.onset}"
     if checkpoint is None:
         _stop(training, step, alarm, why)
-    again = f"With --accept-changes a changed recipe goes on from step {checkpoint.step}, to which the run went back."
+    again = f"With --accept-changes a changed recipe goes on from step {checkpoint.step}, to which the run went back{which}."
     _stop_at(training, step, alarm, checkpoint.step, 1.0, why, f"{alarm.kind.advice} {again}")
 
 
