@@ -53,6 +53,17 @@ def test_a_damaged_batch_is_named_data_and_the_run_is_only_read(
     assert diagnosed(folder, 72).kind == "none"
 
 
+def test_a_step_from_before_a_change_is_replayed_under_the_recipe_of_its_time(runs: Path, recipe_file: Path) -> None:
+    train(recipe_file, runs, "train.steps=40", "checkpoint.keep=9")
+    values = f"run.dir={runs}", "train.steps=60", "checkpoint.every=10", "checkpoint.keep=9", "report.tensorboard=false"
+    sets = [part for value in (*values, "train.z_loss=0.1") for part in ("--set", value)]
+    assert run_command(["train", str(recipe_file), *sets, "--accept-changes"]) == 0
+    folder = runs / "small"
+    for step in (35, 55):  # before the change and after it
+        found = diagnosed(folder, step)
+        assert (found.kind, found.first_difference) == ("none", None), found.findings
+
+
 def test_the_worst_sequence_comes_first(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.tokens.loader import Loader
 

@@ -13,17 +13,19 @@ A step is compared with the guard's history of losses and gradient norms in the 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from bessemer.errors import InputError
+from bessemer.checkpoint.format import load_manifest
+from bessemer.errors import BessemerError, InputError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN
 from bessemer.guard.incidents import INCIDENT_KINDS, NONFINITE, RECIPE_CHANGED, SPIKE
 from bessemer.guard.journal import Journal
-from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_steps
+from bessemer.recipe import Recipe, parse
+from bessemer.run import RunFolder, checkpoint_name, read_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
@@ -78,6 +80,7 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     if step < 1 or (incident is None and step > last):
         taken = f"it has taken steps 1 to {last}" if last else f"{run.metrics} has none"
         raise InputError(f"--step: {step} is not a step that this run has taken; {taken}")
+    now, recipe = recipe, _recipe_of(recipe, run, step)
     replayed = replay(recipe, run, journal.after(num_rollbacks), step, incident is not None)
     tolerance = 0.0  # of one process; another layout sums in another order
     if recipe.parallel.world > 1:
@@ -86,7 +89,7 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     first_difference = next((number for number in differing if number < step), None)
     tests = _Tests(replayed, recorded.get(step), incident, tolerance, first_difference is None)
     kind, findings = tests.verdict()
-    if kind != "none" and (changes := _recipe_changes(run, replayed.start, incident)):
+    if kind != "none" and (changes := _recipe_changes(run, replayed.start, incident, step, recipe is now)):
         kind, findings = "unlike", [findings[0], *changes]
     if kind == "state" and incident is not None and incident["what"] != SPIKE.name:  # it is not one bad batch
         findings.append(incident["advice"])
@@ -185,9 +188,25 @@ def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:
     return at[-1] if at else None
 
 
-def _recipe_changes(run: RunFolder, start: int, incident: dict[str, Any] | None) -> list[str]:
-    """A sentence for each change of the recipe since a checkpoint or since the incident: the replay cannot repeat the steps."""
+def _recipe_of(recipe: Recipe, run: RunFolder, step: int) -> Recipe:
+    """The recipe under which a step was trained: that of the checkpoint at which it was changed later, where that is kept."""
+    rows = [row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name]
+    for row in rows:
+        if row.get("is_accepted") and row["step"] >= step:
+            with suppress(BessemerError):  # gone, or damaged
+                text = load_manifest(run.checkpoints / checkpoint_name(row["step"])).facts.get("recipe_toml")
+                return recipe if text is None else parse(text, "recipe of a checkpoint").changed(run=recipe.run)
+            return recipe
+    return recipe
+
+
+def _recipe_changes(
+    run: RunFolder, start: int, incident: dict[str, Any] | None, step: int, uses_newest: bool
+) -> list[str]:
+    """A sentence for each change of the recipe since a checkpoint or since the incident: the replay cannot repeat the steps.
+    uses_newest: it is under the run's newest recipe, and not under that of before a change after the step."""
     rows = (row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name)
+    rows = (row for row in rows if uses_newest or row["step"] < step)
     return [
         f"the recipe was changed after step {row['step']} ({row['cause']}); the replay uses it as it is now"
         for row in rows
