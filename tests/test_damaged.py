@@ -13,6 +13,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.longer import has_risen
+from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.newest import weights_hash
@@ -241,8 +242,9 @@ def test_a_damaged_recipe_of_a_run_says_what_to_do(
 
 
 def test_checkpoints_of_another_run_are_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = (trained / "recipe.toml").read_text()
-    (trained / "recipe.toml").write_text(recipe.replace('name = "small"', 'name = "other"', 1))
+    """Of another recipe, too: a run that was renamed has the one that it had (tests/test_rebuild.py)."""
+    other = load(trained).changed(run={"name": "other", "seed": 9})
+    (trained / "recipe.toml").write_text(dump(other))
     before = files(trained)
     assert train(trained, *LONGER) == 2
     assert "was saved by run 'small'" in capsys.readouterr().err and files(trained) == before

@@ -144,9 +144,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if (
-            isinstance(error, OSError) and error.filename is None
-        ):  # as that of a full disk or of a limit on the size of files
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
             error.filename = str(path)
         raise
     sync_folder(path.parent)

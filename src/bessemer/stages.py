@@ -339,7 +339,12 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
         from bessemer.evaluate.final import evaluate as score
         from bessemer.tasks.scoring import main_score
 
+        before = read_json_again(run.evaluation) or {}
         found = score(recipe, run, *opened(recipe, run, average=average))
+        if (before.get("step"), before.get("averaged_checkpoints")) == (found.get("step"), average):
+            new = {row["name"] for row in found.get("tasks", ())}
+            if tasks := [row for row in before.get("tasks", ()) if row["name"] not in new] + found.get("tasks", []):
+                found["tasks"] = tasks  # those of earlier commands stay
         write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
         return "; ".join([_scores(found), *map(main_score, found.get("tasks", ()))])
 

@@ -109,6 +109,12 @@ def test_each_file_that_needs_its_own_fix_is_named(data: Path, build) -> None:
     assert all(Path(path).exists() for one in found for path in one.paths)
 
 
+def test_a_file_with_two_keys_is_not_taken_apart(data: Path, build) -> None:
+    (data / "a.jsonl").write_bytes(lines_of(prose(1)) + b'{"body": "x"}\n' * 5)
+    whole = recipe({"name": "s", "format": "jsonl", "paths": [str(data)]})
+    assert separate_sources(whole.corpus.sources, build(whole)[2]) == []
+
+
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:
     (data / "a.jsonl").write_text(json.dumps({"text": prose(1), "sort": "x"}))
     with pytest.raises(InputError, match="no_label.*there are: sort.*set corpus.sources.s.label_key=NAME"):

@@ -158,7 +158,7 @@ def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
         run.times.write_text(json.dumps(row) + "\n")
         found = status(run)
         assert found.state == "stopped" and sentence in found.sentence
-        assert ("goes on from there" in found.sentence) == (stopped_by == "SIGTERM")
+        assert ("begins at step 1, as no checkpoint was saved" in found.sentence) == (stopped_by == "SIGTERM")
 
 
 def test_the_lock_is_seen_and_not_taken(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bessemer.errors import InputError
-from bessemer.report import data, summary
+from bessemer.report import compare, data, page, summary
 from bessemer.run import RunFolder
 
 
@@ -84,13 +84,14 @@ def test_the_sentence_of_a_model_that_has_learned_nothing(make_run: Callable[...
     found = data.read(run)
     assert summary.learned_nothing(found) == ""
     guess = np.log(found.manifest["tokenizer"]["vocabulary"])
-    for loss, is_nothing in ((0.96 * guess, False), (0.98 * guess, True)):
-        with open(run.metrics, "a") as file:
-            file.write(json.dumps({"kind": "validation", "step": 1200, "loss": loss}) + "\n")
-        found = data.read(run)
-        found.train.columns["loss"] = np.full(len(found.train), 0.95 * guess)  # in training neither
-        assert ("The model has learned nothing" in summary.headline(found)) == is_nothing
-    assert "held-out text is unlike the text that it was trained on" in summary.headline(data.read(run))
+    for loss, trained, says in (
+        (0.96, 0.95, ""), (0.98, 0.95, "The model has learned nothing"),
+        (1.1, 0.5, "The held-out text is unlike the text that it was trained on"),
+    ):  # fmt: skip
+        found.validation.columns["loss"][:] = loss * guess
+        found.train.columns["loss"] = np.full(len(found.train), trained * guess)
+        assert summary.learned_nothing(found).lower().startswith(says.lower()) and says in summary.headline(found)
+        assert bool(summary.learned_nothing(found)) == bool(says)
 
 
 def test_the_sentence_of_an_unfinished_run(make_run: Callable[..., RunFolder]) -> None:
@@ -125,3 +126,29 @@ def test_a_source_without_a_name_is_no_error(make_run: Callable[..., RunFolder])
     run = make_run(steps=10)
     run.metrics.write_text(run.metrics.read_text().replace('"code":', '"":'))
     assert page.write(run).exists()
+
+
+def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    text = run.recipe.read_text().replace("[report]", "", 1)
+    run.recipe.write_text(text + '\n[report]\nwebhook = "https://hooks.example.com/services/T0/secret"\n')
+    found = data.read(run)
+    assert found.recipe["report"]["webhook"] == "https://hooks.example.com/..."
+    assert "secret" not in found.recipe_text and "secret" not in page.render(found)
+
+
+def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    one, other = (data.read(make_run(folder=tmp_path / name)) for name in ("one", "other"))
+    assert "one is ahead on its held-out text" in compare.headline([one, other], ["one", "other"])
+    source = next(iter(other.manifest["sources"].values()))
+    source["heldout"]["bytes"] += 1
+    said = compare.headline([one, other], ["one", "other"])
+    assert said.endswith("they hold out other texts, so these do not compare.") and "ahead" not in said
+
+
+def test_a_model_that_had_learned_and_lost_it_has_not_learned_nothing(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run()
+    guess = np.log(data.read(run).manifest["tokenizer"]["vocabulary"])
+    with open(run.metrics, "a") as file:
+        file.write(json.dumps({"kind": "validation", "step": 1200, "loss": 1.1 * guess}) + "\n")
+    assert summary.learned_nothing(data.read(run)) == ""

@@ -140,6 +140,21 @@ def test_tasks_are_scored_while_training_and_after(
     assert run_command(["report", str(runs / "small")]) == 0
     page = (runs / "small" / "report.html").read_text()
     assert 'id="tasks"' in page and "tasks-bits_per_byte" in page
+    # A task of another command is added to those of the same checkpoint; two of one name would take each other's place.
+    (tmp_path / "other.toml").write_text(
+        'name = "other"\nkind = "cloze"\ndata = "rows.jsonl"\nprompt = "read"\ntarget = "{{ text }}"\n'
+    )
+    assert run_command(["evaluate", str(runs / "small"), "--task", str(tmp_path / "other.toml")]) == 0
+    assert {task["name"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]} == {
+        "piqa",
+        "lambada",
+        "other",
+    }
+    capsys.readouterr()
+    (tmp_path / "again.toml").write_text((tmp_path / "other.toml").read_text())
+    both = ["--task", str(tmp_path / "other.toml"), "--task", str(tmp_path / "again.toml")]
+    assert run_command(["evaluate", str(runs / "small"), *both]) == 2
+    assert "two tasks have one name (other)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,9 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
         for url, size, mtime_ns, etag in storage.entries(pattern, source):
             if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
                 yield File(url, url, size, mtime_ns, etag)
-    except (OSError, ValueError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # the hub's client has errors of its own kinds
         raise InputError(
             f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
             "environment, and the source's keys anonymous and endpoint"

@@ -309,7 +309,11 @@ def separate_sources(sources: Sequence[Source], statistics: dict[str, Any]) -> l
     is_needed = False
     for source, counts in zip(sources, statistics["sources"], strict=True):
         keys: dict[str, list[str]] = {}
-        for example in counts["rejected"].get("no_text_key", {"examples": []})["examples"]:
+        read = {example["path"] for example in counts["kept_examples"]}  # no key is that of a whole file with both
+        missing = counts["rejected"].get("no_text_key", {"examples": []})["examples"]
+        for example in missing if source.format != "chat" else ():
+            if example["path"] in read:
+                continue
             if (found := TEXT_KEY.search(example["detail"])) and example["path"] not in keys.get(found[1], []):
                 keys.setdefault(found[1], []).append(example["path"])
         is_needed |= len(keys) + bool(counts["documents_kept"]) > 1 and bool(keys)

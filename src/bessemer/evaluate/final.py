@@ -4,6 +4,7 @@ masked one with hidden words filled in, for a classifier class by class."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -62,6 +63,8 @@ def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trai
     tasks/NAME.jsonl."""
     require_writer(trainer.model.config)
     tasks = [open_task(reference) for reference in recipe.evaluate.tasks]
+    if twice := [name for name, count in Counter(task.file.name for task in tasks).items() if count > 1]:
+        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(twice)}); give each a name of its own")
     subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
     num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
     with progress("tasks", num_texts, "text") as advance:

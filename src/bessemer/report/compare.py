@@ -11,13 +11,13 @@ from bessemer.guard.incidents import RECORDED
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
-from bessemer.report.data import Json, RunData, as_number, as_text
+from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, counted, duration, size, step_time
 
-NO_DIFFERENCE = frozenset({"run.name", "run.dir", "train.revised"})
+NO_DIFFERENCE = ("run.name", "run.dir", "train.revised")
 
 Table = tuple[list[str], list[list[str]]]
 """Titles of the columns as templates/parts.html reads them, and rows of cells."""
@@ -56,15 +56,25 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
             found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             best = is_better(found, key=found.__getitem__)
             shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
+            if len({_held_out(data) for data in datas}) > 1:
+                each = ", ".join(f"{name} {value}" for name, value in shown.items())
+                return f"{each} ({unit}): they hold out other texts, so these do not compare."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
             return f"{best} is ahead on its held-out text with {shown[best]} {unit}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
 
 
+def _held_out(data: RunData) -> tuple[Any, ...]:
+    """What a score is of: the held-out text of each source, and of conversations the answers alone."""
+    sources = as_object(data.manifest, "sources")
+    texts = (as_object(sources, name, "heldout") for name in sources)
+    return data.scored_text, *sorted((number_or_0(one, "documents"), number_or_0(one, "bytes")) for one in texts)
+
+
 def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     """The keys of the recipes that differ, with the value of each run."""
     flat = [dict(_flattened(data.recipe)) for data in datas]
-    keys = dict.fromkeys(key for one in flat for key in one if key not in NO_DIFFERENCE)
+    keys = dict.fromkeys(key for one in flat for key in one if not key.startswith(NO_DIFFERENCE))
     rows = [[key, *(one.get(key, "–") for one in flat)] for key in keys if len({one.get(key, "–") for one in flat}) > 1]
     return ["Key", *names], rows
 

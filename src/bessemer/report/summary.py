@@ -55,6 +55,9 @@ def learned_nothing(data: RunData) -> str:
     guess = np.log(max(classes or number_or_0(data.manifest, "tokenizer", "vocabulary"), 1.0))
     if loss is None or not guess or loss < UNLEARNED * guess:
         return ""
+    held_out = data.validation.column("loss")
+    if held_out is not None and float(np.nanmin(held_out)) < LEARNED * guess:  # it had learned, and has lost it
+        return ""
     trained = data.train.median("loss")
     if trained is not None and trained < LEARNED * guess:
         return (

@@ -38,6 +38,7 @@ RECORD_BYTES = 64 << 20  # of text between two records of progress: the most tha
 # Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
+FEW_HELD_OUT, LARGE_SHARE = 5, 0.3  # documents; of the held-out tokens, for one of them
 FEW_CLASSES = 10  # so many may have a text each, as in a first try
 MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
 Writers = dict[tuple[str, str], ShardWriter]
@@ -132,6 +133,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
         manifest["fertility"] = fertility_table(done.tally, names, sizes)
         require_usable(recipe, manifest)
+        warn_of_one_document(TokenStore(staged, manifest))
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
@@ -325,6 +327,18 @@ def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: li
         "sources": sources,
         "files": {name: facts for writer in writers.values() for name, facts in sorted(writer.files.items())},
     }
+
+
+def warn_of_one_document(store: TokenStore) -> None:
+    """Warn where a single document is a large part of the held-out text: the score is mostly of it."""
+    lengths = [np.diff(shard.offsets) for name in store.sources for shard in store.split(name, "heldout").shards]
+    largest = max((int(of.max(initial=0)) for of in lengths), default=0)
+    share = largest / max(store.held_out_tokens, 1)
+    if sum(map(len, lengths)) > FEW_HELD_OUT and share > LARGE_SHARE:
+        warn(
+            f"one document of {largest:,} tokens is {share:.0%} of the held-out text, so the held-out score is mostly of it; "
+            'hold out more (tokens.held_out), or a passage of each document (tokens.held_out_from = "passages")'
+        )
 
 
 def require_usable(recipe: Recipe, manifest: dict[str, Any]) -> None:
