@@ -11,7 +11,7 @@ import pytest
 from bessemer.errors import InputError
 from bessemer.layout import devices, pipeline_stages
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.memory import PartParameters, peak_memory
+from bessemer.layout.memory import PartParameters, micro_batches_in_flight, peak_memory
 from bessemer.layout.pipeline_schedules import generate
 from bessemer.layout.pipeline_stages import balanced
 from bessemer.model.config import ModelConfig
@@ -110,21 +110,44 @@ def test_totals_are_the_sums_of_their_parts() -> None:
 # --- stages ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "virtual"),
-    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zbv", 2), ("dualpipev", 2)],
-)
-def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtual: int) -> None:
+SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zbv", 2), ("dualpipev", 2)]
+
+
+@pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
+def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: str, virtual: int) -> None:
+    """Of every rank, also with fewer micro-batches than fill the pipeline; for zbv the formula adds 1/2."""
+    compared = 0
+    for ranks in (2, 3, 4, 8):
+        for micro_batches in range(1, 2 * ranks + 9):
+            try:
+                schedule = generate(name, ranks, micro_batches, virtual)
+            except InputError:
+                continue
+            for rank in range(ranks):
+                counted = schedule.held(rank) + (0.5 if name == "zbv" else 0.0)
+                found = micro_batches_in_flight(name, ranks, virtual, rank, micro_batches)
+                assert found == min(counted, micro_batches), (ranks, micro_batches, rank)
+                compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize(("name", "virtual"), SCHEDULES)
+@pytest.mark.parametrize("micro_batches", [5, 12])
+def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtual: int, micro_batches: int) -> None:
     """Against the schedule's action list: forwards less backwards, at the most, all stages of a device counted as one."""
-    pipeline, micro_batches = 4, 12
+    pipeline = 4
+    if name == "dualpipev" and micro_batches < 2 * pipeline:
+        return
     layout = Layout(pipeline=pipeline, virtual=virtual, schedule=name, zero=0)
     schedule = generate(name, pipeline, micro_batches, virtual)
     config = model(layers=16)
-    found = stages(job(layout, Framework("even"), config, batch=micro_batches))
+    given = job(layout, Framework("even"), config, batch=micro_batches)
+    found = stages(given)
     one = stages(job(Layout(zero=0), Framework("even"), config, batch=1))[0].kinds["stream"] / 16
     for place, held in enumerate(found):
         planned = held.kinds["stream"] / (one * 4)
         assert planned == pytest.approx(schedule.held(place), abs=0.5 if virtual > 1 else 0), place
+    assert memory(given).total == max(held.total for held in found)
 
 
 def test_ends_hold_what_is_theirs() -> None:

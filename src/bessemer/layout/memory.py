@@ -9,7 +9,7 @@ from bessemer.layout.communication import rank_rows, tensor_sharded_parameters
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.parallel import V_SHAPED, interleaved_rounds
+from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -260,10 +260,12 @@ class PartParameters:
 @lru_cache(maxsize=4096)
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
     """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
-    stages; `ScheduleActions.held` counts the same of a schedule's list, of zbv up to 1/2 less.
+    stages: what `ScheduleActions.held` counts of a schedule's list, for zbv and 1/2 more.
 
     GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
-    (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024).
+    (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024); with
+    zbv rank i starts 2p - i - 1 micro-batches on its first stage, if there are so many, before any is done, and then i + 1 on
+    its second.
     """
     if ranks == 1:
         return 1.0
@@ -274,8 +276,10 @@ def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, 
     elif schedule == "interleaved":
         round_size = micro_batches // interleaved_rounds(ranks, micro_batches)
         peak = (2 * (ranks - rank - 1) + (virtual - 1) * round_size + 1) / virtual
+    elif schedule == "zbv":
+        peak = (min(micro_batches, 2 * ranks - rank - 1) + min(micro_batches, rank + 1) + 1) / 2
     else:
-        assert schedule in V_SHAPED, schedule
+        assert schedule == "dualpipev", schedule
         peak = ranks + 0.5
     return min(peak, float(micro_batches))
 

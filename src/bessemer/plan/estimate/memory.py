@@ -73,7 +73,9 @@ class DeviceMemory:
 
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
-    parts = _undominated(parts_by_cut(job.model, parallel(job.layout), job.framework.cut))
+    parts, layout = parts_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
+    if layout.schedule != "zbv" or job.micro_batches >= 2 * layout.pipeline - 1:  # else later ranks have more in flight
+        parts = _undominated(parts)
     return max((_of(job, part) for part in parts), key=lambda found: found.total)
 
 
