@@ -75,14 +75,15 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
     params = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
-    kept, copies, gradients = layout_memory.state_bytes(layout, params, w, 2)
+    state = layout_memory.state_bytes(layout, params, w, 2)
+    held = state.weights + state.unsharded_weights + state.gradients + optimizer  # unsharded: 0 without FSDP2
     if layout.world == 1 or not stage:
         whole = 16.0 * number
         paper, between = whole, whole if layout.replicate > 1 else 12.0 * number
         return {
             "between steps": {"paper": between, "plan": between},
             "after backward": {"paper": whole, "plan": whole},
-            "peak": {"paper": whole, "plan": kept + gradients + optimizer},
+            "peak": {"paper": whole, "plan": held},
         }
     paper = {
         1: (w + 4) * number + 12 * number / ways,
@@ -93,7 +94,7 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     return {
         "between steps": {"paper": 12 * number / ways, "plan": 12 * number / ways},
         "after backward": {"paper": divided, "plan": divided},  # our stages 1 and 2 give back before the update
-        "peak": {"paper": paper, "plan": kept + copies + gradients + optimizer},
+        "peak": {"paper": paper, "plan": held},
     }
 
 

@@ -320,3 +320,13 @@ def test_what_fsdp_offloads_is_not_on_the_device() -> None:
         "the shard, but not what is being reduced"
     )
     assert held[True].activations == held[False].activations and held[True].casts == held[False].casts > 0
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_unsharded_gradients_are_not_offloaded(zero: Any) -> None:
+    """ZeRO 1 adds the gradients of several micro-batches up whole, in fp32, before any shard of them exists."""
+    text = 'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 32768\nmicro_batch = 1'
+    config, train = model(), parse(text, "t").train
+    held = peak_memory(train, Parallel(shard=8, zero=zero, offload=True), config, 2, 0, bytes_per_cast=2, is_cuda=True)
+    shard = 4 * config.parameters // 8
+    assert held.gradients > 4 * config.parameters if zero == 1 else held.gradients < 2 * shard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from bessemer.layout.communication import rank_rows, tensor_sharded_parameters
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
@@ -12,6 +13,7 @@ from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
+FP32 = 4  # bytes an element
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
@@ -107,13 +109,10 @@ def rank_memory(
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         memory = _memory_of_several(
-            train, layout, config, part, activations, logits, casts, micro_batches, bytes_per_cast or 4
+            train, layout, config, part, activations, logits, casts, micro_batches, bytes_per_cast or 4, is_cuda
         )
     if not is_cuda:
         return replace(memory, base=base)
-    if layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
-        gradients = max(memory.gradients - memory.weights, 0)
-        memory = replace(memory, weights=0, gradients=gradients, optimizer=0, average=0)
     return replace(memory, base=base, slack=0, optimizer=0 if train.optimizer.offload else memory.optimizer)
 
 
@@ -135,22 +134,26 @@ def _memory_alone(
 
 def _memory_of_several(
     train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, activations: int, logits: int, casts: int,
-    micro_batches: int, bytes_per_gathered: int,
+    micro_batches: int, bytes_per_gathered: int, is_cuda: bool,
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     params = PartParameters.of(config, part, layout.tensor)
-    weights, gathered, gradients = state_bytes(layout, params, bytes_per_gathered, micro_batches)
+    state = trained = state_bytes(layout, params, bytes_per_gathered, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
     if train.is_frozen:
         head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
-        gradients = state_bytes(layout, head, bytes_per_gathered, micro_batches)[2]
+        trained = state_bytes(layout, head, bytes_per_gathered, micro_batches)
         of_moments = 1 / layout.state_shards
-    return Memory(
-        weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
-        average=round((4 * config.parameters if train.ema else 0) * of_weights), activations=activations, logits=logits, base=0,
-        casts=gathered if layout.uses_fsdp else casts,
-        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (gradients + activations + logits)),
+    memory = Memory(
+        weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
+        average=round((FP32 * config.parameters if train.ema else 0) * of_weights),
+        activations=activations, logits=logits, base=0,
+        casts=state.unsharded_weights if layout.uses_fsdp else casts,
+        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (trained.gradients + activations + logits)),
     )  # fmt: skip
+    if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
+        return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, average=0)
+    return memory
 
 
 def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: int, is_cuda: bool) -> int:
@@ -284,28 +287,43 @@ def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, 
     return min(peak, float(micro_batches))
 
 
-def state_bytes(
-    layout: Parallel, params: PartParameters, bytes_per_gathered: int, micro_batches: int
-) -> tuple[int, int, int]:
-    """Bytes of a rank's weight shards, of its all-gathered weights, and of gradients with their reduce-scatter buffers.
+class RankState(NamedTuple):
+    """Bytes of a rank's parameters and gradients. weights, gradient_shard: its shards, which parallel.offload keeps in the host's
+    memory; unsharded_weights: all-gathered ones; gradient_buffers: unsharded gradients and reduce-scatter buffers."""
+
+    weights: int
+    unsharded_weights: int
+    gradient_shard: int
+    gradient_buffers: int
+
+    @property
+    def gradients(self) -> int:
+        return self.gradient_shard + self.gradient_buffers
+
+
+def state_bytes(layout: Parallel, params: PartParameters, bytes_per_gathered: int, micro_batches: int) -> RankState:
+    """Bytes of a rank's weights and gradients at the fullest moment of a step.
 
     bytes_per_gathered: per parameter of the all-gathered weights. Shards take 4 bytes a parameter, divided by N (Rajbhandari et
     al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are not sharded, here
     fp32 masters are, and a copy in the compute dtype is unsharded while a step lasts.
     """
     zero = layout.effective_zero
-    shard = 4 * params.all // layout.state_shards
+    shard = FP32 * params.all // layout.state_shards
     if not layout.uses_fsdp:
-        return shard, 0, shard
+        return RankState(shard, 0, shard, 0)
     two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
     gathered = bytes_per_gathered * (params.all if zero < 3 else params.root + two_blocks)
-    reduced = 4 * (params.block if params.blocks else params.root)  # the buffer of the block that is reduce-scattered
+    reduced = FP32 * (
+        params.block if params.blocks else params.root
+    )  # the buffer of the block that is reduce-scattered
     if zero == 1 and micro_batches > 1:
-        # A block's gathered weights are resharded when its reduce-scatter buffer is allocated.
-        return shard, gathered, 4 * params.all + reduced - bytes_per_gathered * params.block
+        # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
+        # buffer is allocated.
+        return RankState(shard, gathered, 0, FP32 * params.all + reduced - bytes_per_gathered * params.block)
     # Gradients of a block and of what lies outside of blocks are unsharded until their reduce-scatter.
     unsharded = bytes_per_gathered * (params.block + params.root // 2)
-    return shard, gathered, shard + reduced + unsharded
+    return RankState(shard, gathered, shard, reduced + unsharded)
 
 
 def activation_bytes(
