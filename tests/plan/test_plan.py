@@ -3,6 +3,7 @@ import torch
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
+from bessemer.layout.communication import ElementBytes
 from bessemer.layout.devices import peak_flops
 from bessemer.layout.flops import flops_per_token, hardware_flops
 from bessemer.layout.memory import peak_memory
@@ -12,6 +13,8 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import Parallel, load, parse
+
+FP32 = ElementBytes(4)
 
 
 def config(**changes: object) -> ModelConfig:
@@ -82,7 +85,7 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, object]) -> None
         model(torch.zeros(2, 128, dtype=torch.long))
     held = sum(storage.nbytes() for storage in kept.values())
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\n'
-    planned = peak_memory(parse(text, "x").train, Parallel(), wanted, 4, 0)
+    planned = peak_memory(parse(text, "x").train, Parallel(), wanted, FP32)
     assert planned.activations == pytest.approx(held, rel=0.06)
 
 
@@ -144,9 +147,9 @@ def test_the_optimizer_weighs_what_it_is_planned_to(kind: str, state: str) -> No
 def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     text = '[run]\nname="x"\n[tokens]\nsequence_length=128\n[model]\nlayers=3\nwidth=256\nheads=4\n[train]\nmicro_batch=2\nglobal_batch_tokens=256\nema=0.99\n[train.optimizer]\noffload=true\n'
     recipe, wanted = parse(text, "x"), config()
-    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0).optimizer == 8 * wanted.parameters
-    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0, is_cuda=True).optimizer == 0
-    assert peak_memory(recipe.train, recipe.parallel, wanted, 4, 0).average == 4 * wanted.parameters
+    assert peak_memory(recipe.train, recipe.parallel, wanted, FP32).optimizer == 8 * wanted.parameters
+    assert peak_memory(recipe.train, recipe.parallel, wanted, FP32, is_cuda=True).optimizer == 0
+    assert peak_memory(recipe.train, recipe.parallel, wanted, FP32).average == 4 * wanted.parameters
 
 
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
@@ -169,8 +172,8 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     state = optimizers.state_tensors(model, optimizer)
     held = sum(tensor.nbytes for name, tensor in state.items() if not name.endswith("/step"))
     planned, unfrozen = (
-        peak_memory(frozen.train, frozen.parallel, wanted, 4, 0),
-        peak_memory(whole.train, whole.parallel, wanted, 4, 0),
+        peak_memory(frozen.train, frozen.parallel, wanted, FP32),
+        peak_memory(whole.train, whole.parallel, wanted, FP32),
     )
     assert planned.optimizer == held
     assert planned.gradients == 4 * wanted.classifier_parameters
@@ -179,9 +182,9 @@ def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:
     assert (planned.logits, unfrozen.logits) == (0, 0)
     assert planned.weights == unfrozen.weights == 4 * wanted.parameters
     for layout in (Parallel(replicate=2), Parallel(shard=2), Parallel(tensor=2)):
-        of_two = peak_memory(frozen.train, layout, wanted, 4, 0)
+        of_two = peak_memory(frozen.train, layout, wanted, FP32)
         assert of_two.gradients <= 2 * planned.gradients and of_two.optimizer * layout.state_shards == held, layout
-        assert of_two.activations < peak_memory(whole.train, layout, wanted, 4, 0).activations / 2, layout
+        assert of_two.activations < peak_memory(whole.train, layout, wanted, FP32).activations / 2, layout
     recomputed = frozen.train.model_copy(update={"recompute": "full"})
     assert hardware_flops(recomputed, wanted, 3) == hardware_flops(frozen.train, wanted, 0)
     with pytest.raises(InputError, match=r"train.classify.frozen: only the last stage"):

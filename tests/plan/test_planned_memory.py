@@ -10,6 +10,7 @@ import pytest
 
 from bessemer.errors import InputError
 from bessemer.layout import devices, pipeline_stages
+from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import PartParameters, micro_batches_in_flight, peak_memory
 from bessemer.layout.pipeline_schedules import generate
@@ -24,6 +25,7 @@ from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_by_cut
 from bessemer.recipe import Parallel, parse
 
 GB = 1e9
+BF16 = ElementBytes(2, cast=2)
 
 
 def model(**changes: object) -> ModelConfig:
@@ -265,9 +267,7 @@ def test_this_programs_memory_is_its_own_plan(layout: Layout, precision: Any) ->
         recipe.train,
         recipe.parallel,
         config,
-        width,
-        0,
-        bytes_per_cast=cast,
+        ElementBytes(width, cast=cast),
         recomputed_per_rank=recomputed,
         is_cuda=True,
     )
@@ -310,9 +310,7 @@ def test_what_fsdp_offloads_is_not_on_the_device() -> None:
         "t",
     )
     held = {
-        offload: peak_memory(
-            recipe.train, Parallel(shard=8, offload=offload), config, 2, 0, bytes_per_cast=2, is_cuda=True
-        )
+        offload: peak_memory(recipe.train, Parallel(shard=8, offload=offload), config, BF16, is_cuda=True)
         for offload in (False, True)
     }
     assert held[True].weights == held[True].optimizer == 0 < held[False].weights
@@ -327,6 +325,6 @@ def test_unsharded_gradients_are_not_offloaded(zero: Any) -> None:
     """ZeRO 1 adds the gradients of several micro-batches up whole, in fp32, before any shard of them exists."""
     text = 'run.name = "t"\ntokens.sequence_length = 1024\n[train]\nsteps = 1\nglobal_batch_tokens = 32768\nmicro_batch = 1'
     config, train = model(), parse(text, "t").train
-    held = peak_memory(train, Parallel(shard=8, zero=zero, offload=True), config, 2, 0, bytes_per_cast=2, is_cuda=True)
+    held = peak_memory(train, Parallel(shard=8, zero=zero, offload=True), config, BF16, is_cuda=True)
     shard = 4 * config.parameters // 8
     assert held.gradients > 4 * config.parameters if zero == 1 else held.gradients < 2 * shard

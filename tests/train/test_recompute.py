@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bessemer.errors import InputError
+from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import recomputed_flops_per_token
 from bessemer.layout.memory import checkpointed_elements_per_block, mask_bytes, peak_memory
 from bessemer.model import kernels as product
@@ -26,6 +27,8 @@ from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import choose
 from tests.train.test_trainer import batch, trainer_of
+
+FP32 = ElementBytes(4)
 
 
 class Storages(TorchDispatchMode):
@@ -157,7 +160,7 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
     widths = precisions.PRECISIONS["bf16"].widths
-    planned = [peak_memory(train(), Parallel(), config(layers=layers), base=0, **widths).casts for layers in (4, 2)]
+    planned = [peak_memory(train(), Parallel(), config(layers=layers), widths).casts for layers in (4, 2)]
     assert planned[0] - planned[1] == 2 * copies
 
 
@@ -167,7 +170,7 @@ def test_a_part_of_the_blocks_is_recomputed_from_the_first() -> None:
     steps = {a - b for a, b in pairwise(held)}
     assert max(steps) - min(steps) < 0.02 * max(steps), "each block frees the same"
     planned = [
-        peak_memory(train("train.recompute=budget"), Parallel(), config(), 4, 0, recomputed_per_rank=blocks).activations
+        peak_memory(train("train.recompute=budget"), Parallel(), config(), FP32, recomputed_per_rank=blocks).activations
         for blocks in range(5)
     ]
     assert planned == sorted(planned, reverse=True)
@@ -180,7 +183,9 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     base = recompute.base_bytes(device)
     wanted = config()
     totals = [
-        peak_memory(train("train.recompute=budget"), Parallel(), wanted, 4, base, recomputed_per_rank=blocks).total
+        peak_memory(
+            train("train.recompute=budget"), Parallel(), wanted, FP32, base=base, recomputed_per_rank=blocks
+        ).total
         for blocks in range(5)
     ]
     between = (totals[1] + totals[2]) / 2

@@ -14,6 +14,7 @@ from processes import run_on
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
+from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import PartParameters, peak_memory, rank_memory
 from bessemer.layout.pipeline_stages import parts_of
 from bessemer.parallel.mesh import join
@@ -44,6 +45,7 @@ micro_batch = 2
 device = "cpu"
 """
 VOCABULARY = 512
+BF16 = ElementBytes(2, cast=2)
 
 
 def recipe_of(layout: Parallel, **train: Any) -> Recipe:
@@ -115,9 +117,7 @@ def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     config = config_of(recipe, VOCABULARY, 0)
     for part in parts_of(config, layout):
         found = simulate.simulate(recipe, config, part.pipeline_rank)
-        planned = rank_memory(
-            recipe.train, layout, config, part, 2, 0, recomputed_per_rank=config.layers, bytes_per_cast=2, is_cuda=True
-        )
+        planned = rank_memory(recipe.train, layout, config, part, BF16, recomputed_per_rank=config.layers, is_cuda=True)
         assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1), (planned, found)
         assert planned.weights == pytest.approx(found.moments.peak["weights"], rel=0.01)
         assert planned.optimizer == pytest.approx(found.moments.peak["optimizer"], rel=0.01)
@@ -155,7 +155,7 @@ def test_seven_billion_parameters_on_64_processes() -> None:
     assert found.moments.between["weights"] == pytest.approx(each, rel=1e-3)
     assert found.moments.between["optimizer"] == pytest.approx(2 * each, rel=1e-3)
     assert found.moments.after_backward["gradients"] == pytest.approx(each, rel=1e-3)
-    planned = peak_memory(recipe.train, recipe.parallel, config, 2, 0, bytes_per_cast=2, is_cuda=True)
+    planned = peak_memory(recipe.train, recipe.parallel, config, BF16, is_cuda=True)
     assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1)
 
 

@@ -7,9 +7,29 @@ from dataclasses import dataclass
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
+FP32 = 4  # bytes of an element
+
+
+@dataclass(frozen=True)
+class ElementBytes:
+    """Bytes of an element. activation: of hidden states, keys and values; cast: of the weights' copy in the compute dtype, which
+    FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights themselves; gradient: of
+    weights' gradients as they are added up; master: of the weights that the optimizer updates; sums: of the loss's sums."""
+
+    activation: int
+    cast: int = 0
+    gradient: int = FP32
+    master: int = FP32
+    sums: int = FP32
+
+    @property
+    def gathered(self) -> int:
+        """Of weights as FSDP2 all-gathers them."""
+        return self.cast or self.master
+
 
 def tensor_bytes(
-    config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = 4, bytes_per_sum: int = 4,
+    config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = FP32, bytes_per_sum: int = FP32,
     label_smoothing: bool = False, recomputed_in_all: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
     """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
@@ -53,7 +73,7 @@ def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
 
 
 def pipeline_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = 4
+    config: ModelConfig, layout: Parallel, tokens: int, bytes_per_activation: int, bytes_per_gradient: int = FP32
 ) -> tuple[int, int]:
     """Bytes that one pipeline sends in a step: hidden states with their gradients, and the gradient of the tied matrix as each
     of the two processes that have it sends it.
@@ -65,17 +85,6 @@ def pipeline_bytes(
     matrix = config.vocabulary * config.width * bytes_per_gradient
     sent = 2 * crossings * tokens * config.width * bytes_per_activation
     return sent, matrix if _is_tied_across_ranks(config, layout) else 0
-
-
-@dataclass(frozen=True)
-class ElementBytes:
-    """Of an element. activation: of hidden states, keys and values; gathered: of weights as they are gathered; gradient: of
-    weights' gradients as they are added up; sums: of the loss's sums."""
-
-    activation: int
-    gathered: int
-    gradient: int
-    sums: int
 
 
 def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:

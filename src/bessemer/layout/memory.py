@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from bessemer.layout.communication import rank_rows, tensor_sharded_parameters
+from bessemer.layout.communication import FP32, ElementBytes, rank_rows, tensor_sharded_parameters
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
-FP32 = 4  # bytes an element
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
@@ -60,109 +59,125 @@ class Memory:
 
 
 def peak_memory(
-    train: Train, layout: Parallel, config: ModelConfig, bytes_per_activation: int, base: int, *,
-    recomputed_per_rank: int | None = None, bytes_per_cast: int = 0, is_cuda: bool = False, concurrent: int = 1,
+    train: Train, layout: Parallel, config: ModelConfig, widths: ElementBytes, *, base: int = 0,
+    recomputed_per_rank: int | None = None, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
-    """The fullest rank of a layout, at the peak of a step.
+    """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
 
-    Weights and gradients are fp32; the moments as the optimizer keeps them. Where the device has memory of its own (is_cuda),
-    train.optimizer.offload keeps the moments out of it, parallel.offload all that FSDP2 shards. Activations, in elements per
-    token and block, are what autograd saves of the operations in `model/transformer.py`; a test counts them on a CPU in fp32.
-    bytes_per_activation: 4 for fp32, 2 for bf16; base: what the process holds before the model; recomputed_per_rank:
-    blocks that each rank recomputes, from its first; None: all, if any; bytes_per_cast: per parameter, of the weights in the
-    compute dtype, which FSDP2 all-gathers, or which autocast makes and the backward pass keeps; 0: matmuls read the weights
-    themselves; concurrent: micro-batches computed at the same time, each with its own gradients.
+    Where the device has memory of its own (is_cuda), train.optimizer.offload keeps the moments out of it, parallel.offload all
+    that FSDP2 shards. Activations, in elements per token and block, are what autograd saves of the operations in
+    `model/transformer.py`; a test counts them on a CPU in fp32. base: bytes that the process holds before the model;
+    recomputed_per_rank: blocks that each rank recomputes, from its first; None: all, if any; concurrent: micro-batches computed
+    at the same time, each with its own gradients.
     """
     if recomputed_per_rank is None:
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
-    options = bytes_per_activation, base, recomputed_per_rank, bytes_per_cast, is_cuda, concurrent
-    ranks = (rank_memory(train, layout, config, part, *options) for part in parts_of(config, layout))
+    ranks = (
+        rank_memory(
+            train, layout, config, part, widths, base=base, recomputed_per_rank=recomputed_per_rank, is_cuda=is_cuda,
+            concurrent=concurrent,
+        )
+        for part in parts_of(config, layout)
+    )  # fmt: skip
     return max(ranks, key=lambda memory: memory.total)
 
 
 def rank_memory(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int, base: int,
-    recomputed_per_rank: int, bytes_per_cast: int, is_cuda: bool, concurrent: int = 1,
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, widths: ElementBytes, *, base: int = 0,
+    recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`.
 
     Of a process alone slack is fitted to measured runs, of several it is derived from what was measured of the heap.
     """
-    assert train.micro_batch is not None, "the recipe is resolved"
-    tokens = train.micro_batch * config.sequence_length
-    micro_batches = (train.global_batch_tokens or tokens) // tokens // layout.data
-    tokens //= layout.context
-    saved, in_backward = activation_bytes(
-        train, layout, config, part, tokens, micro_batches, bytes_per_activation, recomputed_per_rank
-    )
+    saved, in_backward = activation_bytes(train, layout, config, part, widths.activation, recomputed_per_rank)
     scores = score_bytes(train, layout, config)
-    logits = logits_bytes(train, layout, config, tokens, is_cuda) if part.has_head else 0
+    logits = logits_bytes(train, layout, config, is_cuda) if part.has_head else 0
     not_recomputed = max(part.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = not_recomputed * bytes_per_cast
+    casts = not_recomputed * widths.cast
     if layout.world == 1:
-        if logits and not is_cuda and bytes_per_activation < 4:
+        if logits and not is_cuda and widths.activation < FP32:
             # The head's cast, and its gradient before it is added in fp32.
-            logits += 2 * bytes_per_activation * config.vocabulary * config.width
+            logits += 2 * widths.activation * config.vocabulary * config.width
         # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
-        memory = _memory_alone(train, config, activations, concurrent * logits, casts, micro_batches, concurrent)
+        step = StepBytes(activations, concurrent * logits, casts)
+        memory = _single_process_memory(train, layout, config, step, widths, concurrent)
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
-        memory = _memory_of_several(
-            train, layout, config, part, activations, logits, casts, micro_batches, bytes_per_cast or 4, is_cuda
-        )
+        step = StepBytes(activations, logits, casts)
+        memory = _sharded_memory(train, layout, config, part, step, widths, is_cuda)
     if not is_cuda:
         return replace(memory, base=base)
     return replace(memory, base=base, slack=0, optimizer=0 if train.optimizer.offload else memory.optimizer)
 
 
-def _memory_alone(
-    train: Train, config: ModelConfig, activations: int, logits: int, casts: int, micro_batches: int, concurrent: int
+class StepBytes(NamedTuple):
+    """Bytes that a rank allocates and frees in a step. casts: weights in the compute dtype that no recompute frees."""
+
+    activations: int
+    logits: int
+    casts: int
+
+
+def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
+    """Tokens that a rank has of a micro-batch, and its micro-batches a step."""
+    assert train.micro_batch is not None, "the recipe is resolved"
+    tokens = train.micro_batch * config.sequence_length
+    return tokens // layout.context, (train.global_batch_tokens or tokens) // tokens // layout.data
+
+
+def _single_process_memory(
+    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, widths: ElementBytes, concurrent: int
 ) -> Memory:
     """What the only process of a run holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
+    micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
     # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
-    gradients = 4 * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
+    gradients = widths.gradient * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
     slack_share = SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE
-    slack = RUN_BYTES + int(slack_share * (gradients + activations + logits)) if concurrent == 1 else PAIRED_BYTES
+    slack = (
+        RUN_BYTES + int(slack_share * (gradients + step.activations + step.logits)) if concurrent == 1 else PAIRED_BYTES
+    )
+    weights = widths.master * config.parameters
     return Memory(
-        weights=4 * config.parameters, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
-        average=4 * config.parameters if train.ema else 0, activations=activations, logits=logits, base=0, casts=casts,
-        slack=slack,
+        weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
+        average=weights if train.ema else 0, base=0, slack=slack, **step._asdict(),
     )  # fmt: skip
 
 
-def _memory_of_several(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, activations: int, logits: int, casts: int,
-    micro_batches: int, bytes_per_gathered: int, is_cuda: bool,
+def _sharded_memory(
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, step: StepBytes, widths: ElementBytes,
+    is_cuda: bool,
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
-    params = PartParameters.of(config, part, layout.tensor)
-    state = trained = state_bytes(layout, params, bytes_per_gathered, micro_batches)
+    params, micro_batches = PartParameters.of(config, part, layout.tensor), _micro_batches(train, layout, config)[1]
+    state = trained = state_bytes(layout, params, widths, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
     if train.is_frozen:
         head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
-        trained = state_bytes(layout, head, bytes_per_gathered, micro_batches)
+        trained = state_bytes(layout, head, widths, micro_batches)
         of_moments = 1 / layout.state_shards
+    if layout.uses_fsdp:
+        step = step._replace(casts=state.unsharded_weights)
     memory = Memory(
         weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
-        average=round((FP32 * config.parameters if train.ema else 0) * of_weights),
-        activations=activations, logits=logits, base=0,
-        casts=state.unsharded_weights if layout.uses_fsdp else casts,
-        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (trained.gradients + activations + logits)),
+        average=round((widths.master * config.parameters if train.ema else 0) * of_weights), base=0,
+        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (trained.gradients + step.activations + step.logits)),
+        **step._asdict(),
     )  # fmt: skip
     if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
         return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, average=0)
     return memory
 
 
-def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, tokens: int, is_cuda: bool) -> int:
-    """Bytes of a chunk's fp32 logits with a copy, and of the head's gradient. tokens: of a micro-batch, on this rank."""
+def logits_bytes(train: Train, layout: Parallel, config: ModelConfig, is_cuda: bool) -> int:
+    """Bytes of a chunk's fp32 logits with a copy, and of the head's fp32 gradient, on one rank."""
     if config.labels:  # a classifier forms one row of a few logits a text
         return 0
     rows = rank_rows(config.vocabulary, layout.tensor)
-    chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), tokens)
-    return 2 * 4 * chunk * rows + 4 * rows * config.width
+    chunk = min(loss_chunk(train.loss_chunk, rows, is_cuda), _micro_batches(train, layout, config)[0])
+    return 2 * FP32 * chunk * rows + FP32 * rows * config.width
 
 
 def activation_elements_per_block(config: ModelConfig) -> int:
@@ -301,41 +316,42 @@ class RankState(NamedTuple):
         return self.gradient_shard + self.gradient_buffers
 
 
-def state_bytes(layout: Parallel, params: PartParameters, bytes_per_gathered: int, micro_batches: int) -> RankState:
+def state_bytes(layout: Parallel, params: PartParameters, widths: ElementBytes, micro_batches: int) -> RankState:
     """Bytes of a rank's weights and gradients at the fullest moment of a step.
 
-    bytes_per_gathered: per parameter of the all-gathered weights. Shards take 4 bytes a parameter, divided by N (Rajbhandari et
-    al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p); but where there the weights of stages 1 and 2 are not sharded, here
-    fp32 masters are, and a copy in the compute dtype is unsharded while a step lasts.
+    Shards take the bytes of all parameters, divided by N (Rajbhandari et al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p);
+    but where there the weights of stages 1 and 2 are not sharded, here fp32 masters are, and a copy in the compute dtype is
+    unsharded while a step lasts.
     """
-    zero = layout.effective_zero
-    shard = FP32 * params.all // layout.state_shards
+    zero, gathered = layout.effective_zero, widths.gathered
+    weights, gradients = (width * params.all // layout.state_shards for width in (widths.master, widths.gradient))
     if not layout.uses_fsdp:
-        return RankState(shard, 0, shard, 0)
+        return RankState(weights, 0, gradients, 0)
     two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
-    gathered = bytes_per_gathered * (params.all if zero < 3 else params.root + two_blocks)
-    reduced = FP32 * (
+    unsharded_weights = gathered * (params.all if zero < 3 else params.root + two_blocks)
+    reduced = widths.gradient * (
         params.block if params.blocks else params.root
     )  # the buffer of the block that is reduce-scattered
     if zero == 1 and micro_batches > 1:
         # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
         # buffer is allocated.
-        return RankState(shard, gathered, 0, FP32 * params.all + reduced - bytes_per_gathered * params.block)
+        buffers = widths.gradient * params.all + reduced - gathered * params.block
+        return RankState(weights, unsharded_weights, 0, buffers)
     # Gradients of a block and of what lies outside of blocks are unsharded until their reduce-scatter.
-    unsharded = bytes_per_gathered * (params.block + params.root // 2)
-    return RankState(shard, gathered, shard, reduced + unsharded)
+    unsharded = gathered * (params.block + params.root // 2)
+    return RankState(weights, unsharded_weights, gradients, reduced + unsharded)
 
 
 def activation_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, tokens: int, micro_batches: int,
-    bytes_per_activation: int, recomputed_per_rank: int,
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int,
+    recomputed_per_rank: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
 
-    tokens: of a micro-batch, on this rank.
     Between the matmuls each rank of a tensor group has its tokens' part of the residual stream, inside of them all
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
     """
+    tokens, micro_batches = _micro_batches(train, layout, config)
     tensor, num_recomputed = layout.tensor, min(recomputed_per_rank, part.blocks)
     stream = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
@@ -354,7 +370,7 @@ def activation_bytes(
         # Norms of low-precision streams work in fp32 and save that; the backward pass adds gradients of the hidden units and
         # of the stream.
         in_backward = (block if num_recomputed else 0) * bytes_per_activation + hidden * bytes_per_activation
-        in_backward += 2 * stream * 6 * (bytes_per_activation < 4) + 2 * config.width * bytes_per_activation
+        in_backward += 2 * stream * 6 * (bytes_per_activation < FP32) + 2 * config.width * bytes_per_activation
     in_flight = micro_batches_in_flight(
         layout.schedule, layout.pipeline, layout.stages_per_rank, part.pipeline_rank, micro_batches
     )

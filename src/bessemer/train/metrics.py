@@ -234,7 +234,8 @@ def planned_bytes(
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
     arithmetic = PRECISIONS[precision]
     weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
-    widths = ElementBytes(narrow, narrow, weights, torch.promote_types(arithmetic.weights, torch.float32).itemsize)
+    sums = torch.promote_types(arithmetic.weights, torch.float32).itemsize
+    widths = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     targets = batch if targets is None else targets
     smooths = train.label_smoothing > 0

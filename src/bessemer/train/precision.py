@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import BessemerError, InputError
+from bessemer.layout.communication import ElementBytes
 from bessemer.model.kernels import linear
 from bessemer.train import fp8
 
@@ -44,10 +45,10 @@ class Precision:
         return self.autocast or self.weights
 
     @property
-    def widths(self) -> dict[str, int]:
+    def widths(self) -> ElementBytes:
         """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
-        return {"bytes_per_activation": self.dtype.itemsize, "bytes_per_cast": self.dtype.itemsize if copied else 0}
+        return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)
 
 
 PRECISIONS = {

@@ -209,9 +209,7 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
     for part in parts_of(config, layout):
         simulated = simulate(resolved, config, part.pipeline_rank, is_cuda=is_cuda)
-        planned = rank_memory(
-            train, layout, config, part, base=0, recomputed_per_rank=recomputed, is_cuda=is_cuda, **widths
-        )
+        planned = rank_memory(train, layout, config, part, widths, recomputed_per_rank=recomputed, is_cuda=is_cuda)
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": part.blocks}
         rows.append({**asdict(simulated), **more})
     return {"processes": layout.world, "parameters": config.parameters, "stages": rows}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bessemer.layout.communication import rank_rows
+from bessemer.layout.communication import ElementBytes, rank_rows
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelinePart
 from bessemer.plan.estimate.job import Job, Recompute, parallel
@@ -180,11 +180,11 @@ def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout, framework = job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
-    bytes_per_cast = 2 if job.precision in ("bf16", "fp16") else 0  # fp8 keeps the weight
+    widths = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
     recomputed = 0 if layout.recompute == "none" else job.model.layers
     held = rank_memory(
         _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, part,
-        width, 0, recomputed, bytes_per_cast, is_cuda=True,
+        widths, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
     slack = round(framework.slack * (held.activations + held.logits + held.casts))
     return DeviceMemory(
