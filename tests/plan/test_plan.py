@@ -149,7 +149,7 @@ def test_offloaded_moments_and_the_average_are_planned_where_they_are() -> None:
     recipe, wanted = parse(text, "x"), config()
     assert peak_memory(recipe.train, recipe.parallel, wanted, FP32).optimizer == 8 * wanted.parameters
     assert peak_memory(recipe.train, recipe.parallel, wanted, FP32, is_cuda=True).optimizer == 0
-    assert peak_memory(recipe.train, recipe.parallel, wanted, FP32).average == 4 * wanted.parameters
+    assert peak_memory(recipe.train, recipe.parallel, wanted, FP32).ema == 4 * wanted.parameters
 
 
 def test_a_frozen_transformer_keeps_nothing_for_a_way_back() -> None:

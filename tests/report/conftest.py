@@ -295,7 +295,7 @@ def plan() -> dict[str, Any]:
         "optimizer": 11_021_312,
         "activations": 112_197_632,
         "logits": 35_651_584,
-        "base": 604_209_152,
+        "before_model": 604_209_152,
     }
     return {
         "device": "AMD EPYC, 2 threads",

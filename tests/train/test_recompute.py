@@ -160,7 +160,7 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
     widths = precisions.PRECISIONS["bf16"].widths
-    planned = [peak_memory(train(), Parallel(), config(layers=layers), widths).casts for layers in (4, 2)]
+    planned = [peak_memory(train(), Parallel(), config(layers=layers), widths).unsharded_weights for layers in (4, 2)]
     assert planned[0] - planned[1] == 2 * copies
 
 
@@ -184,7 +184,7 @@ def test_the_budget_recomputes_as_few_blocks_as_fit() -> None:
     wanted = config()
     totals = [
         peak_memory(
-            train("train.recompute=budget"), Parallel(), wanted, FP32, base=base, recomputed_per_rank=blocks
+            train("train.recompute=budget"), Parallel(), wanted, FP32, before_model=base, recomputed_per_rank=blocks
         ).total
         for blocks in range(5)
     ]

@@ -29,7 +29,8 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     session = stages.Session(recipe, run)
     prepared = stages.prepare(session, measure_seconds=0.0)
     memory = prepared.plan["memory_bytes"]
-    other = {**memory, "base": 7, "total": memory["total"] - memory["base"] + 7}  # as another process had planned
+    # as another process had planned
+    other = {**memory, "before_model": 7, "total": memory["total"] - memory["before_model"] + 7}
     freed = torch.ones(75_000_000)  # an earlier stage's, which the heap keeps: it is no part of the training's base
     del freed
     resident = devices.resident_bytes()
@@ -46,9 +47,11 @@ def test_a_process_plans_with_its_own_base(runs: Path, recipe_file: Path) -> Non
     )
     found = of_run(run)
     assert found is not None
-    assert planned["memory_bytes"]["base"] > 1e7
-    if sys.platform.startswith("linux") and resident > memory["base"] + 2.9e8:  # a C library that keeps what is freed
-        assert planned["memory_bytes"]["base"] < resident - 2.5e8
+    assert planned["memory_bytes"]["before_model"] > 1e7
+    if (
+        sys.platform.startswith("linux") and resident > memory["before_model"] + 2.9e8
+    ):  # a C library that keeps what is freed
+        assert planned["memory_bytes"]["before_model"] < resident - 2.5e8
     assert planned["memory_bytes"]["total"] == logged["planned"] == found["memory_bytes"]["planned"]
     assert sum(size for part, size in planned["memory_bytes"].items() if part != "total") == logged["planned"]
     assert "pictures" in planned or "mixture" in planned  # the rest of the plan stays

@@ -130,7 +130,9 @@ def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
 def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
     """A plan of this machine, a row for each thing."""
     memory, interval = plan["memory_bytes"], plan.get("step_interval")
-    parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
+    )
     time = (
         f"{duration(plan['seconds'])}: {plan['step_seconds']:.3g} s a step ({plan['step_seconds_from']}), "
         f"{amount(plan['tokens_per_second'])} tokens/s, MFU {plan['mfu']:.0%}"
@@ -169,8 +171,8 @@ def _print_rows(rows: dict[str, str]) -> None:
 
 # Rows of the simulation, and the parts of the plan that each is compared with.
 SIMULATED_ROWS = {
-    "weights": ("weights",), "gathered": ("casts",), "gradients": ("gradients",), "optimizer": ("optimizer",),
-    "average": ("average",), "activations": ("activations", "logits"), "peak": ("total",),
+    "weights": ("weights",), "gathered": ("unsharded_weights",), "gradients": ("gradients",), "optimizer": ("optimizer",),
+    "ema": ("ema",), "activations": ("activations", "logits"), "peak": ("total",),
 }  # fmt: skip
 
 

@@ -17,13 +17,13 @@ from bessemer.recipe.train import UPDATE_RULES
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
 # with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
-HEAP_SLACK_BYTES = 50_000_000
-HEAP_SLACK_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
+HEAP_BYTES = 50_000_000
+HEAP_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
 # The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
 # with several, whose gradients are made while the sum of the earlier ones is held. Two at a time do not reach their peaks
 # together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
 RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
-SLACK_OF_ONE, SLACK_OF_SEVERAL = 0.25, 0.45
+HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.25, 0.45
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
 # Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
@@ -38,17 +38,28 @@ def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes of a step, by part. average: EMA; base: before the model; casts: low-precision weights; slack: heap holes."""
+    """Peak bytes of a step, by part.
+
+    weights: that the optimizer updates, or this rank's shards of them.
+    gradients: whole or sharded, with the buffers of their reduction.
+    optimizer: moments.
+    ema: the exponential moving average of the weights.
+    activations: saved for the backward pass, and what one block's backward allocates.
+    logits: of a chunk of the loss, with their gradient and that of the output matrix.
+    before_model: what the process held before it made the model: libraries, on a CPU.
+    unsharded_weights: in the compute dtype: all-gathered by FSDP2, or cast by autocast.
+    fragmentation: holes of a CPU's heap.
+    """
 
     weights: int
     gradients: int
     optimizer: int
-    average: int
+    ema: int
     activations: int
     logits: int
-    base: int
-    casts: int = 0
-    slack: int = 0
+    before_model: int
+    unsharded_weights: int = 0
+    fragmentation: int = 0
 
     @property
     def total(self) -> int:
@@ -59,14 +70,14 @@ class Memory:
 
 
 def peak_memory(
-    train: Train, layout: Parallel, config: ModelConfig, widths: ElementBytes, *, base: int = 0,
+    train: Train, layout: Parallel, config: ModelConfig, widths: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int | None = None, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
 
     Where the device has memory of its own (is_cuda), train.optimizer.offload keeps the moments out of it, parallel.offload all
     that FSDP2 shards. Activations, in elements per token and block, are what autograd saves of the operations in
-    `model/transformer.py`; a test counts them on a CPU in fp32. base: bytes that the process holds before the model;
+    `model/transformer.py`; a test counts them on a CPU in fp32. before_model: bytes that the process holds before the model;
     recomputed_per_rank: blocks that each rank recomputes, from its first; None: all, if any; concurrent: micro-batches computed
     at the same time, each with its own gradients.
     """
@@ -74,8 +85,8 @@ def peak_memory(
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
     ranks = (
         rank_memory(
-            train, layout, config, part, widths, base=base, recomputed_per_rank=recomputed_per_rank, is_cuda=is_cuda,
-            concurrent=concurrent,
+            train, layout, config, part, widths, before_model=before_model, recomputed_per_rank=recomputed_per_rank,
+            is_cuda=is_cuda, concurrent=concurrent,
         )
         for part in parts_of(config, layout)
     )  # fmt: skip
@@ -83,18 +94,18 @@ def peak_memory(
 
 
 def rank_memory(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, widths: ElementBytes, *, base: int = 0,
+    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, widths: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`.
 
-    Of a process alone slack is fitted to measured runs, of several it is derived from what was measured of the heap.
+    Of a process alone fragmentation is fitted to measured runs, of several it is derived from what was measured of the heap.
     """
     saved, in_backward = activation_bytes(train, layout, config, part, widths.activation, recomputed_per_rank)
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if part.has_head else 0
     not_recomputed = max(part.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = not_recomputed * widths.cast
+    casts = not_recomputed * widths.cast  # which the backward pass keeps
     if layout.world == 1:
         if logits and not is_cuda and widths.activation < FP32:
             # The head's cast, and its gradient before it is added in fp32.
@@ -108,16 +119,17 @@ def rank_memory(
         step = StepBytes(activations, logits, casts)
         memory = _sharded_memory(train, layout, config, part, step, widths, is_cuda)
     if not is_cuda:
-        return replace(memory, base=base)
-    return replace(memory, base=base, slack=0, optimizer=0 if train.optimizer.offload else memory.optimizer)
+        return replace(memory, before_model=before_model)
+    optimizer = 0 if train.optimizer.offload else memory.optimizer
+    return replace(memory, before_model=before_model, fragmentation=0, optimizer=optimizer)
 
 
 class StepBytes(NamedTuple):
-    """Bytes that a rank allocates and frees in a step. casts: weights in the compute dtype that no recompute frees."""
+    """Bytes that a rank allocates and frees in a step: fields of `Memory`."""
 
     activations: int
     logits: int
-    casts: int
+    unsharded_weights: int
 
 
 def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
@@ -130,19 +142,17 @@ def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple
 def _single_process_memory(
     train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, widths: ElementBytes, concurrent: int
 ) -> Memory:
-    """What the only process of a run holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
+    """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
     # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
     gradients = widths.gradient * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
-    slack_share = SLACK_OF_SEVERAL if micro_batches > 1 else SLACK_OF_ONE
-    slack = (
-        RUN_BYTES + int(slack_share * (gradients + step.activations + step.logits)) if concurrent == 1 else PAIRED_BYTES
-    )
+    share = HEAP_SHARE_OF_SEVERAL if micro_batches > 1 else HEAP_SHARE_OF_ONE
+    holes = RUN_BYTES + int(share * (gradients + step.activations + step.logits)) if concurrent == 1 else PAIRED_BYTES
     weights = widths.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
-        average=weights if train.ema else 0, base=0, slack=slack, **step._asdict(),
+        ema=weights if train.ema else 0, before_model=0, fragmentation=holes, **step._asdict(),
     )  # fmt: skip
 
 
@@ -150,7 +160,7 @@ def _sharded_memory(
     train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, step: StepBytes, widths: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
-    """What one of several processes holds. Slack is that of a CPU's heap; `rank_memory` leaves it out for devices."""
+    """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     params, micro_batches = PartParameters.of(config, part, layout.tensor), _micro_batches(train, layout, config)[1]
     state = trained = state_bytes(layout, params, widths, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
@@ -159,15 +169,15 @@ def _sharded_memory(
         trained = state_bytes(layout, head, widths, micro_batches)
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
-        step = step._replace(casts=state.unsharded_weights)
+        step = step._replace(unsharded_weights=state.unsharded_weights)
     memory = Memory(
         weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
-        average=round((widths.master * config.parameters if train.ema else 0) * of_weights), base=0,
-        slack=HEAP_SLACK_BYTES + int(HEAP_SLACK_SHARE * (trained.gradients + step.activations + step.logits)),
+        ema=round((widths.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
+        fragmentation=HEAP_BYTES + int(HEAP_SHARE * (trained.gradients + step.activations + step.logits)),
         **step._asdict(),
     )  # fmt: skip
     if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
-        return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, average=0)
+        return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, ema=0)
     return memory
 
 

@@ -93,9 +93,10 @@ def keys(
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        # Low-precision weight copies count as buffers; parts only this plan has keep their names.
+        # Unsharded weights count as buffers, as in every plan.
         "memory_bytes_per_device": memory
-        | {"buffers": parts["casts"], **{name: parts[name] for name in ("average", "slack", "base", "total")}},
+        | {"buffers": parts["unsharded_weights"]}
+        | {name: parts[name] for name in ("ema", "fragmentation", "before_model", "total")},
         **scaling(recipe, plan["parameters"], plan["tokens"]),
     }
 

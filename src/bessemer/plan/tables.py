@@ -31,7 +31,9 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     parts = {name: getattr(step, name) for name in STEP_PARTS}
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
     memory = of.memory.to_dict()
-    held = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
+    )
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
     chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""

@@ -21,7 +21,7 @@ SPANS = (
 MAX_NATS = 12.0  # more than a guess among all words loses (ln 128,256 = 11.8): the law far below where it was fitted
 MEMORY_INKS = {
     "weights": "source-1", "gradients": "source-2", "optimizer": "source-3", "activations": "source-4", "logits": "source-5",
-    "buffers": "source-6", "average": "rule", "slack": "raw", "base": "reference",
+    "buffers": "source-6", "ema": "rule", "fragmentation": "raw", "before_model": "reference",
 }  # fmt: skip
 # Of each part of a step: its colour, its name, what it is.
 STEP_PARTS = {
@@ -66,15 +66,16 @@ def memory_bars(of: Json) -> Json:
                 start, at = at, at + max(value, 0)
                 if value > 0 and start < width:
                     stretch = 100 * start / width, 100 * (min(at, width) - start) / width
-                    pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{name} {size(value)}"))
+                    pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{_words(name)} {size(value)}"))
             lanes.append({"name": bar["name"], "pieces": pieces, "end": size(bar["total"]), "far": not bar["fits"],
                           "own": bar["own"], "cut": bar["total"] > width})  # fmt: skip
             shown = (size(bar["parts"][name]) if bar["parts"].get(name) else "–" for name in names)
             rows.append([bar["name"], *shown, size(bar["total"])])
         found.append((group["kind"], lanes, rows))
     return {
-        "legend": [(MEMORY_INKS[name], name, "") for name in names], "groups": found,
-        "columns": ["", *(f"n|{name}" for name in names), "n|total"], "edge": 100 * capacity / width if capacity else None,
+        "legend": [(MEMORY_INKS[name], _words(name), "") for name in names], "groups": found,
+        "columns": ["", *(f"n|{_words(name)}" for name in names), "n|total"],
+        "edge": 100 * capacity / width if capacity else None,
     }  # fmt: skip
 
 
@@ -173,6 +174,11 @@ def _equal_compute(budgets: list[Json], across: list[float], up: list[float]) ->
             labels.append({"x": math.log10(n), "y": math.log10(d), "text": text, "showarrow": False, "font": {"size": 10.5},
                            "xanchor": "left", "yanchor": "bottom"})  # fmt: skip
     return traces, labels
+
+
+def _words(part: str) -> str:
+    """The name of a part of the memory as it is read."""
+    return part.replace("_", " ")
 
 
 def checkpoints(of: Json) -> Figure:

@@ -186,7 +186,9 @@ def comparison(data: RunData) -> list[Json]:
 def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
     """The planned memory by part: colour, name, bytes."""
     parts_ = [
-        (name, number_or_0(value)) for name, value in as_object(data.plan, "memory_bytes").items() if name != "total"
+        (name.replace("_", " "), number_or_0(value))
+        for name, value in as_object(data.plan, "memory_bytes").items()
+        if name != "total"
     ]
     return [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(parts_) if value]
 

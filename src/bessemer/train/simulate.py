@@ -42,7 +42,7 @@ from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.task import config_of, task_of
 
-OWNERS = ("weights", "gathered", "gradients", "optimizer", "average", "activations")
+OWNERS = ("weights", "gathered", "gradients", "optimizer", "ema", "activations")
 STATES = OWNERS[:-1]
 FSDP_GATHERS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy")
 FSDP_REDUCES = ("fsdp::chunk_cat",)
@@ -56,7 +56,7 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It counts bytes and allocates none, so it serves real and fake tensors alike. Owners are `weights`, `gathered` (FSDP2's
     unsharded weights and its buffers for them), `gradients` (whole and sharded, FSDP2's buffers included), `optimizer`,
-    `average` (of the weights), and `activations`: all else. An owner is often known only after the storage is freed, so sums are
+    `ema` (of the weights), and `activations`: all else. An owner is often known only after the storage is freed, so sums are
     taken at the end; the first owner of a storage stays. Buffers that C++ code allocates by itself (gloo's) are not counted.
 
     `torch.UntypedStorage.resize_` is replaced meanwhile: FSDP2 frees gathered weights by it, it is no operator that a dispatch
@@ -253,7 +253,7 @@ def watch_step(
         optimizer = optimizers.build(model, train.optimizer)
         average = optimizers.WeightAverage(model, train.ema) if train.ema else None
         if average is not None:
-            tracker.own("average", average.tensors.values())
+            tracker.own("ema", average.tensors.values())
         for weight in trained:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()

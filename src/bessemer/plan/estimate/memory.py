@@ -29,8 +29,8 @@ class DeviceMemory:
     place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); master: wider copies of
     them, which count with the optimizer; moments: of the optimizer; activations: what waits for the backward passes of all
     micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits: with the working memory of
-    the loss; buffers: gathered weights, gradients in reduction, pipeline buffers; slack: held by the allocator in
-    blocks that nothing fits; base: device context, libraries and communicators.
+    the loss; buffers: unsharded weights, gradients in reduction, pipeline buffers; fragmentation: held by the allocator
+    in blocks that nothing fits; before_model: device context, libraries and communicators.
     """
 
     place: int
@@ -41,8 +41,8 @@ class DeviceMemory:
     activations: int
     logits: int
     buffers: int
-    slack: int
-    base: int
+    fragmentation: int
+    before_model: int
     kinds: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -58,17 +58,26 @@ class DeviceMemory:
     @property
     def reserved(self) -> int:
         """What the allocator takes of the device: torch.cuda.max_memory_reserved."""
-        return self.allocated + self.slack
+        return self.allocated + self.fragmentation
 
     @property
     def total(self) -> int:
         """What is gone from the device: what nvidia-smi shows."""
-        return self.reserved + self.base
+        return self.reserved + self.before_model
 
     def to_dict(self) -> dict[str, int]:
         """Parts by name, and total; the optimizer's with the master copies."""
-        names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "slack", "base", "total")
-        return {name: getattr(self, name) for name in names}
+        names = (
+            "weights",
+            "gradients",
+            "optimizer",
+            "activations",
+            "logits",
+            "buffers",
+            "fragmentation",
+            "before_model",
+        )
+        return {name: getattr(self, name) for name in (*names, "total")}
 
 
 def memory(job: Job) -> DeviceMemory:
@@ -129,7 +138,7 @@ def _of(job: Job, part: PipelinePart) -> DeviceMemory:
     return DeviceMemory(
         place=part.pipeline_rank, weights=round(found.weights), master=round(found.master), gradients=round(found.gradients),
         moments=round(found.moments), activations=round(activations), logits=round(logits), buffers=round(buffers),
-        slack=round(framework.slack * (activations + logits + buffers)), base=round(framework.base_bytes),
+        fragmentation=round(framework.slack * (activations + logits + buffers)), before_model=round(framework.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
     )  # fmt: skip
 
@@ -172,7 +181,7 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
     reasons = [
         f"{size(found.total)} on stage {found.place + 1}, {size(-free)} more than the {size(round(room))} there are"
     ]
-    reasons += [f"{name} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
+    reasons += [f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
     return MemoryFit(False, free, tuple(reasons))
 
 
@@ -186,10 +195,11 @@ def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
         _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, part,
         widths, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
-    slack = round(framework.slack * (held.activations + held.logits + held.casts))
     return DeviceMemory(
-        part.pipeline_rank, held.weights, 0, held.gradients, held.optimizer, held.activations, held.logits, held.casts, slack,
-        round(framework.base_bytes),
+        place=part.pipeline_rank, weights=held.weights, master=0, gradients=held.gradients, moments=held.optimizer,
+        activations=held.activations, logits=held.logits, buffers=held.unsharded_weights,  # a job has no EMA
+        fragmentation=round(framework.slack * (held.activations + held.logits + held.unsharded_weights)),
+        before_model=round(framework.base_bytes),
     )  # fmt: skip
 
 
