@@ -30,10 +30,10 @@ import torch
 from machine import describe
 
 from bessemer.defaults import derived_keys
-from bessemer.layout import memory as layout_memory
 from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import optimizer_bytes
+from bessemer.layout.memory import optimizer_bytes, state_bytes
 from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.sharding import PartParameters
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -74,9 +74,9 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     """Bytes by the paper's formula and by the plan's, at each moment."""
     config, layout = config_of(recipe, VOCABULARY, 0), recipe.parallel
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
-    params = layout_memory.PartParameters.of(config, parts_of(config, layout)[0], 1)
+    params = PartParameters.of(config, parts_of(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
-    state = layout_memory.state_bytes(layout, params, ElementBytes(w, cast=w), 2)
+    state = state_bytes(layout, params, ElementBytes(w, cast=w), 2)
     held = state.weights + state.unsharded_weights + state.gradients + optimizer  # unsharded: 0 without FSDP2
     if layout.world == 1 or not stage:
         whole = 16.0 * number

@@ -15,8 +15,9 @@ from processes import run_on
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import PartParameters, peak_memory, rank_memory
+from bessemer.layout.memory import peak_memory, rank_memory
 from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.sharding import PartParameters
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.sharding import PartParameters, replicated_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
@@ -53,18 +55,7 @@ def tensor_bytes(
         "reduce_scatter": (4 * layers + scattered * recomputed_in_all + (1 if config.labels else 2)) * stream,
         "all_reduce": (2 * layers + recomputed_in_all) * squares + loss,
     }
-    cut = layers * tensor_sharded_parameters(config) + config.vocabulary * config.width * config.tables()
-    return kinds, config.parameters - cut - config.classifier_parameters
-
-
-def rank_rows(num_rows: int, ranks: int) -> int:
-    """Rows of the fullest rank where rows are cut as DTensor's Shard(0) cuts them: the last ranks may have fewer, or none."""
-    return -(-num_rows // ranks)
-
-
-def tensor_sharded_parameters(config: ModelConfig) -> int:
-    """Parameters of a block that a tensor group divides; which they are by name: SHARDED in parallel/tensor.py."""
-    return config.block_matrix_parameters + config.joint_bias_parameters
+    return kinds, replicated_parameters(config) - config.classifier_parameters
 
 
 def _is_tied_across_ranks(config: ModelConfig, layout: Parallel) -> bool:
@@ -90,12 +81,9 @@ def pipeline_bytes(
 def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, int]:
     """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
     counts twice where two stages have it."""
-    block = config.with_changes(layers=config.layers + 1).parameters - config.parameters
-    blocks, cut = config.layers * block, config.layers * tensor_sharded_parameters(config)
-    table = config.vocabulary * config.width
-    tables, copies = config.tables() * table, _is_tied_across_ranks(config, layout) * table
-    outside = config.parameters - blocks  # of tables the mean over ranks, since all ranks' bytes are added up
-    return blocks - cut + cut // layout.tensor, outside - tables + (tables + copies) // layout.tensor
+    # The mean over ranks, since all ranks' bytes are added up.
+    parts = [PartParameters.of(config, part, layout.tensor, is_mean=True) for part in parts_of(config, layout)]
+    return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
 
 
 def _data_bytes(config: ModelConfig, layout: Parallel, micro_batches: int, widths: ElementBytes) -> dict[str, float]:

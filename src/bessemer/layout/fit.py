@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import count
 
 from bessemer.errors import InputError
-from bessemer.layout.communication import rank_rows
 from bessemer.layout.pipeline_stages import num_stages
+from bessemer.layout.sharding import rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 

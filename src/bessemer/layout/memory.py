@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from bessemer.layout.communication import FP32, ElementBytes, rank_rows, tensor_sharded_parameters
+from bessemer.layout.communication import FP32, ElementBytes
 from bessemer.layout.pipeline_stages import PipelinePart, parts_of
+from bessemer.layout.sharding import PartParameters, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds
@@ -253,36 +254,6 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
     rest = len(UPDATE_RULES[train.optimizer.rest_kind].moments)
     moved = len(UPDATE_RULES[train.optimizer.kind].moments) * matrices + rest * config.embedding_parameters
     return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
-
-
-@dataclass(frozen=True)
-class PartParameters:
-    """Parameters of a process's part of the model, after tensor parallelism and before ZeRO. block: of one block; root: of
-    all that lies in none."""
-
-    block: int
-    root: int
-    blocks: int
-
-    @property
-    def all(self) -> int:
-        return self.blocks * self.block + self.root
-
-    @classmethod
-    def of(cls, config: ModelConfig, part: PipelinePart, tensor: int) -> PartParameters:
-        """`tensor_sharded_parameters` and tables by token id are divided over the tensor group, the rest is not; of tables the
-        fullest rank's part."""
-        sharded = tensor_sharded_parameters(config)
-        outside = config.parameters - config.layers * sharded - config.embedding_parameters
-        # Norms, biases and what a head has besides its table, spread over the blocks and one more.
-        vectors = outside // (config.layers + 1)
-        tables = config.tables(part.has_embedding, part.has_head)
-        table = rank_rows(config.vocabulary, tensor) * config.width
-        positions = (config.position_rows if config.positions == "learned" else 0) + config.token_types
-        rest = (
-            tables * table + (vectors if part.has_head else 0) + (positions * config.width if part.has_embedding else 0)
-        )
-        return cls(sharded // tensor + vectors, rest, part.blocks)
 
 
 @lru_cache(maxsize=4096)

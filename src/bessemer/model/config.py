@@ -266,6 +266,13 @@ class ModelConfig:
         return attention + (3 if self.gated else 2) * self.width * self.mlp_width
 
     @property
+    def block_parameters(self) -> int:
+        """All parameters of one block; without first_norm the first block has a norm fewer."""
+        qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
+        block = self.block_matrix_parameters + self.norms_each * self._norm_parameters + qk + self.joint_bias_parameters
+        return block + self.width * self.out_bias + (self.width + self.mlp_width * (not self.gated)) * self.mlp_bias
+
+    @property
     def joint_bias_parameters(self) -> int:
         """Parameters of one block that are in the biases of its joint projections: queries, keys, values; gate, up."""
         queries_keys_values = (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
@@ -287,14 +294,11 @@ class ModelConfig:
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
         norm = self._norm_parameters
-        qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
-        block = self.block_matrix_parameters + self.norms_each * norm + qk + self.joint_bias_parameters
-        block += self.width * self.out_bias + (self.width + self.mlp_width * (not self.gated)) * self.mlp_bias
         norms = -norm * (not self.first_norm) + norm * (self.norm_position != "residual") + norm * self.embedding_norm
         head = self.classifier_parameters
         if not self.labels:
             head = self._transform_parameters + (self.vocabulary if self.head_bias else 0)
-        return self.embedding_parameters + self.layers * block + norms + head
+        return self.embedding_parameters + self.layers * self.block_parameters + norms + head
 
     @property
     def classifier_parameters(self) -> int:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
-from bessemer.layout.communication import rank_rows
 from bessemer.layout.fit import nearest
+from bessemer.layout.sharding import rank_rows
 from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from bessemer.layout.communication import rank_rows
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
+from bessemer.layout.sharding import rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics

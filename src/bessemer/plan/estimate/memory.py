@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bessemer.layout.communication import ElementBytes, rank_rows
+from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.sharding import rank_rows
 from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.plan.estimate.stage_cuts import parts_by_cut

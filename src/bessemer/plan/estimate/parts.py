@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bessemer.layout.memory import PartParameters
 from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.sharding import PartParameters
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Job, Recompute
