@@ -32,7 +32,7 @@ from machine import describe
 from bessemer.defaults import derived_keys
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import optimizer_bytes, state_bytes
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
@@ -74,7 +74,7 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     """Bytes by the paper's formula and by the plan's, at each moment."""
     config, layout = config_of(recipe, VOCABULARY, 0), recipe.parallel
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
-    params = PartParameters.of(config, parts_of(config, layout)[0], 1)
+    params = PartParameters.of(config, pipeline_ranks(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
     state = state_bytes(layout, params, ElementBytes(w, cast=w), 2)
     held = state.weights + state.unsharded_weights + state.gradients + optimizer  # unsharded: 0 without FSDP2

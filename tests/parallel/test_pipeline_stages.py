@@ -19,7 +19,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
 from bessemer.layout.fit import require_micro_batches
-from bessemer.layout.pipeline_stages import Costs, rank_of, spans, stages_at
+from bessemer.layout.pipeline_stages import Costs, rank_of_stage, stage_spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear
@@ -113,7 +113,7 @@ def alone(
 
 def piped(mesh: ProcessMesh, config: ModelConfig, task_name: str, dtype: torch.dtype, wrap: str) -> Pipeline:
     """This process's part of the model with the same values, as training builds it."""
-    held = [spans(config, mesh.layout)[stage] for stage in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
+    held = [stage_spans(config, mesh.layout)[stage] for stage in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
     model, task = meta_model(config).to(dtype), task_for(task_name)
     task.prepare(model)
     keep_stages(model, held)
@@ -335,7 +335,7 @@ def test_stages_are_cut_by_cost_with_embedding_and_head() -> None:
     plain = config_for("qwen3", 7)
     windows = config_for("gemma3", 7)
     for config, count in itertools.product((plain, plain.with_changes(vocabulary=4_000), windows), (1, 2, 3, 4, 7)):
-        found, costs = spans(config, Parallel(pipeline=count)), Costs.of(config)
+        found, costs = stage_spans(config, Parallel(pipeline=count)), Costs.of(config)
         assert [span.stage for span in found] == list(range(count))
         assert (found[0].first, found[-1].end) == (0, 7)
         assert all(one.end == other.first and one.first < one.end for one, other in itertools.pairwise(found))
@@ -353,7 +353,7 @@ def of_stages(costs: Costs, edges: tuple[int, ...]) -> list[float]:
 
 def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
     config = config_for("qwen3", 8).with_changes(vocabulary=4_000)
-    first, last = spans(config, Parallel(pipeline=2))
+    first, last = stage_spans(config, Parallel(pipeline=2))
     assert first.end - first.first > last.end - last.first
 
 
@@ -365,14 +365,16 @@ def test_where_stages_lie() -> None:
     assert [stages_at(v, place) for place in range(3)] == [(0, 5), (1, 4), (2, 3)]
     for layout in (interleaved, v):
         for place in range(layout.pipeline):
-            assert {rank_of(layout.schedule, stage, layout.pipeline) for stage in stages_at(layout, place)} == {place}
+            assert {rank_of_stage(layout.schedule, stage, layout.pipeline) for stage in stages_at(layout, place)} == {
+                place
+            }
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "bert", "gemma2", "roberta"])
 def test_stages_have_every_weight_once(family: str) -> None:
     config = config_for(family, 5)
     model, names, owned = meta_model(config), [], []
-    for span in spans(config, Parallel(pipeline=4)):
+    for span in stage_spans(config, Parallel(pipeline=4)):
         part = meta_model(config)
         keep_stages(part, [span])
         names += [whole_name(part, name) for name, _ in part.named_parameters()]
@@ -386,7 +388,7 @@ def test_a_module_that_no_end_of_the_pipeline_lists_is_not_left_on_every_stage()
     model = meta_model(config_for("qwen3", 4))
     model.bridge = torch.nn.Linear(2, 2)
     with pytest.raises(AssertionError, match="bridge"):
-        keep_stages(model, spans(model.config, Parallel(pipeline=2))[:1])
+        keep_stages(model, stage_spans(model.config, Parallel(pipeline=2))[:1])
 
 
 @pytest.mark.parametrize(
@@ -408,7 +410,7 @@ def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(
         InputError, match=r"4 processes with 2 stages each are 8 stages, .* 5 blocks; parallel.pipeline = 2 would"
     ):
-        spans(config_for("qwen3", 5), Parallel(pipeline=4, schedule="zbv"))
+        stage_spans(config_for("qwen3", 5), Parallel(pipeline=4, schedule="zbv"))
 
 
 def test_schedules_that_cannot_run_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def step(names: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         schedule = generate(name, RANKS, MICRO_BATCHES)
-        mine = schedule.stages_of(dist.get_rank())
+        mine = schedule.stage_ids_of_rank(dist.get_rank())
         device = torch.device("cpu")
         stages = [PipelineStage(layer(stage), stage, schedule.stages, device) for stage in mine]
         done: list[str] = []
@@ -90,7 +90,7 @@ def test_what_runs_is_the_list_and_its_gradients_are_right() -> None:
         for rank, found in enumerate(by_rank):
             done, gradients = found[name]
             assert done == [str(action) for action in actions(schedule.steps[rank])], name
-            assert tuple(gradients) == schedule.stages_of(rank)
+            assert tuple(gradients) == schedule.stage_ids_of_rank(rank)
             for stage, parts in gradients.items():
                 for got, parameter in zip(parts, whole[stage].parameters(), strict=True):
                     torch.testing.assert_close(torch.from_numpy(got), parameter.grad, rtol=0, atol=1e-12)

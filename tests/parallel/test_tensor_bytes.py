@@ -11,7 +11,7 @@ from test_tensor import CASES, config_of, data_of, step, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.layout.communication import tensor_bytes, tensor_rank_parameters
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
@@ -86,6 +86,6 @@ def test_the_parameters_of_a_tensor_rank_are_those_of_its_shards(case: dict[str,
         parameter.numel() // (1 if sharded_dimension(name) is None else 2)
         for name, parameter in meta_model(made).named_parameters()
     )
-    (part,) = parts_of(made, layout)
+    (part,) = pipeline_ranks(made, layout)
     assert PartParameters.of(made, part, 2).all == held
     assert sum(tensor_rank_parameters(made, layout)) == held

@@ -10,7 +10,7 @@ from bessemer.plan.timetable import Durations
 
 
 def check(schedule: ScheduleActions) -> None:
-    """Raises ValueError unless the lists are complete and every stage lies where `rank_of` says.
+    """Raises ValueError unless the lists are complete and every stage lies where `rank_of_stage` says.
 
     Complete: each stage has each micro-batch's forward once, and its backward once, whole or as I and then W. Whether
     the ranks can wait for each other in this order, the simulation finds out (timetable.simulate).
@@ -18,8 +18,8 @@ def check(schedule: ScheduleActions) -> None:
     seen: Counter[Action] = Counter()
     for rank, steps in enumerate(schedule.steps):
         for action in actions(steps):
-            if schedule.rank_of(action.stage) != rank:
-                raise ValueError(f"rank {rank}: {action} is of a stage of rank {schedule.rank_of(action.stage)}")
+            if schedule.rank_of_stage(action.stage) != rank:
+                raise ValueError(f"rank {rank}: {action} is of a stage of rank {schedule.rank_of_stage(action.stage)}")
             before = {"B": "F", "I": "F", "W": "I"}.get(action.kind)
             if before and not seen[Action(action.stage, before, action.micro_batch)]:  # type: ignore[arg-type]
                 raise ValueError(f"rank {rank}: {action} comes before its {before}")

@@ -14,7 +14,7 @@ from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import micro_batches_in_flight, peak_memory
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.layout.pipeline_stages import balanced
+from bessemer.layout.pipeline_stages import split_blocks
 from bessemer.layout.sharding import PartParameters
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
@@ -22,7 +22,7 @@ from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory, stages
 from bessemer.plan.estimate.parts import each
-from bessemer.plan.estimate.stage_cuts import blocks_of_stages, parts_by_cut
+from bessemer.plan.estimate.stage_cuts import blocks_of_stages, ranks_by_cut
 from bessemer.recipe import Parallel, parse
 
 GB = 1e9
@@ -201,7 +201,7 @@ def test_the_fast_cut_is_the_balanced_one() -> None:
         count = draw.randint(1, config.layers)
         block = flops_per_token(config) - 6.0 * config.head_matrix_parameters
         costs = [block / config.layers] * config.layers
-        expected = balanced(costs, 2.0 * config.width, 6.0 * config.head_matrix_parameters, count)
+        expected = split_blocks(costs, 2.0 * config.width, 6.0 * config.head_matrix_parameters, count)
         assert blocks_of_stages(config, count, "balanced") == tuple(map(len, expected)), (config.layers, count)
 
 
@@ -233,7 +233,7 @@ def test_every_cut_deals_out_all_blocks(cut: Any) -> None:
 
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(InputError, match="16 blocks"):
-        parts_by_cut(model(), parallel(Layout(pipeline=32)), "even")
+        ranks_by_cut(model(), parallel(Layout(pipeline=32)), "even")
 
 
 # --- this program ------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_verdict_names_what_is_too_much() -> None:
 def test_all_parameters_are_in_some_part(stages_count: int, tied: bool) -> None:
     """Tables of learned positions and of token types too."""
     config = model(positions="learned", max_positions=1024, token_types=2, tie_embeddings=tied)
-    parts = pipeline_stages.parts_of(config, Parallel(pipeline=stages_count))
+    parts = pipeline_stages.pipeline_ranks(config, Parallel(pipeline=stages_count))
     held = sum(PartParameters.of(config, part, 1).all for part in parts)
     copies = config.vocabulary * config.width if tied and stages_count > 1 else 0
     assert held == config.parameters + copies

@@ -98,7 +98,7 @@ def test_the_lists_are_those_of_torchs_classes(name: str) -> None:
         theirs: Any = get_schedule_class(LISTS[name])(stages, m)
         order = [[str(action) for action in row if action is not None] for row in theirs.pipeline_order.values()]
         assert to_csv_rows(ours) == order, (p, m, v)
-        assert [ours.rank_of(stage) for stage in range(ours.stages)] == [
+        assert [ours.rank_of_stage(stage) for stage in range(ours.stages)] == [
             theirs.stage_index_to_group_rank[stage] for stage in range(ours.stages)
         ]
 
@@ -137,13 +137,13 @@ def test_torchs_runtime_takes_every_list(name: str, tmp_path: Any) -> None:
         lowered = runtime.pipeline_order_with_comms
         if name != "dualpipev":  # torch's own dry run knows no overlapped pairs, nor what it adds for FSDP
             kept = {rank: [a for a in row if not SHARDING.search(str(a))] for rank, row in lowered.items()}
-            dry = _simulate_comms_compute(kept, ours.rank_of, ours.stages)
+            dry = _simulate_comms_compute(kept, ours.rank_of_stage, ours.stages)
             assert [[a for a in row if a] for row in dry.values()] == list(kept.values())
         sent = sum("SEND" in str(action) for row in lowered.values() for action in row)
-        crossings = sum(ours.rank_of(stage) != ours.rank_of(stage + 1) for stage in range(ours.stages - 1))
+        crossings = sum(ours.rank_of_stage(stage) != ours.rank_of_stage(stage + 1) for stage in range(ours.stages - 1))
         assert sent == 2 * m * crossings
         assert [runtime.stage_index_to_group_rank[stage] for stage in range(ours.stages)] == [
-            ours.rank_of(stage) for stage in range(ours.stages)
+            ours.rank_of_stage(stage) for stage in range(ours.stages)
         ]
         file = tmp_path / "schedule.csv"
         file.write_text("".join(",".join(row) + "\n" for row in to_csv_rows(ours)))
@@ -168,7 +168,7 @@ def test_lists_are_complete_and_nobody_waits_for_ever(name: str) -> None:
                 assert start >= ended[Action(action.stage, "I", action.micro_batch)][1]
             elif 0 <= beside < schedule.stages:
                 there = next(a for kind in kinds if (a := Action(beside, kind, action.micro_batch)) in ended)  # type: ignore[arg-type]
-                away = schedule.rank_of(beside) != schedule.rank_of(action.stage)
+                away = schedule.rank_of_stage(beside) != schedule.rank_of_stage(action.stage)
                 assert start >= ended[there][1] + (0.25 if away else 0)
         for row in table.slots:
             assert all(one.end <= two.start for one, two in itertools.pairwise(row))

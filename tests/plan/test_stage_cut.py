@@ -8,7 +8,14 @@ import pytest
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.pipeline_stages import Costs, _balanced_alike, balanced, balanced_blocks, num_stages, stage_costs
+from bessemer.layout.pipeline_stages import (
+    Costs,
+    _split_alike_blocks,
+    blocks_per_stage,
+    num_stages,
+    split_blocks,
+    stage_costs,
+)
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel, Recipe, load
@@ -30,7 +37,7 @@ def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
     number, stages = draw.randint(4, 9), draw.randint(1, 4)
     # whole numbers, so that sums are exact and ties happen
     of = Costs(tuple(float(draw.randint(1, 6)) for _ in range(number)), draw.randint(0, 2), draw.randint(0, 12))
-    cut = balanced(of.blocks, of.embedding, of.head, stages)
+    cut = split_blocks(of.blocks, of.embedding, of.head, stages)
     assert [block for blocks in cut for block in blocks] == list(range(number))
     assert len(cut) == stages and all(blocks for blocks in cut)
 
@@ -42,16 +49,16 @@ def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
 
 
 def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None:
-    assert [len(blocks) for blocks in balanced([1.0] * 10, 0, 0, 4)] == [2, 2, 3, 3]
+    assert [len(blocks) for blocks in split_blocks([1.0] * 10, 0, 0, 4)] == [2, 2, 3, 3]
 
 
 def test_a_head_as_dear_as_three_blocks_takes_their_place() -> None:
-    assert [len(blocks) for blocks in balanced([1.0] * 13, 0, 3.0, 4)] == [4, 4, 4, 1]
+    assert [len(blocks) for blocks in split_blocks([1.0] * 13, 0, 3.0, 4)] == [4, 4, 4, 1]
 
 
 def test_too_few_blocks_are_refused() -> None:
     with pytest.raises(InputError, match="3 blocks cannot be cut into 4 stages.*1 to 3 stages"):
-        balanced([1.0] * 3, 0, 0, 4)
+        split_blocks([1.0] * 3, 0, 0, 4)
 
 
 def resolved(name: str, vocabulary: int, *overrides: str) -> tuple[Recipe, ModelConfig]:
@@ -72,7 +79,7 @@ def test_gpt2s_head_is_counted() -> None:
     _, config = resolved("gpt2-124m", 50_257)
     parts = Costs.of(config)
     assert 4 < parts.head / parts.blocks[0] < 6
-    cut = balanced(parts.blocks, parts.embedding, parts.head, 2)
+    cut = split_blocks(parts.blocks, parts.embedding, parts.head, 2)
     assert [len(blocks) for blocks in cut] == [8, 4]
     assert max(stage_costs(parts, cut)) / (parts.total / 2) < 1.06
     assert max(stage_costs(parts, (range(6), range(6, 12)))) / (parts.total / 2) > 1.28
@@ -86,7 +93,7 @@ def test_a_classifiers_head_takes_no_block_from_the_last_stage() -> None:
     )  # fmt: skip
     parts = Costs.of(config)
     assert parts.total - parts.embedding == pytest.approx(flops_per_token(config), rel=1e-12)
-    assert balanced_blocks(config, 2) == (4, 4)
+    assert blocks_per_stage(config, 2) == (4, 4)
 
 
 def test_the_advice_counts_stages_without_blocks() -> None:
@@ -112,5 +119,5 @@ def test_blocks_that_cost_the_same_are_cut_as_any_others(embedding: float, head:
     """Ties too: the later stages are larger."""
     for layers in range(2, 26):
         for stages in range(2, min(layers, 9) + 1):
-            wanted = tuple(len(part) for part in balanced((1.0,) * layers, embedding, head, stages))
-            assert _balanced_alike(layers, 1.0, embedding, head, stages) == wanted, (layers, stages)
+            wanted = tuple(len(part) for part in split_blocks((1.0,) * layers, embedding, head, stages))
+            assert _split_alike_blocks(layers, 1.0, embedding, head, stages) == wanted, (layers, stages)

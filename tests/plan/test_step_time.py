@@ -14,7 +14,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics, parallel
-from bessemer.plan.estimate.stage_cuts import parts_by_cut
+from bessemer.plan.estimate.stage_cuts import ranks_by_cut
 from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (
@@ -183,7 +183,7 @@ def test_the_optimizers_time_is_divided_by_zero() -> None:
 @pytest.mark.parametrize("framework", sorted(frameworks.FRAMEWORKS))
 def test_time_and_memory_are_of_the_same_stages(framework: str) -> None:
     wanted = job(framework=framework, pipeline=3)
-    held = parts_by_cut(wanted.model, parallel(wanted.layout), wanted.framework.cut)
+    held = ranks_by_cut(wanted.model, parallel(wanted.layout), wanted.framework.cut)
     assert [stage.layers for stage in step(wanted).stages] == [part.blocks for part in held]
 
 

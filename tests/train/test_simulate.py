@@ -16,7 +16,7 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import peak_memory, rank_memory
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
@@ -116,7 +116,7 @@ def test_a_simulated_process_holds_what_a_real_one_does(layout: Parallel) -> Non
 def test_the_plan_agrees_with_the_simulation(layout: Parallel) -> None:
     recipe = recipe_of(layout, loss_chunk=128)
     config = config_of(recipe, VOCABULARY, 0)
-    for part in parts_of(config, layout):
+    for part in pipeline_ranks(config, layout):
         found = simulate.simulate(recipe, config, part.pipeline_rank)
         planned = rank_memory(recipe.train, layout, config, part, BF16, recomputed_per_rank=config.layers, is_cuda=True)
         assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1), (planned, found)
@@ -129,7 +129,7 @@ def test_two_processes_hold_what_the_formula_of_their_zero_stage_says(zero: int)
     """Bytes a parameter, fp32 (Rajbhandari et al. 2020, section 5, with masters divided): 4 weight, 4 gradient, 8 moments."""
     layout = Parallel(shard=2, zero=zero) if zero else Parallel(replicate=2)  # type: ignore[arg-type]
     config = config_of(recipe_of(layout), VOCABULARY, 0)
-    held = PartParameters.of(config, parts_of(config, layout)[0], 1)
+    held = PartParameters.of(config, pipeline_ranks(config, layout)[0], 1)
     block, root, number = held.block, held.root, config.parameters
     peak = {
         0: 16 * number,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters, replicated_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
@@ -82,7 +82,7 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     """Parameters on a process of a tensor group, all stages of a pipeline together: of blocks, and outside of them. A tied matrix
     counts twice where two stages have it."""
     # The mean over ranks, since all ranks' bytes are added up.
-    parts = [PartParameters.of(config, part, layout.tensor, is_mean=True) for part in parts_of(config, layout)]
+    parts = [PartParameters.of(config, rank, layout.tensor, is_mean=True) for rank in pipeline_ranks(config, layout)]
     return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
 
 

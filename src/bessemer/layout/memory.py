@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bessemer.layout.communication import FP32, ElementBytes
-from bessemer.layout.pipeline_stages import PipelinePart, parts_of
+from bessemer.layout.pipeline_stages import PipelineRank, pipeline_ranks
 from bessemer.layout.sharding import PartParameters, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.recipe import Dropout, Parallel, Train
@@ -86,26 +86,26 @@ def peak_memory(
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
     ranks = (
         rank_memory(
-            train, layout, config, part, widths, before_model=before_model, recomputed_per_rank=recomputed_per_rank,
+            train, layout, config, rank, widths, before_model=before_model, recomputed_per_rank=recomputed_per_rank,
             is_cuda=is_cuda, concurrent=concurrent,
         )
-        for part in parts_of(config, layout)
+        for rank in pipeline_ranks(config, layout)
     )  # fmt: skip
     return max(ranks, key=lambda memory: memory.total)
 
 
 def rank_memory(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, widths: ElementBytes, *, before_model: int = 0,
+    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, widths: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`.
 
     Of a process alone fragmentation is fitted to measured runs, of several it is derived from what was measured of the heap.
     """
-    saved, in_backward = activation_bytes(train, layout, config, part, widths.activation, recomputed_per_rank)
+    saved, in_backward = activation_bytes(train, layout, config, rank, widths.activation, recomputed_per_rank)
     scores = score_bytes(train, layout, config)
-    logits = logits_bytes(train, layout, config, is_cuda) if part.has_head else 0
-    not_recomputed = max(part.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
+    logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
+    not_recomputed = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
     casts = not_recomputed * widths.cast  # which the backward pass keeps
     if layout.world == 1:
         if logits and not is_cuda and widths.activation < FP32:
@@ -118,7 +118,7 @@ def rank_memory(
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
-        memory = _sharded_memory(train, layout, config, part, step, widths, is_cuda)
+        memory = _sharded_memory(train, layout, config, rank, step, widths, is_cuda)
     if not is_cuda:
         return replace(memory, before_model=before_model)
     optimizer = 0 if train.optimizer.offload else memory.optimizer
@@ -158,11 +158,11 @@ def _single_process_memory(
 
 
 def _sharded_memory(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, step: StepBytes, widths: ElementBytes,
+    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, widths: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
-    params, micro_batches = PartParameters.of(config, part, layout.tensor), _micro_batches(train, layout, config)[1]
+    params, micro_batches = PartParameters.of(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
     state = trained = state_bytes(layout, params, widths, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
     if train.is_frozen:
@@ -324,7 +324,7 @@ def state_bytes(layout: Parallel, params: PartParameters, widths: ElementBytes, 
 
 
 def activation_bytes(
-    train: Train, layout: Parallel, config: ModelConfig, part: PipelinePart, bytes_per_activation: int,
+    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, bytes_per_activation: int,
     recomputed_per_rank: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Bytes of activations saved for backward by all micro-batches in flight, and bytes that one block's backward allocates.
@@ -333,7 +333,7 @@ def activation_bytes(
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
     """
     tokens, micro_batches = _micro_batches(train, layout, config)
-    tensor, num_recomputed = layout.tensor, min(recomputed_per_rank, part.blocks)
+    tensor, num_recomputed = layout.tensor, min(recomputed_per_rank, rank.blocks)
     stream = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
     masks = mask_bytes(train.dropout, config)
@@ -341,10 +341,10 @@ def activation_bytes(
     if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
         return round(tokens * (block + 2 * stream) * bytes_per_activation), 0
     checkpointed = checkpointed_elements_per_block(train.recompute, config) / tensor
-    saved = num_recomputed * checkpointed + (part.blocks - num_recomputed) * block + 2 * stream
+    saved = num_recomputed * checkpointed + (rank.blocks - num_recomputed) * block + 2 * stream
     if layout.world == 1:
         # Measured so: the other blocks' activations are free by then, so that only recompute takes more.
-        only_recomputed = part.blocks and num_recomputed == part.blocks
+        only_recomputed = rank.blocks and num_recomputed == rank.blocks
         in_backward = (block - checkpointed) * bytes_per_activation if only_recomputed else 0.0
     else:
         hidden = (3 if config.gated else 2) * config.mlp_width / tensor
@@ -353,6 +353,6 @@ def activation_bytes(
         in_backward = (block if num_recomputed else 0) * bytes_per_activation + hidden * bytes_per_activation
         in_backward += 2 * stream * 6 * (bytes_per_activation < FP32) + 2 * config.width * bytes_per_activation
     in_flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, layout.stages_per_rank, part.pipeline_rank, micro_batches
+        layout.schedule, layout.pipeline, layout.stages_per_rank, rank.pipeline_rank, micro_batches
     )
     return round(tokens * in_flight * saved * bytes_per_activation), round(tokens * in_backward)

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from bessemer.errors import InputError
 from bessemer.layout.fit import nearest
-from bessemer.layout.pipeline_stages import rank_of, stages_of
+from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
 from bessemer.recipe.parallel import PipelineSchedule, interleaved_rounds, stages_complaint, stages_per_rank
 
 Kind = Literal["F", "B", "I", "W"]
@@ -84,13 +84,13 @@ class ScheduleActions:
         """Stages of the whole pipeline."""
         return self.ranks * self.virtual
 
-    def rank_of(self, stage: int) -> int:
+    def rank_of_stage(self, stage: int) -> int:
         """The rank that holds a stage."""
-        return rank_of(self.name, stage, self.ranks)
+        return rank_of_stage(self.name, stage, self.ranks)
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
+    def stage_ids_of_rank(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, from the first."""
-        return stages_of(self.name, rank, self.ranks, self.virtual)
+        return stage_ids_of_rank(self.name, rank, self.ranks, self.virtual)
 
     def held(self, rank: int) -> float:
         """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.

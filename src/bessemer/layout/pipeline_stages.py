@@ -22,8 +22,8 @@ ROUNDING = 1e-12  # relative, of sums of costs
 
 
 @dataclass(frozen=True)
-class PipelinePart:
-    """What a process of the pipeline axis holds of the model. pipeline_rank: on that axis, from 0; blocks: their number."""
+class PipelineRank:
+    """What a rank of the pipeline axis holds of the model. pipeline_rank: on that axis, from 0; blocks: their number."""
 
     pipeline_rank: int
     blocks: int
@@ -58,7 +58,7 @@ class Costs:
         return sum(self.blocks) + self.embedding + self.head
 
 
-def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int) -> tuple[range, ...]:
+def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages: int) -> tuple[range, ...]:
     """The blocks of each stage, one or more, minimising the cost of the costliest stage.
 
     blocks: cost of each; embedding is added to the first stage and head to the last. Of the cuts that do this, one with the
@@ -104,16 +104,16 @@ def balanced(blocks: Sequence[float], embedding: float, head: float, stages: int
 
 
 @lru_cache(maxsize=4096)
-def balanced_blocks(config: ModelConfig, count: int) -> tuple[int, ...]:
-    """Blocks of each of `count` stages, cut by `balanced`."""
+def blocks_per_stage(config: ModelConfig, count: int) -> tuple[int, ...]:
+    """Blocks of each of `count` stages, cut by `split_blocks`."""
     costs = Costs.of(config)
     if min(costs.blocks) == max(costs.blocks):
-        return _balanced_alike(config.layers, costs.blocks[0], costs.embedding, costs.head, count)
-    return tuple(len(part) for part in balanced(costs.blocks, costs.embedding, costs.head, count))
+        return _split_alike_blocks(config.layers, costs.blocks[0], costs.embedding, costs.head, count)
+    return tuple(len(span) for span in split_blocks(costs.blocks, costs.embedding, costs.head, count))
 
 
-def _balanced_alike(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
-    """`balanced` for blocks that all cost the same, in time of the number of blocks.
+def _split_alike_blocks(layers: int, block: float, embedding: float, head: float, count: int) -> tuple[int, ...]:
+    """`split_blocks` for blocks that all cost the same, in time of the number of blocks.
 
     Once the last stage's number is chosen the others are as even as can be; the extra ones lie late.
     """
@@ -126,7 +126,7 @@ def _balanced_alike(layers: int, block: float, embedding: float, head: float, co
         rest = (least + (extra > 0)) * block
         largest = max(first, rest if count > 2 else 0.0, last * block + head)
         squares = first**2 + (count - 2 - extra) * (least * block) ** 2 + extra * rest**2 + (last * block + head) ** 2
-        # Of cuts that are equal but for rounding, the one whose later stages are larger, as in `balanced`.
+        # Of cuts that are equal but for rounding, the one whose later stages are larger, as in `split_blocks`.
         if (
             best is None
             or largest < best[0] * (1 - ROUNDING)
@@ -179,14 +179,14 @@ def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int
     return count
 
 
-def spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:
+def stage_spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:
     """All stages of a layout, in order. Raises InputError when there are more stages than blocks."""
     count = num_stages(config, layout)
-    ends = [0, *accumulate(balanced_blocks(config, count))]
+    ends = [0, *accumulate(blocks_per_stage(config, count))]
     return [StageSpan(stage, count, first, end) for stage, (first, end) in enumerate(pairwise(ends))]
 
 
-def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
+def stage_ids_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
     """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, with all
     other schedules stage s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
     if schedule in V_SHAPED and ranks > 1:
@@ -194,31 +194,31 @@ def stages_of(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, 
     return tuple(range(rank, ranks * virtual, ranks))
 
 
-def rank_of(schedule: str, stage: int, ranks: int) -> int:
+def rank_of_stage(schedule: str, stage: int, ranks: int) -> int:
     """The rank of the pipeline that holds a stage."""
     return 2 * ranks - 1 - stage if schedule in V_SHAPED and stage >= ranks else stage % ranks
 
 
 def stages_at(layout: Parallel, pipeline_rank: int) -> tuple[int, ...]:
     """The stages that a rank of the pipeline axis holds."""
-    return stages_of(layout.schedule, pipeline_rank, layout.pipeline, layout.stages_per_rank)
+    return stage_ids_of_rank(layout.schedule, pipeline_rank, layout.pipeline, layout.stages_per_rank)
 
 
 def recomputed_in_all(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
     """Blocks of the whole model that are recomputed where each rank of the pipeline recomputes its first `per_rank`."""
-    return sum(min(part.blocks, per_rank) for part in parts_of(config, layout))
+    return sum(min(rank.blocks, per_rank) for rank in pipeline_ranks(config, layout))
 
 
 @lru_cache(maxsize=4096)
-def parts_of(config: ModelConfig, layout: Parallel) -> tuple[PipelinePart, ...]:
+def pipeline_ranks(config: ModelConfig, layout: Parallel) -> tuple[PipelineRank, ...]:
     """What each rank of the pipeline axis holds, all of its stages together."""
-    return parts_with_blocks(layout, balanced_blocks(config, num_stages(config, layout)))
+    return ranks_with_blocks(layout, blocks_per_stage(config, num_stages(config, layout)))
 
 
-def parts_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[PipelinePart, ...]:
-    """As `parts_of`, by the number of blocks of each stage."""
+def ranks_with_blocks(layout: Parallel, blocks: Sequence[int]) -> tuple[PipelineRank, ...]:
+    """As `pipeline_ranks`, by the number of blocks of each stage."""
     stages_by_rank = [stages_at(layout, rank) for rank in range(layout.pipeline)]
     return tuple(
-        PipelinePart(rank, sum(blocks[stage] for stage in stages), 0 in stages, len(blocks) - 1 in stages)
+        PipelineRank(rank, sum(blocks[stage] for stage in stages), 0 in stages, len(blocks) - 1 in stages)
         for rank, stages in enumerate(stages_by_rank)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.model.config import ModelConfig
 
 
@@ -39,7 +39,7 @@ class PartParameters:
         return self.blocks * self.block + self.root
 
     @classmethod
-    def of(cls, config: ModelConfig, part: PipelinePart, tensor: int, *, is_mean: bool = False) -> PartParameters:
+    def of(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
         """Of the fullest rank of a tensor group, or the mean over its ranks, which may differ in rows of the tables. Norms
         outside of blocks count with the head."""
         sharded = tensor_sharded_parameters(config)
@@ -48,10 +48,10 @@ class PartParameters:
             if is_mean
             else rank_rows(config.vocabulary, tensor) * config.width
         )
-        root = config.tables(part.has_embedding, part.has_head) * table
-        if part.has_embedding:
+        root = config.tables(rank.has_embedding, rank.has_head) * table
+        if rank.has_embedding:
             positions = config.position_rows if config.positions == "learned" else 0
             root += (positions + config.token_types) * config.width
-        if part.has_head:
+        if rank.has_head:
             root += config.parameters - config.layers * config.block_parameters - config.embedding_parameters
-        return cls(config.block_parameters - sharded + sharded // tensor, root, part.blocks)
+        return cls(config.block_parameters - sharded + sharded // tensor, root, rank.blocks)

@@ -24,7 +24,7 @@ from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.errors import InputError
 from bessemer.layout.fit import require_micro_batches
-from bessemer.layout.pipeline_stages import StageSpan, rank_of
+from bessemer.layout.pipeline_stages import StageSpan, rank_of_stage
 from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
@@ -304,4 +304,4 @@ class Pipeline:
     def _global_rank_of(self, stage: int) -> int:
         """Global rank of a stage's process."""
         layout = self.mesh.layout
-        return dist.get_global_rank(self.mesh.group("pipeline"), rank_of(layout.schedule, stage, layout.pipeline))
+        return dist.get_global_rank(self.mesh.group("pipeline"), rank_of_stage(layout.schedule, stage, layout.pipeline))

@@ -13,7 +13,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.layout.pipeline_stages import stages_of
+from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.plan import failures, laws, outcome, pipeline
 from bessemer.plan.estimate.job import Job, Layout
 from bessemer.plan.estimate.memory import ROOM, DeviceMemory, fits, memory, stages
@@ -31,7 +31,7 @@ ROWS = 16
 def stages_of_slowest_rank(step: Step, layout: Layout) -> tuple[int, ...]:
     """The stages of the rank whose passes take longest."""
     ranks, virtual = layout.pipeline, len(step.stages) // layout.pipeline
-    each = (stages_of(layout.schedule, rank, ranks, virtual) for rank in range(ranks))
+    each = (stage_ids_of_rank(layout.schedule, rank, ranks, virtual) for rank in range(ranks))
     return max(each, key=lambda mine: sum(step.stages[one].forward + step.stages[one].backward for one in mine))
 
 

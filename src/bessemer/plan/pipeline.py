@@ -11,7 +11,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import Action, checked_stages_per_rank, generate
-from bessemer.layout.pipeline_stages import Costs, balanced, stage_costs
+from bessemer.layout.pipeline_stages import Costs, split_blocks, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
 from bessemer.terminal import counted, rendered
@@ -227,7 +227,7 @@ def _svg_cell(of: Timetable, slot: Slot, left: float, unit: float) -> tuple[floa
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """cut: blocks of each stage of a model, in `balanced` cost, and shares: of its FLOPs; None without a model."""
+    """cut: blocks of each stage of a model, as split_blocks cuts it, and shares: of its FLOPs; None without a model."""
 
     timetable: Timetable
     cut: tuple[range, ...] | None = None
@@ -249,7 +249,7 @@ def plan(
     if model is None:
         return PipelinePlan(simulate(schedule, Durations(1.0, backward, send)))
     parts = Costs.of(model)
-    cut = balanced(parts.blocks, parts.embedding, parts.head, schedule.stages)
+    cut = split_blocks(parts.blocks, parts.embedding, parts.head, schedule.stages)
     each = stage_costs(parts, cut)
     relative = tuple(one * schedule.stages / parts.total for one in each)
     table = simulate(schedule, Durations(1.0, backward, send, relative))
@@ -261,7 +261,8 @@ def to_dict(of: PipelinePlan) -> dict[str, Any]:
     found = of.timetable.to_dict()
     if of.cut is not None and of.shares is not None:
         found["cut"] = [
-            {"stage": stage, "rank": of.timetable.schedule.rank_of(stage), "blocks": [blocks.start, blocks.stop], "share": share}
+            {"stage": stage, "rank": of.timetable.schedule.rank_of_stage(stage),
+             "blocks": [blocks.start, blocks.stop], "share": share}
             for stage, (blocks, share) in enumerate(zip(of.cut, of.shares, strict=True))
         ]  # fmt: skip
     return found
@@ -298,7 +299,9 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
         for stage, (blocks, share) in enumerate(zip(of.cut, of.shares, strict=True)):
             extra = " and the embedding" if stage == 0 else " and the head" if stage == schedule.stages - 1 else ""
             named = f"blocks {blocks.start} to {blocks.stop - 1}" if len(blocks) > 1 else f"block {blocks.start}"
-            shown.append(f"stage {stage:<6} {share:6.1%} of the work on rank {schedule.rank_of(stage)}: {named}{extra}")
+            shown.append(
+                f"stage {stage:<6} {share:6.1%} of the work on rank {schedule.rank_of_stage(stage)}: {named}{extra}"
+            )
     return "\n".join(shown)
 
 

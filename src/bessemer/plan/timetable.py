@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from bessemer.layout.pipeline_schedules import Action, ScheduleActions, actions, generate, to_csv_rows
-from bessemer.layout.pipeline_stages import stages_of
+from bessemer.layout.pipeline_stages import stage_ids_of_rank
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Timetable:
             "utilisation": self.utilisation,
             "by_rank": [
                 {
-                    "rank": rank, "stages": of.stages_of(rank), "active": active, "idle": self.timesteps - active,
+                    "rank": rank, "stages": of.stage_ids_of_rank(rank), "active": active, "idle": self.timesteps - active,
                     "utilisation": active / self.timesteps, "held": of.held(rank),
                 }
                 for rank, active in enumerate(self.active_of)
@@ -125,7 +125,7 @@ def simulate(schedule: ScheduleActions, durations: Durations | None = None) -> T
             ended = done.get((stage, kind, action.micro_batch))
             if ended is None:
                 return None
-            away = schedule.rank_of(stage) != schedule.rank_of(action.stage)
+            away = schedule.rank_of_stage(stage) != schedule.rank_of_stage(action.stage)
             latest = max(latest, ended + (asked.send if away else 0.0))
         return latest
 
@@ -189,7 +189,7 @@ def pipeline_seconds(
     ratio = round(sum(backward) / sum(forward), 1)
     idle = _idle(name, ranks, micro_batches, ratio, round(send / one, 2))
     by_rank = [
-        sum(forward[stage] + backward[stage] for stage in stages_of(name, rank, ranks, virtual))
+        sum(forward[stage] + backward[stage] for stage in stage_ids_of_rank(name, rank, ranks, virtual))
         for rank in range(ranks)
     ]
     return micro_batches * max(by_rank) + idle * one

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.memory import rank_memory
-from bessemer.layout.pipeline_stages import parts_of
+from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.dtensors import clip_gradients
@@ -207,10 +207,10 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=derived_keys.MICRO_BATCH_TOKENS_ON[is_cuda])
     config, train, layout = config_of(resolved, vocabulary, 0), resolved.train, resolved.parallel
     widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
-    for part in parts_of(config, layout):
-        simulated = simulate(resolved, config, part.pipeline_rank, is_cuda=is_cuda)
-        planned = rank_memory(train, layout, config, part, widths, recomputed_per_rank=recomputed, is_cuda=is_cuda)
-        more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": part.blocks}
+    for rank in pipeline_ranks(config, layout):
+        simulated = simulate(resolved, config, rank.pipeline_rank, is_cuda=is_cuda)
+        planned = rank_memory(train, layout, config, rank, widths, recomputed_per_rank=recomputed, is_cuda=is_cuda)
+        more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": rank.blocks}
         rows.append({**asdict(simulated), **more})
     return {"processes": layout.world, "parameters": config.parameters, "stages": rows}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout import fit
-from bessemer.layout.pipeline_stages import StageSpan, spans, stages_at
+from bessemer.layout.pipeline_stages import StageSpan, stage_spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
@@ -89,7 +89,7 @@ def build(
     model.use_linear(precisions.product_of(device.arithmetic))
     local_spans: list[StageSpan] = []
     if mesh.layout.pipeline > 1:
-        all_spans = spans(config, mesh.layout)
+        all_spans = stage_spans(config, mesh.layout)
         local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
     tensor.apply_tp(model, mesh)

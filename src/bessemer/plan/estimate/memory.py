@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
-from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.layout.sharding import rank_rows
 from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
-from bessemer.plan.estimate.stage_cuts import parts_by_cut
+from bessemer.plan.estimate.stage_cuts import ranks_by_cut
 from bessemer.recipe import Train
 from bessemer.terminal import size
 
@@ -83,70 +83,70 @@ class DeviceMemory:
 
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
-    parts, layout = parts_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
+    ranks, layout = ranks_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
     if layout.schedule != "zbv" or job.micro_batches >= 2 * layout.pipeline - 1:  # else later ranks have more in flight
-        parts = _undominated(parts)
-    return max((_of(job, part) for part in parts), key=lambda found: found.total)
+        ranks = _undominated(ranks)
+    return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
 
 
 def stages(job: Job) -> list[DeviceMemory]:
     """Each place of the pipeline, all stages on it together."""
-    return [_of(job, part) for part in parts_by_cut(job.model, parallel(job.layout), job.framework.cut)]
+    return [_of(job, rank) for rank in ranks_by_cut(job.model, parallel(job.layout), job.framework.cut)]
 
 
 @lru_cache(maxsize=4096)
-def _undominated(parts: tuple[PipelinePart, ...]) -> tuple[PipelinePart, ...]:
+def _undominated(ranks: tuple[PipelineRank, ...]) -> tuple[PipelineRank, ...]:
     """Those of which one is the fullest: no earlier one, which has as many micro-batches in flight or more, holds as much."""
-    found: list[PipelinePart] = []
-    for part in parts:
+    found: list[PipelineRank] = []
+    for rank in ranks:
         if not any(
-            one.blocks >= part.blocks and one.has_embedding >= part.has_embedding and one.has_head >= part.has_head
+            one.blocks >= rank.blocks and one.has_embedding >= rank.has_embedding and one.has_head >= rank.has_head
             for one in found
         ):
-            found.append(part)
+            found.append(rank)
     return tuple(found)
 
 
-def _of(job: Job, part: PipelinePart) -> DeviceMemory:
+def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
     if job.framework.name == "bessemer":
-        return _bessemer_memory(job, part)
+        return _bessemer_memory(job, rank)
     model, layout, framework = job.model, job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     split = Split(layout.tensor, layout.sequence_parallel, layout.context)
     tokens = layout.micro_batch * model.sequence_length / layout.context
     flight = micro_batches_in_flight(
-        layout.schedule, layout.pipeline, layout.stages_per_rank, part.pipeline_rank, max(job.micro_batches, 1)
+        layout.schedule, layout.pipeline, layout.stages_per_rank, rank.pipeline_rank, max(job.micro_batches, 1)
     )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
     block = block_activation_bytes(model, framework, split, width, layout.recompute, copies)
-    waits = tokens * flight * part.blocks
+    waits = tokens * flight * rank.blocks
     kinds = {kind: waits * each for kind, each in block.kept}
-    if part.has_embedding and framework.dropout:
+    if rank.has_embedding and framework.dropout:
         kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
-    if part.has_head:  # what the last norm and the output matmul read
+    if rank.has_head:  # what the last norm and the output matmul read
         kinds["head"] = 2 * tokens * stream
-    logits, outputs = _loss(job, part, tokens)
+    logits, outputs = _loss(job, rank, tokens)
     working = tokens * block.working
     kinds["backward"] = max(working - logits, 0.0)  # the blocks' way back begins where the logits were
-    found = state(job, part)
+    found = state(job, rank)
     buffers = found.buffers + outputs
     if layout.pipeline > 1:  # what is received on both ways, and what was sent on
-        sent = 0.0 if framework.pipes == "plain" or part.has_head else flight
-        received = job.micro_batches if framework.pipes == "torch" and not part.has_head else 1
+        sent = 0.0 if framework.pipes == "plain" or rank.has_head else flight
+        received = job.micro_batches if framework.pipes == "torch" and not rank.has_head else 1
         buffers += (sent + received + 1) * tokens * stream
     activations = sum(kinds.values())
     return DeviceMemory(
-        place=part.pipeline_rank, weights=round(found.weights), master=round(found.master), gradients=round(found.gradients),
+        place=rank.pipeline_rank, weights=round(found.weights), master=round(found.master), gradients=round(found.gradients),
         moments=round(found.moments), activations=round(activations), logits=round(logits), buffers=round(buffers),
         fragmentation=round(framework.slack * (activations + logits + buffers)), before_model=round(framework.base_bytes),
         kinds={kind: round(each) for kind, each in kinds.items()},
     )  # fmt: skip
 
 
-def _loss(job: Job, part: PipelinePart, tokens: float) -> tuple[float, float]:
+def _loss(job: Job, rank: PipelineRank, tokens: float) -> tuple[float, float]:
     """Bytes of the loss at its fullest moment, and of logits kept until the step is done."""
-    if not part.has_head:
+    if not rank.has_head:
         return 0.0, 0.0
     framework, layout = job.framework, job.layout
     rows = rank_rows(job.model.vocabulary, layout.tensor)
@@ -186,18 +186,18 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
     return MemoryFit(False, free, tuple(reasons))
 
 
-def _bessemer_memory(job: Job, part: PipelinePart) -> DeviceMemory:
+def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout, framework = job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
     widths = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
     recomputed = 0 if layout.recompute == "none" else job.model.layers
     held = rank_memory(
-        _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, part,
+        _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, rank,
         widths, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
     return DeviceMemory(
-        place=part.pipeline_rank, weights=held.weights, master=0, gradients=held.gradients, moments=held.optimizer,
+        place=rank.pipeline_rank, weights=held.weights, master=0, gradients=held.gradients, moments=held.optimizer,
         activations=held.activations, logits=held.logits, buffers=held.unsharded_weights,  # a job has no EMA
         fragmentation=round(framework.slack * (held.activations + held.logits + held.unsharded_weights)),
         before_model=round(framework.base_bytes),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bessemer.layout.pipeline_stages import PipelinePart
+from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.layout.sharding import PartParameters
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
@@ -149,10 +149,10 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
     )
 
 
-def state(job: Job, part: PipelinePart) -> StateBytes:
+def state(job: Job, rank: PipelineRank) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     framework, layout = job.framework, job.layout
-    own = PartParameters.of(job.model, part, layout.tensor)
+    own = PartParameters.of(job.model, rank, layout.tensor)
     n = job.layout.state_shards
     wide = job.precision in ("fp32", "tf32")
     if framework.fully_sharded:
@@ -167,7 +167,7 @@ def state(job: Job, part: PipelinePart) -> StateBytes:
     if layout.zero == 3 and n > 1:
         buffers += framework.weight_bytes * (2 * own.block + own.root)
     if framework.scratch_gradients and not wide:
-        buffers += 2.0 * scratch(job.model, part, layout.tensor)
+        buffers += 2.0 * scratch(job.model, rank, layout.tensor)
     return StateBytes(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
 
 
@@ -177,13 +177,13 @@ def _wide(framework: Framework) -> Framework:
     return replace(framework, weight_bytes=4.0, master_bytes=0.0, gradient_bytes=4.0, fresh_bytes=0.0)
 
 
-def scratch(config: ModelConfig, part: PipelinePart, tensor: int) -> float:
+def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
     """Numbers of one matrix of each kind: Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since
     2.3), which autograd is handed where the sum goes to the fp32 buffer."""
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     attention = config.width * (2 * heads + both)
     mlp = config.width * config.mlp_width * (3 if config.gated else 2)
-    return (attention + mlp) / tensor * (part.blocks > 0)
+    return (attention + mlp) / tensor * (rank.blocks > 0)
 
 
 def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:

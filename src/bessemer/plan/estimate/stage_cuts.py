@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from bessemer.layout.pipeline_stages import PipelinePart, balanced_blocks, num_stages, parts_with_blocks
+from bessemer.layout.pipeline_stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
@@ -13,10 +13,10 @@ Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 
 
 @lru_cache(maxsize=4096)
-def parts_by_cut(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelinePart, ...]:
+def ranks_by_cut(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelineRank, ...]:
     """What each rank of the pipeline axis holds. Raises InputError when there are more stages than blocks."""
     outer = 2 * (cut == "ends")  # whose embedding and head may have a stage for themselves
-    return parts_with_blocks(layout, blocks_of_stages(config, num_stages(config, layout, outer), cut))
+    return ranks_with_blocks(layout, blocks_of_stages(config, num_stages(config, layout, outer), cut))
 
 
 @lru_cache(maxsize=4096)
@@ -35,7 +35,7 @@ def blocks_of_stages(config: ModelConfig, count: int, cut: Cut) -> tuple[int, ..
         return tuple(least + (0 < stage <= extra) for stage in range(count))
     if cut == "cumulative":
         return _cumulative(config, count)
-    return balanced_blocks(config, count)
+    return blocks_per_stage(config, count)
 
 
 def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:

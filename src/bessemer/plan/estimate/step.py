@@ -16,7 +16,7 @@ from bessemer.errors import InputError
 from bessemer.layout.fit import require_fit
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import checked_stages_per_rank
-from bessemer.layout.pipeline_stages import stages_of
+from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
@@ -92,10 +92,11 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
     alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
     by_rank = [
-        sum(forward[s] + backward[s] for s in stages_of(layout.schedule, rank, ranks, virtual)) for rank in range(ranks)
+        sum(forward[s] + backward[s] for s in stage_ids_of_rank(layout.schedule, rank, ranks, virtual))
+        for rank in range(ranks)
     ]
     slow = max(range(ranks), key=by_rank.__getitem__)
-    mine = stages_of(layout.schedule, slow, ranks, virtual)
+    mine = stage_ids_of_rank(layout.schedule, slow, ranks, virtual)
     data = exchange_seconds(job, cut, sum(backward) / ranks, how)
     optimizer = optimizer_seconds(job, cut, how)
     seconds = alone * slower + data + optimizer
@@ -171,7 +172,7 @@ def fullest(job: Job, cut: tuple[int, ...]) -> float:
 def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual: int, cut: tuple[int, ...]) -> float:
     most, table = 0.0, model.vocabulary * model.width
     for rank in range(ranks):
-        mine = stages_of(schedule, rank, ranks, virtual)
+        mine = stage_ids_of_rank(schedule, rank, ranks, virtual)
         ends = model.tables(0 in mine, len(cut) - 1 in mine)
         most = max(most, sum(cut[stage] for stage in mine) * model.block_matrix_parameters + ends * table)
     return most / tensor
