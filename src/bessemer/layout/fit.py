@@ -1,19 +1,17 @@
 """Whether a layout can train a model: the rules of training, of the planner and of its search.
 
-Every refusal is an InputError that names what would do. What depends on the batch, the optimizer or the device besides is refused
-by `train.split.require_trainable`.
+Every refusal is an InputError that names what would do. The optimizer's, the objective's and torch's limits:
+`train.split.require_trainable`; limits of single keys: `recipe.parallel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
-
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_stages import num_stages
+from bessemer.layout.pipeline_stages import require_stages
 from bessemer.layout.sharding import rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import nearest_that_fit
 
 
 def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True) -> None:
@@ -23,7 +21,7 @@ def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int, *, is
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
-    num_stages(config, layout)
+    require_stages(config, layout)
     require_micro_batches(layout, micro_batches)
 
 
@@ -103,7 +101,7 @@ def require_length(num_ranks: int, length: int) -> None:
         return
     raise InputError(
         f"tokens.sequence_length: {length} tokens do not divide for parallel.context = {num_ranks}, which cuts a sequence "
-        f"into {unit} equal parts; the nearest that does is {' or '.join(nearest(length, lambda n: n % unit == 0))}"
+        f"into {unit} equal parts; the nearest that does is {' or '.join(nearest_that_fit(length, lambda n: n % unit == 0))}"
     )
 
 
@@ -111,15 +109,8 @@ def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
     """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
     if layout.fits_micro_batches(micro_batches):
         return
-    numbers = " or ".join(nearest(micro_batches, layout.fits_micro_batches))
+    numbers = " or ".join(nearest_that_fit(micro_batches, layout.fits_micro_batches))
     raise InputError(
         f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {micro_batches} micro-batches a step "
         f"(of each part of the batch), but {numbers}; change train.micro_batch or train.global_batch_tokens, or take gpipe"
     )
-
-
-def nearest(number: int, fits: Callable[[int], bool]) -> list[str]:
-    """The next numbers below, if any, and above that fit."""
-    below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
-    above = next(n for n in count(number + 1) if fits(n))
-    return [str(n) for n in (below, above) if n is not None]

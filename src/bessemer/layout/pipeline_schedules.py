@@ -19,9 +19,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import nearest
 from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
-from bessemer.recipe.parallel import PipelineSchedule, interleaved_rounds, stages_complaint, stages_per_rank
+from bessemer.recipe.parallel import (
+    PipelineSchedule,
+    interleaved_rounds,
+    nearest_that_fit,
+    stages_complaint,
+    stages_per_rank,
+)
 
 Kind = Literal["F", "B", "I", "W"]
 NAMES: tuple[str, ...] = get_args(PipelineSchedule)
@@ -228,7 +233,7 @@ def _group(p: int, m: int) -> int:
     """
     groups = interleaved_rounds(p, m)
     if m % groups:
-        fits = nearest(m, lambda n: n % interleaved_rounds(p, n) == 0)
+        fits = nearest_that_fit(m, lambda n: n % interleaved_rounds(p, n) == 0)
         raise InputError(
             f"schedule interleaved: {m} micro-batches on {p} processes do not make {groups} equal groups; "
             f"the nearest numbers that fit are {' and '.join(fits)}"

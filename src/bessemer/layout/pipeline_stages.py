@@ -164,8 +164,9 @@ class StageSpan:
         return self.stage == self.count - 1
 
 
-def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
-    """Pipeline stages of a layout. stages_without_blocks: that a cut may have. Raises InputError when blocks are too few."""
+def require_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> None:
+    """Raise InputError, with a size that fits, when a model has too few blocks for a layout's pipeline stages.
+    stages_without_blocks: stages that a cut may leave without any."""
     count, max_stages = layout.pipeline * layout.stages_per_rank, config.layers + stages_without_blocks
     if count > max_stages:
         fits = [p for p in range(1, layout.pipeline) if p * layout.stages_per_rank <= max_stages]
@@ -176,7 +177,12 @@ def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int
             f"parallel.pipeline: {layout.pipeline} processes with {layout.stages_per_rank} stages each are {count} stages, but "
             f"the model has {config.layers} blocks; {advice}"
         )
-    return count
+
+
+def num_stages(config: ModelConfig, layout: Parallel, stages_without_blocks: int = 0) -> int:
+    """Pipeline stages of a layout. Raises InputError as `require_stages`."""
+    require_stages(config, layout, stages_without_blocks)
+    return layout.pipeline * layout.stages_per_rank
 
 
 def stage_spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:

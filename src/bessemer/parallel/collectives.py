@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import nearest
 from bessemer.layout.sharding import rank_rows
 from bessemer.parallel import waiting
 from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe.parallel import nearest_that_fit
 
 functional = torch.ops._c10d_functional
 Operation = Literal["all_gather", "reduce_scatter", "slice", "sum"]
@@ -88,7 +88,7 @@ class VocabularyShard:
 def require_divisible_tokens(tokens: int, size: int) -> None:
     """Raise InputError, with the nearest lengths that divide, when sequences of `tokens` do not divide by `size`."""
     if tokens % size:
-        lengths = " and ".join(nearest(tokens, lambda n: n % size == 0))
+        lengths = " and ".join(nearest_that_fit(tokens, lambda n: n % size == 0))
         raise InputError(
             f"parallel.tensor: sequences of {tokens} tokens do not divide by {size} processes; the nearest lengths that "
             f"do are {lengths} (tokens.sequence_length, over parallel.context)"

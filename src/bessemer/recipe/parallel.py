@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from math import prod
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -41,6 +43,13 @@ def interleaved_rounds(pipeline: int, count: int) -> int:
     2.2.2, where it is as many micro-batches as there are processes).
     """
     return max(1, count // pipeline)
+
+
+def nearest_that_fit(number: int, fits: Callable[[int], bool]) -> list[str]:
+    """The next numbers below, if any, and above that fit."""
+    below = next((n for n in range(number - 1, 0, -1) if fits(n)), None)
+    above = next(n for n in count(number + 1) if fits(n))
+    return [str(n) for n in (below, above) if n is not None]
 
 
 class AxisSizes:
