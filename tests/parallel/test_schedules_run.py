@@ -9,7 +9,7 @@ from processes import run_on
 from torch import Tensor, nn
 
 from bessemer.layout.pipeline_schedules import NAMES, actions, generate, to_csv_rows
-from bessemer.recipe.parallel import V_SHAPED
+from bessemer.recipe.parallel import SCHEDULES
 
 RANKS, MICRO_BATCHES, WIDTH = 2, 6, 8
 
@@ -81,7 +81,9 @@ def note(stage: Any, done: list[str]) -> None:
 
 def test_what_runs_is_the_list_and_its_gradients_are_right() -> None:
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-    names = [name for name in NAMES if not (old and name in V_SHAPED)]  # those hang on gloo before torch 2.13
+    names = [
+        name for name in NAMES if not (old and SCHEDULES[name].is_v_shaped)
+    ]  # those hang on gloo before torch 2.13
     by_rank = run_on(RANKS, step, names)
     for name in names:
         schedule = generate(name, RANKS, MICRO_BATCHES)

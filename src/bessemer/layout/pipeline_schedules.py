@@ -16,12 +16,12 @@ import difflib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
 from bessemer.recipe.parallel import (
-    PipelineSchedule,
+    SCHEDULES,
     interleaved_rounds,
     nearest_that_fit,
     stages_complaint,
@@ -29,7 +29,7 @@ from bessemer.recipe.parallel import (
 )
 
 Kind = Literal["F", "B", "I", "W"]
-NAMES: tuple[str, ...] = get_args(PipelineSchedule)
+NAMES: tuple[str, ...] = tuple(SCHEDULES)
 MAX_ACTIONS = 2_000_000
 """Larger schedules are refused: a list is made and simulated in Python, a million actions in some seconds."""
 
@@ -145,9 +145,9 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
         )
     if name == "interleaved":
         _group(ranks, micro_batches)
-    if name == "dualpipev" and micro_batches < 2 * ranks:
+    if name == "dualpipev" and micro_batches < (least := SCHEDULES[name].min_micro_batches(ranks)):
         raise InputError(
-            f"schedule dualpipev: needs as many micro-batches as stages, {2 * ranks} on {ranks} processes, not "
+            f"schedule dualpipev: needs as many micro-batches as stages, {least} on {ranks} processes, not "
             f"{micro_batches}; zbv trains with {ranks} or more"
         )
     lists: dict[str, Callable[[int], list[ScheduleEntry]]] = {

@@ -16,7 +16,7 @@ from bessemer.errors import InputError
 from bessemer.layout.flops import attention_flops, tokens_seen
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import V_SHAPED
+from bessemer.recipe.parallel import SCHEDULES
 
 ROUNDING = 1e-12  # relative, of sums of costs
 
@@ -195,14 +195,14 @@ def stage_spans(config: ModelConfig, layout: Parallel) -> list[StageSpan]:
 def stage_ids_of_rank(schedule: str, rank: int, ranks: int, virtual: int) -> tuple[int, ...]:
     """The stages of a rank of the pipeline, `virtual` on each: in a V the second one is the first one's mirror image, with all
     other schedules stage s lies at s mod p (Narayanan et al. 2021, section 2.2)."""
-    if schedule in V_SHAPED and ranks > 1:
+    if SCHEDULES[schedule].is_v_shaped and ranks > 1:
         return (rank, 2 * ranks - 1 - rank)
     return tuple(range(rank, ranks * virtual, ranks))
 
 
 def rank_of_stage(schedule: str, stage: int, ranks: int) -> int:
     """The rank of the pipeline that holds a stage."""
-    return 2 * ranks - 1 - stage if schedule in V_SHAPED and stage >= ranks else stage % ranks
+    return 2 * ranks - 1 - stage if SCHEDULES[schedule].is_v_shaped and stage >= ranks else stage % ranks
 
 
 def stages_at(layout: Parallel, pipeline_rank: int) -> tuple[int, ...]:

@@ -32,11 +32,11 @@ from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import SEVERAL_STAGES
+from bessemer.recipe.parallel import SCHEDULES
 
 BEFORE_BLOCKS = ("embedding", "position_embedding", "type_embedding", "embedding_norm")
 AFTER_BLOCKS = ("norm", "head", "classifier")
-SCHEDULES = {
+TORCH_SCHEDULES = {
     "gpipe": schedules.ScheduleGPipe,
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
@@ -260,8 +260,8 @@ class Pipeline:
             )
             for stage in self.stages
         ]
-        kind: Any = SCHEDULES[layout.schedule]
-        one_stage = layout.schedule not in SEVERAL_STAGES
+        kind: Any = TORCH_SCHEDULES[layout.schedule]
+        one_stage = SCHEDULES[layout.schedule].stages_per_rank == 1
         # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
         return kind(
             stages[0] if one_stage else stages, shape.count, loss_fn=lambda output, target: output, scale_grads=False

@@ -22,7 +22,7 @@ from bessemer.plan.search import RECOMPUTE, LayoutSearchResult
 from bessemer.plan.standing import known
 from bessemer.plan.tables import layout_line
 from bessemer.plan.timetable import Durations, simulate
-from bessemer.recipe.parallel import V_SHAPED
+from bessemer.recipe.parallel import SCHEDULES
 
 CELLS = 1500  # about as many as can be drawn; more micro-batches repeat what these show
 ROWS = 16
@@ -45,7 +45,7 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
     if ranks == 1:
         return None
     rows = list(range(ranks)) if ranks <= ROWS else [*range(ROWS - 1), ranks - 1]
-    kinds = 3 if layout.schedule in V_SHAPED else 2
+    kinds = 3 if SCHEDULES[layout.schedule].is_v_shaped else 2
     # Interleaving wants a multiple of the ranks.
     most = max(CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks)
     if layout.schedule == "dualpipev":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from math import prod
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,23 +16,47 @@ from bessemer.recipe.section import Positive, Section, Words
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
 MODEL_AXES = ("tensor", "pipeline", "context")
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
-V_SHAPED: tuple[PipelineSchedule, ...] = ("zbv", "dualpipev")
-"""Two stages a rank, placed down the ranks and up again: rank r of p has stages r and 2p - 1 - r (Qi et al. 2024)."""
-SEVERAL_STAGES: tuple[PipelineSchedule, ...] = ("interleaved", *V_SHAPED)  # on each rank
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """What a pipeline schedule needs. stages_per_rank: its own number, where the recipe gives none; is_v_shaped: the stages are
+    placed down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et al. 2024), and no other number of
+    them; micro_batches_per_rank: as many a step at least, times the ranks; has_equal_rounds: they go in rounds of equal size
+    (`interleaved_rounds`)."""
+
+    stages_per_rank: int = 1
+    is_v_shaped: bool = False
+    micro_batches_per_rank: int = 1
+    has_equal_rounds: bool = False
+
+    def min_micro_batches(self, ranks: int) -> int:
+        """The smallest number of micro-batches a step."""
+        return max(1, self.micro_batches_per_rank * ranks)
+
+
+SCHEDULES: dict[str, ScheduleFacts] = {
+    "gpipe": ScheduleFacts(micro_batches_per_rank=0),
+    "1f1b": ScheduleFacts(),
+    "interleaved": ScheduleFacts(stages_per_rank=2, has_equal_rounds=True),
+    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True),
+    "dualpipev": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, micro_batches_per_rank=2),
+}
 
 
 def stages_per_rank(schedule: str, pipeline: int, virtual: int | None = None) -> int:
     """Stages on each rank, 1 without a pipeline; a schedule that needs several has two unless `virtual` says otherwise."""
-    return 1 if pipeline == 1 else virtual or (2 if schedule in SEVERAL_STAGES else 1)
+    return 1 if pipeline == 1 else virtual or SCHEDULES[schedule].stages_per_rank
 
 
 def stages_complaint(schedule: str, virtual: int | None) -> str | None:
     """Why a schedule cannot have `virtual` stages on each rank; None: it can, or has its own number."""
     if virtual is None:
         return None
-    if schedule in V_SHAPED:
+    facts = SCHEDULES[schedule]
+    if facts.is_v_shaped:
         return None if virtual == 2 else f"has 2 stages a process, not {virtual}; leave virtual out"
-    if schedule in SEVERAL_STAGES:
+    if facts.stages_per_rank > 1:
         return None if virtual > 1 else f"virtual = {virtual}, but it needs 2 or more; with 1 it is 1f1b"
     return None if virtual == 1 else f"has 1 stage a process, not {virtual}; interleaved takes more"
 
@@ -118,7 +143,7 @@ class Parallel(AxisSizes, Section):
     @property
     def is_v_shaped(self) -> bool:
         """Whether the pipeline's stages go down the ranks and up again."""
-        return self.pipeline > 1 and self.schedule in V_SHAPED
+        return self.pipeline > 1 and SCHEDULES[self.schedule].is_v_shaped
 
     @property
     def effective_zero(self) -> int:
@@ -139,18 +164,14 @@ class Parallel(AxisSizes, Section):
     def fits_micro_batches(self, count: int) -> bool:
         """Whether the pipeline schedule can run so many micro-batches a step. Fewer than ranks would leave stages idle all the
         time, so training refuses what the lists of `layout.pipeline_schedules` still show."""
-        if self.schedule == "gpipe" or self.pipeline == 1:
-            return count >= 1
-        if self.schedule == "interleaved":  # at least one for each process in each round
-            return count >= self.pipeline and count % interleaved_rounds(self.pipeline, count) == 0
-        return count >= self.min_micro_batches
+        has_rounds = self.pipeline > 1 and SCHEDULES[self.schedule].has_equal_rounds
+        rounds = interleaved_rounds(self.pipeline, count) if has_rounds else 1
+        return count >= self.min_micro_batches and count % rounds == 0
 
     @property
     def min_micro_batches(self) -> int:
         """The smallest number of micro-batches a step that every part of the batch needs."""
-        if self.schedule == "gpipe" or self.pipeline == 1:
-            return 1
-        return self.pipeline * (2 if self.schedule == "dualpipev" else 1)
+        return 1 if self.pipeline == 1 else SCHEDULES[self.schedule].min_micro_batches(self.pipeline)
 
     def batch_complaint(self, sequences: int, micro_batch: int | None, sequence_length: int) -> str | None:
         """Why a global batch cannot be divided among the parts of the batch, with what would do; None: it can."""

@@ -13,7 +13,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan.timetable import Durations, simulate
-from bessemer.recipe.parallel import V_SHAPED
+from bessemer.recipe.parallel import SCHEDULES
 from bessemer.report.static import bar_chart
 from bessemer.terminal import text_table
 
@@ -136,9 +136,10 @@ def table(results: dict[str, Any]) -> str:
     lines += ["", f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}"]
     lines += [*text_table(titles, schedules, "rrl"), ""]
     lines += [row["why"] for row in results["schedules"] if "why" in row]
+    split = [name for name, facts in SCHEDULES.items() if facts.is_v_shaped]
     lines += [
         "time: of a step, where a rank without a bubble takes "
         f"{1 + sizes['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",
-        f"activations the fullest rank holds, in units of its part of the model. {' and '.join(V_SHAPED)} split backwards.",
+        f"activations the fullest rank holds, in units of its part of the model. {' and '.join(split)} split backwards.",
     ]
     return "\n".join(lines)
