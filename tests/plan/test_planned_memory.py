@@ -128,7 +128,7 @@ def test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list(name: s
             except InputError:
                 continue
             for rank in range(ranks):
-                counted = schedule.held(rank) + (0.5 if name == "zbv" else 0.0)
+                counted = schedule.peak_in_flight(rank) + (0.5 if name == "zbv" else 0.0)
                 found = micro_batches_in_flight(name, ranks, virtual, rank, micro_batches)
                 assert found == min(counted, micro_batches), (ranks, micro_batches, rank)
                 compared += 1
@@ -150,7 +150,7 @@ def test_a_stage_holds_the_micro_batches_its_schedule_lets_wait(name: Any, virtu
     one = stages(job(Layout(zero=0), Framework("even"), config, batch=1))[0].kinds["stream"] / 16
     for place, held in enumerate(found):
         planned = held.kinds["stream"] / (one * 4)
-        assert planned == pytest.approx(schedule.held(place), abs=0.5 if virtual > 1 else 0), place
+        assert planned == pytest.approx(schedule.peak_in_flight(place), abs=0.5 if virtual > 1 else 0), place
     assert memory(given).total == max(held.total for held in found)
 
 

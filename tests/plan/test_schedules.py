@@ -247,14 +247,14 @@ def test_activations_held() -> None:
     """GPipe: all of them; 1F1B: as many as ranks from here on; the V shapes: the same on every rank."""
     for p, m in ((2, 4), (4, 8), (4, 16), (8, 16)):
         ranks = range(p)
-        assert [generate("gpipe", p, m).held(rank) for rank in ranks] == [m] * p
-        assert [generate("1f1b", p, m).held(rank) for rank in ranks] == [p - rank for rank in ranks]
-        assert [generate("zbv", p, m).held(rank) for rank in ranks] == [p] * p
-        assert [generate("dualpipev", p, m).held(rank) for rank in ranks] == [p + 0.5] * p
+        assert [generate("gpipe", p, m).peak_in_flight(rank) for rank in ranks] == [m] * p
+        assert [generate("1f1b", p, m).peak_in_flight(rank) for rank in ranks] == [p - rank for rank in ranks]
+        assert [generate("zbv", p, m).peak_in_flight(rank) for rank in ranks] == [p] * p
+        assert [generate("dualpipev", p, m).peak_in_flight(rank) for rank in ranks] == [p + 0.5] * p
         for v in (2, 4):
             # Narayanan et al. 2021, section 2.2: warm-up of (v - 1) p + 2 (p - 1 - rank), and the one under way
             wanted = [((v - 1) * p + 2 * (p - 1 - rank) + 1) / v for rank in ranks]
-            assert [generate("interleaved", p, m, v).held(rank) for rank in ranks] == wanted
+            assert [generate("interleaved", p, m, v).peak_in_flight(rank) for rank in ranks] == wanted
 
 
 def test_a_slow_stage_and_slow_sends_cost_time() -> None:

@@ -259,7 +259,8 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
 @lru_cache(maxsize=4096)
 def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
     """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
-    stages: what `ScheduleActions.held` counts of a schedule's list, for zbv and 1/2 more.
+    stages: a fast path for what `ScheduleActions.peak_in_flight` counts of a schedule's list; for zbv 1/2 more. The two are
+    compared by test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list (tests/plan/test_planned_memory.py).
 
     GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
     (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024); with

@@ -97,7 +97,7 @@ class ScheduleActions:
         """The stages that a rank holds, from the first."""
         return stage_ids_of_rank(self.name, rank, self.ranks, self.virtual)
 
-    def held(self, rank: int) -> float:
+    def peak_in_flight(self, rank: int) -> float:
         """Micro-batches whose activations a rank holds at its fullest, in units of all its stages' for one micro-batch.
 
         Counted from a stage's forward to the end of its backward; a split one's end is W, although a part of the

@@ -275,7 +275,7 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     step = "the forward of a stage" if of.cut is None else "the forward of a mean stage"
     if schedule.virtual > 1:
         step += f", of which each rank has {schedule.virtual}"
-    held = [schedule.held(rank) for rank in range(schedule.ranks)]
+    held = [schedule.peak_in_flight(rank) for rank in range(schedule.ranks)]
     per_rank = [active / time.timesteps for active in time.active_of]
     rows = {
         "schedule": f"{schedule.name}, {counted(schedule.ranks, 'rank')}, {counted(schedule.stages, 'stage')}, "

@@ -98,7 +98,7 @@ class Timetable:
             "by_rank": [
                 {
                     "rank": rank, "stages": of.stage_ids_of_rank(rank), "active": active, "idle": self.timesteps - active,
-                    "utilisation": active / self.timesteps, "held": of.held(rank),
+                    "utilisation": active / self.timesteps, "held": of.peak_in_flight(rank),
                 }
                 for rank, active in enumerate(self.active_of)
             ],

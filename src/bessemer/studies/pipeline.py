@@ -103,7 +103,7 @@ def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -
     v = schedule.virtual
     table = simulate(schedule, Durations(1.0 / v, sizes.backward / v))
     sent = simulate(schedule, Durations(1.0 / v, sizes.backward / v, sizes.send))
-    held = max(schedule.held(rank) for rank in range(p))
+    held = max(schedule.peak_in_flight(rank) for rank in range(p))
     return {**row, "virtual": v, "time": table.timesteps, "idle": table.idle / p, "utilisation": table.utilisation,
             "held": held, "with_send": sent.utilisation}  # fmt: skip
 
