@@ -75,7 +75,7 @@ def planned_run(
             say(f"  [yellow]other work runs on this machine ({busy}): times are of now[/]")
         timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
-        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_in_all(resolved)) / timing.step
+        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing.step
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
@@ -84,13 +84,13 @@ def planned_run(
             resolved = derived_keys.resolve(recipe, vocabulary, steps, micro_batch_tokens(recipe), labels, **known)
         preflight.require_warmup(resolved)
     final, devices = planner.plan(resolved, timing), planner.devices(resolved)
-    in_all = planner.recomputed_in_all(resolved)
-    common = here.keys(resolved, planner.config, final, devices=devices, recomputed_in_all=in_all)
+    in_all = planner.recomputed_total(resolved)
+    common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
     plan = {**final, "fits": fits, **common}
     if resolved.parallel.world > 1:
         precision = planner.device.precision
         plan["communicated_bytes"] = planned_bytes(
-            resolved.train, resolved.parallel, planner.config, precision, recomputed_in_all=in_all
+            resolved.train, resolved.parallel, planner.config, precision, recomputed_total=in_all
         )
     return plan, resolved
 
@@ -108,11 +108,11 @@ class Planner:
     recomputed: int
     held_out_tokens: int | None
 
-    def recomputed_in_all(self, resolved: Recipe) -> int:
+    def recomputed_total(self, resolved: Recipe) -> int:
         """Blocks of the whole model."""
-        from bessemer.layout.pipeline_stages import recomputed_in_all
+        from bessemer.layout.pipeline_stages import recomputed_total
 
-        return recomputed_in_all(self.config, resolved.parallel, self.recomputed)
+        return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
     def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None) -> Planner:

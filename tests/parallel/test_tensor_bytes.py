@@ -56,7 +56,7 @@ def exchanged(layout: Parallel) -> dict[str, tuple[dict[str, int], dict[str, int
             step(model, task_of(case, wanted), inputs, targets)
             reduce_partial_gradients(model)
         planned, replicated = tensor_bytes(
-            wanted, layout.tensor, inputs.numel(), int((targets >= 0).sum()), recomputed_in_all=blocks,
+            wanted, layout.tensor, inputs.numel(), int((targets >= 0).sum()), recomputed_total=blocks,
             label_smoothing="label_smoothing=0.1" in case.get("terms", ()),
         )  # fmt: skip
         planned["all_reduce"] += 4 * replicated

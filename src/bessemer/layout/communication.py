@@ -32,28 +32,27 @@ class ElementBytes:
 
 def tensor_bytes(
     config: ModelConfig, tensor: int, tokens: int, targets: int, *, bytes_per_activation: int = FP32, bytes_per_sum: int = FP32,
-    label_smoothing: bool = False, recomputed_in_all: int = 0,
+    label_smoothing: bool = False, recomputed_total: int = 0,
 ) -> tuple[dict[str, int], int]:  # fmt: skip
     """Bytes of the full tensors in a tensor group's collectives in one step, by kind; and, second, the number of replicated
     parameters, whose gradients are all-reduced once a step.
 
     tokens: of this group, all micro-batches together, `targets` of them through the loss; bytes_per_activation: of the residual
-    stream; bytes_per_sum: of sums; recomputed_in_all: blocks of the whole model, in full or selectively.
+    stream; bytes_per_sum: of sums; recomputed_total: blocks of the whole model, in full or selectively.
     """
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
     stream, layers = tokens * config.width * bytes_per_activation, config.layers
     squares = 2 * tokens * bytes_per_sum if config.qk_norm == "full" else 0  # one sum a token for queries, one for keys
-    # Recompute stops at what the backward pass needs, which the MLP's result is not unless a norm follows it.
-    scattered = 2 if config.norm_follows else 1
+    scattered = 2 if config.recomputes_mlp_output else 1
     numbers = 3 if label_smoothing else 2
     loss = 0 if config.labels else targets * (1 + numbers) * bytes_per_sum
     kinds = {
         # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
         # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
-        "all_gather": (4 * layers + 2 * recomputed_in_all + 2) * stream,
-        "reduce_scatter": (4 * layers + scattered * recomputed_in_all + (1 if config.labels else 2)) * stream,
-        "all_reduce": (2 * layers + recomputed_in_all) * squares + loss,
+        "all_gather": (4 * layers + 2 * recomputed_total + 2) * stream,
+        "reduce_scatter": (4 * layers + scattered * recomputed_total + (1 if config.labels else 2)) * stream,
+        "all_reduce": (2 * layers + recomputed_total) * squares + loss,
     }
     return kinds, replicated_parameters(config) - config.classifier_parameters
 
@@ -104,11 +103,11 @@ def _data_bytes(config: ModelConfig, layout: Parallel, micro_batches: int, width
 
 def step_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, widths: ElementBytes,
-    recomputed_in_all: int = 0, label_smoothing: bool = False,
+    recomputed_total: int = 0, label_smoothing: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
 
-    tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_in_all: blocks of the whole model. Without
+    tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_total: blocks of the whole model. Without
     what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a
     pipeline that are sharded.
 
@@ -124,7 +123,7 @@ def step_bytes(
     # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor, replicated = tensor_bytes(
         config, layout.tensor, tokens, targets, bytes_per_activation=widths.activation, bytes_per_sum=widths.sums,
-        label_smoothing=label_smoothing, recomputed_in_all=recomputed_in_all,
+        label_smoothing=label_smoothing, recomputed_total=recomputed_total,
     )  # fmt: skip
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
     replicated_bytes = replicated * (widths.gathered if groups > 1 else widths.gradient) * groups * reductions
@@ -137,7 +136,7 @@ def step_bytes(
     sent = {
         "all_gather": data["all_gather"]
         + tensor_peers * tensor["all_gather"]
-        + (config.layers + recomputed_in_all) * keys,
+        + (config.layers + recomputed_total) * keys,
         "reduce_scatter": data["reduce_scatter"] + tensor_peers * tensor["reduce_scatter"] + config.layers * keys,
         "all_reduce": data["all_reduce"]
         + 2 * tensor_peers * (tensor["all_reduce"] + replicated_bytes)

@@ -52,32 +52,32 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
 def recomputed_flops_per_token(
     mode: str,
     config: ModelConfig,
-    recomputed_in_all: int,
+    recomputed_total: int,
     selective: Selective = "elementwise",
     *,
     stops_early: bool = True,
 ) -> float:
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of so many blocks of the model
-    (`pipeline_stages.recomputed_in_all`), counted from its first. In a pipeline each rank recomputes its own first ones, so
+    (`pipeline_stages.recomputed_total`), counted from its first. In a pipeline each rank recomputes its own first ones, so
     where windows differ by layer this is approximate. mode: train.recompute.
 
-    A recomputed block stops at what its backward pass needs (stops_early), which the MLP's last matmul is not, unless a norm
-    follows it. Fused attention's own second look at the scores is left out, as is usual.
+    stops_early: a recomputed block stops at what its backward pass needs (`ModelConfig.recomputes_mlp_output`). Fused
+    attention's own second look at the scores is left out, as is usual.
     """
-    matrices = 2.0 * recomputed_in_all * config.block_matrix_parameters
-    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed_in_all))) / 3
+    matrices = 2.0 * recomputed_total * config.block_matrix_parameters
+    scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed_total))) / 3
     if mode == "selective":
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]
     if mode == "none":
         return 0.0
-    last = 0 if config.norm_follows or not stops_early else config.width * config.mlp_width
-    return matrices - 2.0 * recomputed_in_all * last + scores
+    last = 0 if config.recomputes_mlp_output or not stops_early else config.width * config.mlp_width
+    return matrices - 2.0 * recomputed_total * last + scores
 
 
-def hardware_flops(train: Train, config: ModelConfig, recomputed_in_all: int) -> float:
+def hardware_flops(train: Train, config: ModelConfig, recomputed_total: int) -> float:
     """FLOPs of a whole step, the recompute's included; a frozen transformer has no backward pass to recompute for."""
     assert train.global_batch_tokens is not None, "the recipe is resolved"
-    again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_in_all)
+    again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_total)
     return (step_flops_per_token(train, config) + again) * train.global_batch_tokens
 
 

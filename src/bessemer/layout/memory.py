@@ -105,8 +105,8 @@ def rank_memory(
     saved, in_backward = activation_bytes(train, layout, config, rank, widths.activation, recomputed_per_rank)
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
-    not_recomputed = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = not_recomputed * widths.cast  # which the backward pass keeps
+    kept = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
+    casts = kept * widths.cast  # which the backward pass keeps
     if layout.world == 1:
         if logits and not is_cuda and widths.activation < FP32:
             # The head's cast, and its gradient before it is added in fp32.
@@ -235,7 +235,7 @@ def checkpointed_elements_per_block(recompute: str, config: ModelConfig) -> int:
         return config.width
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     matmuls = heads + 2 * kv_heads + config.width + config.mlp_width * (1 + config.gated)
-    last = config.width if config.norm_follows else 0
+    last = config.width if config.recomputes_mlp_output else 0
     return config.width + matmuls + heads + last
 
 
@@ -334,7 +334,7 @@ def activation_bytes(
     tokens of its heads and hidden units (Korthikanti et al. 2022, section 4.2.2); what it gathered as their input is saved.
     """
     tokens, micro_batches = _micro_batches(train, layout, config)
-    tensor, num_recomputed = layout.tensor, min(recomputed_per_rank, rank.blocks)
+    tensor, recomputed_per_rank = layout.tensor, min(recomputed_per_rank, rank.blocks)
     stream = config.width / tensor  # the residual stream
     gathered = 2 * config.width * (tensor > 1)
     masks = mask_bytes(train.dropout, config)
@@ -342,16 +342,16 @@ def activation_bytes(
     if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
         return round(tokens * (block + 2 * stream) * bytes_per_activation), 0
     checkpointed = checkpointed_elements_per_block(train.recompute, config) / tensor
-    saved = num_recomputed * checkpointed + (rank.blocks - num_recomputed) * block + 2 * stream
+    saved = recomputed_per_rank * checkpointed + (rank.blocks - recomputed_per_rank) * block + 2 * stream
     if layout.world == 1:
         # Measured so: the other blocks' activations are free by then, so that only recompute takes more.
-        only_recomputed = rank.blocks and num_recomputed == rank.blocks
-        in_backward = (block - checkpointed) * bytes_per_activation if only_recomputed else 0.0
+        is_all = 0 < rank.blocks == recomputed_per_rank
+        in_backward = (block - checkpointed) * bytes_per_activation if is_all else 0.0
     else:
         hidden = (3 if config.gated else 2) * config.mlp_width / tensor
         # Norms of low-precision streams work in fp32 and save that; the backward pass adds gradients of the hidden units and
         # of the stream.
-        in_backward = (block if num_recomputed else 0) * bytes_per_activation + hidden * bytes_per_activation
+        in_backward = (block if recomputed_per_rank else 0) * bytes_per_activation + hidden * bytes_per_activation
         in_backward += 2 * stream * 6 * (bytes_per_activation < FP32) + 2 * config.width * bytes_per_activation
     in_flight = micro_batches_in_flight(
         layout.schedule, layout.pipeline, layout.stages_per_rank, rank.pipeline_rank, micro_batches

@@ -210,7 +210,7 @@ def stages_at(layout: Parallel, pipeline_rank: int) -> tuple[int, ...]:
     return stage_ids_of_rank(layout.schedule, pipeline_rank, layout.pipeline, layout.stages_per_rank)
 
 
-def recomputed_in_all(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
+def recomputed_total(config: ModelConfig, layout: Parallel, per_rank: int) -> int:
     """Blocks of the whole model that are recomputed where each rank of the pipeline recomputes its first `per_rank`."""
     return sum(min(rank.blocks, per_rank) for rank in pipeline_ranks(config, layout))
 

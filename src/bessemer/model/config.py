@@ -214,8 +214,9 @@ class ModelConfig:
         return 4 if self.norm_position == "both" else 2
 
     @property
-    def norm_follows(self) -> bool:
-        """True where a norm reads the output of a sublayer's last matmul, so that it is kept for the backward pass."""
+    def recomputes_mlp_output(self) -> bool:
+        """Whether a recomputed block, which stops at what its backward pass needs, recomputes the MLP's last matmul: only where a
+        norm reads the result. Selective recompute saves that result instead."""
         return self.norm_position != "input"
 
     def window_of(self, layer: int) -> int:

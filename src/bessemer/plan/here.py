@@ -72,10 +72,10 @@ MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is 
 
 
 def keys(
-    recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_in_all: int
+    recipe: Recipe, config: ModelConfig, plan: dict[str, Any], *, devices: int, recomputed_total: int
 ) -> dict[str, Any]:
     """What a plan of a resolved recipe comes to by the common names. devices: that share its work."""
-    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_in_all)
+    again = recomputed_flops_per_token(recipe.train.recompute, config, recomputed_total)
     hours = plan["seconds"] / 3600 * devices
     price, of, train, parts = recipe.cluster.price, recipe.parallel, recipe.train, plan["memory_bytes"]
     micro_batches = max(recipe.batches.full // ((train.micro_batch or 1) * of.data), 1)

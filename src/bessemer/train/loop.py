@@ -10,7 +10,7 @@ from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
 from bessemer.layout.flops import devices_of
-from bessemer.layout.pipeline_stages import recomputed_in_all
+from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.mesh import ProcessMesh
@@ -91,7 +91,7 @@ def train_here(
         note_interrupted(training)
     summary = train(training)
     if profiler and profiler.seconds:
-        in_all = recomputed_in_all(config, recipe.parallel, summary.recomputed)
+        in_all = recomputed_total(config, recipe.parallel, summary.recomputed)
         profiles.write(profiler, recipe.train, read_json(run.plan), config, in_all)
     return summary
 

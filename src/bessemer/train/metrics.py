@@ -224,7 +224,7 @@ def planned_bytes(
     config: ModelConfig,
     precision: str,
     targets: int | None = None,
-    recomputed_in_all: int = 0,
+    recomputed_total: int = 0,
 ) -> dict[str, int] | None:
     """Bytes that all processes communicate in a step, by kind; None where there is no formula.
 
@@ -239,4 +239,4 @@ def planned_bytes(
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     targets = batch if targets is None else targets
     smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed_in_all, smooths)
+    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed_total, smooths)

@@ -206,7 +206,7 @@ def of(train: Train, checkpoint_every: int | None, folder: Path, device: Device,
 
 
 def write(
-    profiler: StepProfiler, train: Train, plan: dict[str, Any], config: ModelConfig, recomputed_in_all: int
+    profiler: StepProfiler, train: Train, plan: dict[str, Any], config: ModelConfig, recomputed_total: int
 ) -> dict[str, Any]:
     """Write profile.json next to the trace and return its contents. plan: the run's.
 
@@ -214,7 +214,7 @@ def write(
     """
     tokens = Batches.of(train, config.sequence_length).tokens(profiler.window.start - 1)
     peak, flops = plan["peak_flops"], plan["flops_per_token"]
-    recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed_in_all)
+    recomputed_flops = recomputed_flops_per_token(train.recompute, config, recomputed_total)
     profiled = sum(profiler.profiled) / len(profiler.profiled)
     seconds = median(profiler.plain[1:] or profiler.plain or [profiled])
     result = {

@@ -95,7 +95,7 @@ def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
 
     The first and not the last, because the backward pass frees the others' activations before it recomputes these.
     """
-    keeps_last = model.config.norm_follows
+    keeps_last = model.config.recomputes_mlp_output
     contexts = functools.partial(_selective_contexts, keeps_last) if mode == "selective" else None
     held = [block for block in model.blocks if block is not None]  # None: on another pipeline stage
     for block in held[:blocks]:
@@ -125,7 +125,7 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
 def _selective_contexts(keeps_last: bool) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Save the outputs of matmuls and attention; recompute norms, activations and rotations.
 
-    The backward pass needs the output of the MLP's last matmul only where a norm follows it.
+    keeps_last: also the output of the MLP's last matmul.
     """
     counted = {False: 0, True: 0}
 

@@ -26,7 +26,7 @@ from bessemer.guard.pulse import Pulse
 from bessemer.guard.trends import Trends
 from bessemer.hashing import digest
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
-from bessemer.layout.pipeline_stages import recomputed_in_all
+from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.control import on_rank_zero
@@ -190,7 +190,7 @@ def _start_state(
 
 def _rates(recipe: Recipe, config: ModelConfig, trainer: Trainer, run: RunFolder, peak: float) -> Rates:
     model_flops = step_flops_per_token(recipe.train, config)
-    in_all = recomputed_in_all(config, recipe.parallel, trainer.recomputed)
+    in_all = recomputed_total(config, recipe.parallel, trainer.recomputed)
     hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Rates(model_flops, hardware_flops, peak, trainer.device, trainer.mesh, run.plan)
 
