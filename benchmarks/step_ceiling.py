@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
-    from bessemer.layout.memory import loss_chunk
+    from bessemer.model.config import loss_chunk
     from bessemer.model.kernels import linear_kernel, matmul_kernel
 
     rows, passes = micro_batch * LENGTH, SEQUENCES // micro_batch

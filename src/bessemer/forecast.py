@@ -144,9 +144,7 @@ class Planner:
         return memory_of(recipe.train, recipe.parallel, config or self.config, self.device, again, self.base)
 
     def devices(self, recipe: Recipe) -> int:
-        from bessemer.layout.flops import devices_of
-
-        return devices_of(recipe.parallel, recipe.cluster.nodes, self.device.is_cuda)
+        return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
 
     def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
         """The run timed within `seconds`, about, on one process; by its first layers where the whole model is too slow or

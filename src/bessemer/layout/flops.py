@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bessemer.model.config import ModelConfig
-from bessemer.recipe import Parallel, Train
+from bessemer.recipe import Train
 
 # What selective recompute computes again: element-wise work, where the results of matmuls and attention are kept as here;
 # attention's scores (Korthikanti et al. 2022, section 5); or every second matmul (torchtitan's per-operation checkpointing).
@@ -79,8 +79,3 @@ def hardware_flops(train: Train, config: ModelConfig, recomputed_total: int) -> 
     assert train.global_batch_tokens is not None, "the recipe is resolved"
     again = 0.0 if train.is_frozen else recomputed_flops_per_token(train.recompute, config, recomputed_total)
     return (step_flops_per_token(train, config) + again) * train.global_batch_tokens
-
-
-def devices_of(layout: Parallel, num_nodes: int, is_cuda: bool) -> int:
-    """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
-    return layout.world if is_cuda else min(num_nodes, layout.world)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bessemer.layout.communication import FP32, ElementBytes
 from bessemer.layout.pipeline_stages import PipelineRank, pipeline_ranks
 from bessemer.layout.sharding import PartParameters, rank_rows
-from bessemer.model.config import ModelConfig, dropping_chunk
+from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
@@ -27,14 +27,6 @@ RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
 HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.25, 0.45
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
-# Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
-# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
-CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
-
-
-def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
-    """Tokens whose logits are held at one time, of the number asked for."""
-    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
 
 
 @dataclass(frozen=True)

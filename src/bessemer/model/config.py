@@ -334,6 +334,16 @@ def dropping_chunk(batch: int, heads: int, length: int) -> int:
     return min(max(MAX_DROPOUT_SCORES // (batch * heads * length), 16), length)
 
 
+# Logits of a chunk on a CPU: 8 MiB of fp32 stay in the last cache, where every pass over them is faster; with 8,192 ids
+# that is 256 rows. Matmuls of fewer than 128 rows run slowly (docs/notes/cpu-step.md).
+CACHED_LOGITS, MIN_ROWS = 1 << 21, 128
+
+
+def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
+    """Tokens whose logits are held at one time, of the number asked for."""
+    return asked if is_cuda else min(asked, max(CACHED_LOGITS // vocabulary, MIN_ROWS))
+
+
 def default_mlp_width(width: int, gated: bool = True) -> int:
     """Hidden width of the MLP when the recipe gives none: 8/3 of the width when gated, else 4 times the width."""
     return swiglu_width(width) if gated else 4 * width

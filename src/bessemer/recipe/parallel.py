@@ -135,6 +135,10 @@ class Parallel(AxisSizes, Section):
             raise ValueError(f"parallel.schedule = {self.schedule}: {complaint}")
         return self
 
+    def num_devices(self, num_nodes: int, is_cuda: bool) -> int:
+        """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""
+        return self.world if is_cuda else min(num_nodes, self.world)
+
     @property
     def stages_per_rank(self) -> int:
         """Pipeline stages on each process."""

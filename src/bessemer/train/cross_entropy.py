@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.layout.memory import loss_chunk
+from bessemer.model.config import loss_chunk
 from bessemer.model.kernels import linear_kernel, matmul_kernel
 from bessemer.parallel.collectives import VocabularyShard
 

@@ -9,7 +9,6 @@ from typing import Any
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.pulse import Pulse
-from bessemer.layout.flops import devices_of
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
@@ -80,7 +79,7 @@ def train_here(
     checkpoint = run_checkpoint(run, journal, mesh, recipe)
     training = set_up(
         recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
-        peak=plan["peak_flops"] * devices_of(recipe.parallel, recipe.cluster.nodes, device.is_cuda),
+        peak=plan["peak_flops"] * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda),
         planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
     )  # fmt: skip
     if step := training.start_state.step:
