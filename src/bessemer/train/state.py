@@ -196,9 +196,10 @@ class Saver:
             warn(f"{count} checkpoints of this training could not be saved; that of step {state.step} is")
 
     def finish(self, state: TrainState) -> None:
-        """Wait for a save in the background; a failure is recorded."""
+        """Wait for the copy in memory and the save in the background; a failure is recorded."""
         if self._memory is not None:
-            self._memory.wait_copied()
+            with self._recording_failures(state, "the copy in memory"):
+                self._memory.finish()
         if self._async is not None:
             with self._recording_failures(state):
                 self._async.finish()
