@@ -103,6 +103,19 @@ def test_a_flipped_bit_anywhere_is_found(
     record_property("obtained", f"{flips:,} of {flips:,} rejected")
 
 
+@pytest.mark.fault(5)
+def test_a_header_that_cuts_an_element_is_damage(folder: Path) -> None:
+    model = folder / "step-00000030" / "model.safetensors"
+    whole = model.read_bytes()
+    assert b'"data_offsets":[0,56]' in whole and b'"data_offsets":[56,1656]' in whole
+    for old, new in ((b"[0,56]", b"[0,52]"), (b"[56,1656]", b"[56,1655]"), (b"[40,10]", b"[40,11]")):
+        model.write_bytes(whole.replace(old, new))
+        said: list[str] = []
+        found = latest(folder, said.append)
+        assert found is not None and found.step == 20
+        assert "model.safetensors: damaged: size or SHA-256 differ" in said[0]
+
+
 @pytest.mark.fault(4)
 def test_a_missing_file_is_found(folder: Path) -> None:
     for path in every_file(folder):

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -174,13 +175,21 @@ def _header(file: Any) -> tuple[bytes, list[tuple[str, str, int]]]:
         header = json.loads(head[8:])
         for name, of in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
             begin, stop = of["data_offsets"]
-            if begin != end or stop < begin or of["dtype"] not in _ORDER or prod(of["shape"]) < 0:
+            if begin != end or not isinstance(stop, int) or of["dtype"] not in _ORDER or stop < begin:
+                return head, []
+            if stop - begin != prod(of["shape"]) * _item_bytes(of["dtype"]):
                 return head, []
             tensors.append((name, of["dtype"], stop - begin))
             end = stop
     except (ValueError, KeyError, TypeError, AttributeError):
         return head, []
     return head, tensors
+
+
+def _item_bytes(dtype: str) -> int:
+    """Bytes of an element, which the format's name of a type says in bits."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1  # BOOL
 
 
 def _is_finite(dtype: str, block: memoryview) -> bool:
