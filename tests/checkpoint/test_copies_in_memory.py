@@ -149,6 +149,17 @@ def test_too_little_memory_on_one_rank_is_told_to_all(node: Path) -> None:
     assert run_on(2, read) == [(0, False, [])] * 2
 
 
+def copies_in_held_memory(step: int) -> None:
+    staging.available_memory = lambda: 1000  # type: ignore[attr-defined]
+    copies([step])
+
+
+def test_files_that_a_worker_has_left_need_no_free_memory(node: Path) -> None:
+    run_on(2, copies, [3, 6])
+    run_on(2, copies_in_held_memory, 9)
+    assert run_on(2, read) == [(9, True, [])] * 2
+
+
 def on_two_nodes(folder: Path, step: int, swapped: bool) -> tuple[int, bool, list[str]] | None:
     """Save a step, or with step 0 read, as the only process of a node."""
     rank = int(os.environ["RANK"])

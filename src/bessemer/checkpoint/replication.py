@@ -18,7 +18,7 @@ from torch import Tensor
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import MANIFEST
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.staging import has_memory
+from bessemer.checkpoint.staging import has_memory, held_bytes
 from bessemer.errors import BessemerError
 from bessemer.parallel.control import gather_scatter
 from bessemer.parallel.mesh import ProcessMesh
@@ -81,7 +81,7 @@ def transfer(
             free = memory.free_set(0 if one.origin == memory.node else number)  # its own: it has lost them
             links[one] = dict(zip(offered.files, free, strict=False))
             sizes = [of["bytes"] for of in offered.files.values()]
-            if not has_memory(sum(sizes) - sum(os.stat(path).st_size for path in links[one].values())):
+            if not has_memory(sum(sizes) - sum(map(held_bytes, links[one].values()))):
                 raise BessemerError("the node has not enough free memory for copies of others; lower memory_replicas")
             for size, target in zip(sizes, links[one].values(), strict=True):
                 os.truncate(target, size)

@@ -72,6 +72,11 @@ def has_memory(missing: int) -> bool:
     return MEMORY_FACTOR * max(missing, 0) * num_local <= available_memory()
 
 
+def held_bytes(path: str) -> int:
+    """Bytes of memory that a file of memory takes, also where another process has written it. Raises OSError."""
+    return os.stat(path).st_blocks * 512
+
+
 class Staging:
     """Copies of what this process saves, a file of memory for each part."""
 
@@ -84,9 +89,12 @@ class Staging:
 
     def fits(self, own: LocalTensors) -> bool:
         """Whether copies of all processes of this node fit into free memory."""
-        held = sum(file.size for part, file in self._files.items() if part in own)
-        missing = sum(tensor.nbytes for named in own.values() for tensor in named.values()) - held
-        return HAS_MEMORY_FILES and has_memory(missing)
+        needed = sum(tensor.nbytes for named in own.values() for tensor in named.values())
+        try:
+            held = sum(held_bytes(path) for path in self._paths_of(own).values() if path is not None)
+        except OSError:  # `copy` reports it
+            held = 0
+        return HAS_MEMORY_FILES and has_memory(needed - held)
 
     def copy(self, own: LocalTensors) -> Callable[[], dict[str, str]]:
         """Begin to copy. Returns a function that waits for the copy and returns the path of each part's file.
@@ -97,11 +105,11 @@ class Staging:
         paths: dict[str, str] = {}
         copies: list[tuple[Tensor, Tensor]] = []
         try:
-            for part, named in sorted(own.items()):
+            for part, path in self._paths_of(own).items():
                 if part not in self._files:
-                    self._files[part] = MemoryFile(None if self._paths is None else self._paths[len(self._files)])
+                    self._files[part] = MemoryFile(path)
                 paths[part] = self._files[part].path
-                copies += _copies(self._files[part], named)
+                copies += _copies(self._files[part], own[part])
             if any(tensor.is_cuda for _, tensor in copies):
                 _copy_from_cuda(copies)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -124,6 +132,11 @@ class Staging:
             return paths
 
         return ready
+
+    def _paths_of(self, own: LocalTensors) -> dict[str, str | None]:
+        """The file of each part, in their order; None: one that is not made yet."""
+        free = iter(() if self._paths is None else self._paths[len(self._files) :])
+        return {part: self._files[part].path if part in self._files else next(free, None) for part in sorted(own)}
 
     def wait(self) -> None:
         """Wait until the tensors may change. On CUDA they may at once: the next update follows the copies on the same stream."""
