@@ -6,6 +6,7 @@ says what it was made from, so that the next run can tell whether it still holds
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -85,6 +86,7 @@ class RunFolder:
                 ) from None
             os.ftruncate(handle, 0)
             os.write(handle, f"pid {os.getpid()} on {_machine()}".encode())
+            restore_replaced(self.checkpoints)
             with _logging_to(self.log):
                 yield
         finally:
@@ -254,21 +256,34 @@ def staging(folder: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        publish(temporary, folder)
+        publish_folder(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def publish(temporary: Path, folder: Path) -> None:
-    """Put a finished folder in the place of `folder`."""
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Put a finished folder, whose files are synced, in the place of `folder`. A kill leaves the old one there, or the new one,
+    or the old one under another name, from which `restore_replaced` brings it back."""
     replaced = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
         os.rename(folder, replaced)
     os.rename(temporary, folder)
     sync_folder(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def restore_replaced(checkpoints: Path) -> None:
+    """Bring back each checkpoint that a kill within `publish_folder` left under another name, and remove it where a new one has
+    taken its place."""
+    for replaced in checkpoints.glob(".step-*.old"):
+        target = checkpoints / replaced.name[1 : -len(".old")]
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # a reader need not be allowed to, and the writer does it too
+                os.rename(replaced, target)
 
 
 @contextmanager
@@ -288,7 +303,7 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
     if not same:
         write_json(record, {"inputs": inputs})
     yield work
-    publish(work / OUT, folder)
+    publish_folder(work / OUT, folder)
     shutil.rmtree(work, ignore_errors=True)
 
 

@@ -16,6 +16,7 @@ from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.protocol import has_all_files
 from bessemer.errors import BessemerError
+from bessemer.run import RunFolder
 
 
 def tensors(value: float = 1.0) -> Tensors:
@@ -202,6 +203,47 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
         assert latest(folder).step == 30  # type: ignore[union-attr]
 
 
+def killed_save(folder: Path, step: int, function: str, of: str) -> None:
+    """Save a step with keep=1 in a process that is killed before `os.FUNCTION` is called with a path or file named `of`."""
+    code = """
+import os, sys
+from pathlib import Path
+import torch
+from bessemer.checkpoint import save
+honest = getattr(os, sys.argv[3])
+def deadly(*arguments, **options):
+    names = [os.readlink(f"/proc/self/fd/{one}") if isinstance(one, int) else str(one) for one in arguments]
+    if any(name.endswith(sys.argv[4]) for name in names):
+        os.kill(os.getpid(), 9)
+    return honest(*arguments, **options)
+setattr(os, sys.argv[3], deadly)
+state = {"model": {"a": torch.full((40, 10), float(sys.argv[2])), "b": torch.arange(7)}, "optimizer": {"a/exp_avg": torch.full((40, 10), 1.0)}}
+save(Path(sys.argv[1]), int(sys.argv[2]), state, {"samples": 1}, keep=1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder), str(step), function, of], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.fault(3)
+def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "run")
+    save(run.checkpoints, 40, tensors(40.0), {"samples": 320}, keep=1)
+    killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
+    assert protocol.published(run.checkpoints) == [], "the old one is aside, the new one not yet in its place"
+    found = latest(run.checkpoints)
+    assert found is not None and (found.step, found.facts) == (40, {"samples": 320})
+    killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
+    with run.writing():
+        assert protocol.published(run.checkpoints) == [40]
+    killed_save(run.checkpoints, 40, "rename", "/step-00000040.tmp")
+    monkeypatch.setattr(protocol, "SPACE_FACTOR", 1e12)
+    with pytest.raises(BessemerError, match="B free"):
+        save(run.checkpoints, 50, tensors(50.0), {}, keep=1)
+    assert protocol.published(run.checkpoints) == [40]
+
+
 @pytest.mark.long
 @pytest.mark.fault(3)
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
@@ -223,13 +265,13 @@ def deadly(function):
 for module, name in ((os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (shutil, "rmtree"), (os, "unlink"), (os, "rmdir")):
     setattr(module, name, deadly(getattr(module, name)))
 state = {"model": {"a": torch.full((40, 10), 40.0), "b": torch.arange(7)}, "optimizer": {"a/exp_avg": torch.full((40, 10), 1.0)}}
-for step in (40, 50):
-    save(Path(sys.argv[1]), step, state, {"samples": 1}, keep=2)
+for step in (40, 40, 50):
+    save(Path(sys.argv[1]), step, state, {"samples": 1}, keep=1)
 print(count)
 """
     place = folder.parent / "copy"
     died = 0
-    for operation in range(1, 80, 3):
+    for operation in range(1, 200, 2):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(folder, place)
         done = subprocess.run(
@@ -246,7 +288,7 @@ print(count)
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         died += 1
-    assert died >= 5
+    assert died >= 30
 
 
 @pytest.mark.fault(2)

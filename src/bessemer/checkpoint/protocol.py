@@ -48,7 +48,7 @@ from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.control import gather_scatter, on_rank_zero
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.run import checkpoint_name, published, sync_folder, write_atomic
+from bessemer.run import checkpoint_name, publish_folder, published, restore_replaced, sync_folder, write_atomic
 from bessemer.terminal import size
 
 LATEST = "latest"
@@ -106,6 +106,7 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
     """Agree on which rank writes what, and create the staging folder. Raises as `save`, on every process."""
 
     def make_room(prepared: PreparedSave, needed: int) -> None:
+        restore_replaced(folder)
         _require_space(folder, needed)
         shutil.rmtree(prepared.staged, ignore_errors=True)
         prepared.staged.mkdir(parents=True)
@@ -166,13 +167,7 @@ def publish(
         return [None] * len(by_rank)
 
     def move() -> None:
-        before = target.with_name(f"{target.name}.old.tmp")  # one of the two is there at any time
-        shutil.rmtree(before, ignore_errors=True)
-        if target.exists():  # a resumed run saves a step again; the two are equal bit for bit
-            os.rename(target, before)
-        os.rename(staged, target)
-        sync_folder(prepared.folder)
-        shutil.rmtree(before, ignore_errors=True)
+        publish_folder(staged, target)  # a resumed run saves a step again; the two are equal bit for bit
         write_atomic(prepared.folder / LATEST, target.name)
         _retain(prepared.folder, prepared.step, keep)
 
@@ -205,6 +200,7 @@ def latest(
     """
 
     def list_published() -> tuple[list[int], str | None]:
+        restore_replaced(folder)
         pointer = folder / LATEST
         return published(folder), pointer.read_text(errors="replace").strip() if pointer.is_file() else None
 
