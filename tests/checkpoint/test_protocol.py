@@ -244,6 +244,20 @@ def test_a_kill_while_a_step_is_saved_over_itself_leaves_it(tmp_path: Path, monk
     assert protocol.published(run.checkpoints) == [40]
 
 
+@pytest.mark.fault(7)
+def test_what_a_killed_save_has_left_is_no_used_space(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def used() -> int:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    needed = sum(tensor.nbytes for part in tensors().values() for tensor in part.values())
+    usage, room = shutil.disk_usage(folder), used() + int(1.3 * needed)
+    killed_save(folder, 35, "fsync", "optimizer.safetensors")
+    assert used() > room - 1.2 * needed
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room - used()))
+    save(folder, 40, tensors(40.0), {"samples": 320}, keep=5)
+    assert latest(folder).step == 40  # type: ignore[union-attr]
+
+
 @pytest.mark.long
 @pytest.mark.fault(3)
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:

@@ -107,8 +107,9 @@ def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGL
 
     def make_room(prepared: PreparedSave, needed: int) -> None:
         restore_replaced(folder)
+        for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
+            shutil.rmtree(leftover, ignore_errors=True)
         _require_space(folder, needed)
-        shutil.rmtree(prepared.staged, ignore_errors=True)
         prepared.staged.mkdir(parents=True)
 
     return agree(folder, step, tensors, mesh, make_room)
@@ -347,13 +348,11 @@ def _retain(folder: Path, current: int, keep: Retention | int) -> None:
     for step in steps:
         if step not in kept:
             _remove(folder / checkpoint_name(step))
-    for leftover in folder.glob("step-*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint, so that a kill leaves it whole or not at all."""
-    aside = checkpoint.with_name(f"{checkpoint.name}.old.tmp")
+    aside = checkpoint.with_name(f"{checkpoint.name}.removed.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(checkpoint, aside)
     shutil.rmtree(aside)
