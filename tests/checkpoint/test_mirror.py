@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest, save
+from bessemer.checkpoint import mirror as mirror_module
 from bessemer.checkpoint.mirror import Mirror, restore_missing
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.cli import run_command
@@ -101,6 +104,57 @@ def test_after_a_restore_older_copies_stay_until_new_ones_come(tmp_path: Path) -
         again.update()
         found.append(again.steps())
     assert found == [[30, 40, 50, 60], [50, 60, 70], [60, 70, 80]]
+
+
+def test_a_checkpoint_removed_while_the_mirror_looks_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, honest, listed = RunFolder(tmp_path / "run"), mirror_module.published, list[int]()
+    mirror = Mirror(str(tmp_path / "m"), "name", run)
+    for step in (10, 20):
+        saved(run, step)
+    mirror.update()
+
+    def published(folder: Path) -> list[int]:
+        steps = honest(folder)
+        if not listed:  # a save beside it removes both
+            listed.extend(steps)
+            saved(run, 30, keep=1)
+        return steps
+
+    monkeypatch.setattr(mirror_module, "published", published)
+    mirror.update()
+    assert listed == [10, 20]
+    mirror.update()
+    assert mirror.steps() == [30]
+
+
+def test_what_is_published_as_the_copying_ends_is_copied_too(tmp_path: Path) -> None:
+    run, is_idle = RunFolder(tmp_path / "run"), threading.Event()
+
+    class Slow(Mirror):
+        """Its thread stays a while where it has seen that there is no more."""
+
+        @property
+        def _has_more(self) -> bool:  # type: ignore[override]
+            value = self.__dict__["more"]
+            if not value and threading.current_thread() is not threading.main_thread():
+                is_idle.set()
+                time.sleep(1)
+            return bool(value)
+
+        @_has_more.setter
+        def _has_more(self, value: bool) -> None:
+            self.__dict__["more"] = value
+
+    mirror, failures = Slow(str(tmp_path / "m"), "name", run), list[str]()
+    saved(run, 10)
+    mirror.follow(failures.append)
+    assert is_idle.wait(60)
+    saved(run, 20)
+    mirror.follow(failures.append)
+    assert mirror.finish() and not failures
+    assert mirror.steps() == [10, 20]
 
 
 def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from bessemer.checkpoint.files import BLOCK_BYTES
@@ -93,7 +93,7 @@ class Mirror:
         """url: checkpoint.mirror, an absolute folder, s3:// or gs://."""
         self.place, self._run = f"{url.rstrip('/')}/{name}", run
         self._thread: Thread | None = None
-        self._has_more = False
+        self._lock, self._has_more = Lock(), False
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are whole there, ascending. Raises BessemerError where it cannot be reached."""
@@ -101,27 +101,33 @@ class Mirror:
 
     def follow(self, on_failure: Callable[[str], None]) -> None:
         """Copy what is published and remove what no longer is, in a thread. on_failure: called with a message."""
-        self._has_more = True
-        if self._thread is None or not self._thread.is_alive():
 
-            def work() -> None:
-                while self._has_more:
+        def work() -> None:
+            while True:
+                with self._lock:
+                    if not self._has_more:
+                        self._thread = None  # within the lock: who calls `follow` from now on starts another one
+                        return
                     self._has_more = False
-                    try:
-                        self.update()
-                    except (BessemerError, OSError, ValueError) as error:
-                        on_failure(
-                            f"{self.place}: this mirror of the checkpoints is not up to date: {storage.redacted(error)}"
-                        )
+                try:
+                    self.update()
+                except (BessemerError, OSError, ValueError) as error:
+                    on_failure(
+                        f"{self.place}: this mirror of the checkpoints is not up to date: {storage.redacted(error)}"
+                    )
 
-            self._thread = Thread(target=work, name="mirror", daemon=True)
-            self._thread.start()
+        with self._lock:
+            self._has_more = True
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = Thread(target=work, name="mirror", daemon=True)
+                self._thread.start()
 
     def finish(self) -> bool:
         """Wait for the copies, for some minutes. Returns whether they are done."""
-        if self._thread is not None:
-            self._thread.join(FINISH_SECONDS)
-        return self._thread is None or not self._thread.is_alive()
+        thread = self._thread
+        if thread is not None:
+            thread.join(FINISH_SECONDS)
+        return thread is None or not thread.is_alive()
 
     def update(self) -> None:
         """Make the mirror have what is published. Raises BessemerError, OSError."""
@@ -197,10 +203,16 @@ class Mirror:
 
     def _differs(self, step: int, there: dict[int, dict[str, int]]) -> bool:
         """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
-        here = self._run.checkpoints / checkpoint_name(step) / MANIFEST
-        return (
-            MANIFEST not in there.get(step, {}) or self._get(f"{checkpoint_name(step)}/{MANIFEST}") != here.read_bytes()
-        )
+        if MANIFEST not in there.get(step, {}):
+            return True
+        folder = self._run.checkpoints / checkpoint_name(step)
+        try:
+            manifest = (folder / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+            return False  # newer ones have taken its place meanwhile
+        return self._get(f"{folder.name}/{MANIFEST}") != manifest
 
     def _opened(self) -> tuple[Any, str]:
         """Arrow's file system and the path of this mirror in it."""
