@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, node_memory, staging
+from bessemer.checkpoint.format import PARTS
 from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory
 from bessemer.checkpoint.node_memory import NodeMemory, hold
 from bessemer.errors import BessemerError
@@ -158,6 +159,17 @@ def test_files_that_a_worker_has_left_need_no_free_memory(node: Path) -> None:
     run_on(2, copies, [3, 6])
     run_on(2, copies_in_held_memory, 9)
     assert run_on(2, read) == [(9, True, [])] * 2
+
+
+def test_a_part_that_no_file_is_held_for_is_refused_by_name(node: Path) -> None:
+    held = NodeMemory.here(SINGLE_PROCESS)
+    assert held is not None
+    with MemorySaver(held, SINGLE_PROCESS) as saver:
+        every = {part: {"a": torch.ones(3)} for part in (*PARTS, "scheduler")}
+        with pytest.raises(BessemerError, match="part scheduler is not one of model, optimizer, ema, rng"):
+            saver.save(3, every, {})
+        saver.save(6, {part: every[part] for part in PARTS}, {"samples": 6})
+    assert held.held() == {(6, 0)}
 
 
 def on_two_nodes(folder: Path, step: int, swapped: bool) -> tuple[int, bool, list[str]] | None:

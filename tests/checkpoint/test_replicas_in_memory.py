@@ -167,7 +167,7 @@ def fails_on_the_way(mesh: ProcessMesh, held: NodeMemory, lacks_memory: bool) ->
         return request(kind, *paths)
 
     saver.process.request = dies  # type: ignore[method-assign]
-    saver.save(6, state(6, mesh.rank) | {"more": {"x": torch.ones(100_000)}}, {"samples": 6})
+    saver.save(6, state(6, mesh.rank) | {"optimizer": {"x": torch.ones(100_000)}}, {"samples": 6})
     return str(saver.join())
 
 

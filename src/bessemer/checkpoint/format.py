@@ -32,7 +32,7 @@ from bessemer.run import read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-PARTS = ("model", "optimizer", "ema", "rng")
+PARTS = ("model", "optimizer", "ema", "rng")  # an agent holds a file of memory for each (node_memory.py)
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
 WritePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
@@ -146,9 +146,11 @@ def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
-    """This process's shards of named tensors. Raises BessemerError that names the tensor."""
+    """This process's shards of named tensors. Raises BessemerError that names the tensor, or a part that is not one of PARTS."""
     shards: dict[Key, tuple[ShardMetadata, Tensor]] = {}
     for part, named in tensors.items():
+        if part not in PARTS:
+            raise BessemerError(f"checkpoint: part {part} is not one of {', '.join(PARTS)}")
         for name, tensor in named.items():
             try:
                 shape, offset, data = local_shard(tensor)
