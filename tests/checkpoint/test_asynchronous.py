@@ -20,6 +20,7 @@ import torch.distributed as dist
 from safetensors import torch as library
 
 from bessemer.checkpoint import AsyncSaver, files, format, latest, protocol, save, staging
+from bessemer.checkpoint.asynchronous import WriterProcess
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel
@@ -144,6 +145,19 @@ def test_a_writer_that_dies_fails_that_save_alone(tmp_path: Path) -> None:
         os.kill(writer_of(saver), signal.SIGTERM)  # as a scheduler sends it to every process of a job
     assert published(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_an_error_of_the_writer_is_that_of_the_call(tmp_path: Path) -> None:
+    writer = WriterProcess()
+    writer.start()
+    try:
+        with pytest.raises(FileNotFoundError) as there:
+            writer.request("scan", tmp_path / "none")
+    finally:
+        writer.end()
+    with pytest.raises(FileNotFoundError) as here:
+        files.scan(tmp_path / "none")
+    assert str(there.value) == str(here.value) == f"[Errno 2] No such file or directory: '{tmp_path / 'none'}'"
 
 
 def test_the_writer_ends_with_its_process(tmp_path: Path) -> None:

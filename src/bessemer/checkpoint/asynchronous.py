@@ -70,7 +70,7 @@ class WriterProcess:
             raise BessemerError(f"the process that writes checkpoints ended with {code}")
         result = json.loads(answer)
         if isinstance(result, dict):
-            raise OSError(result["errno"], result["error"])
+            raise OSError(*result["error"], *filter(None, [result["path"]]))
         return Scan(*result)
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """Safetensors files written, hashed and read back in one pass, without torch.
 
 Run as a program it is the process that does so during the training: each line of standard input is a request, a JSON list
-["copy", SOURCE, TARGET] or ["scan", PATH], and is answered by a line, the JSON list of a `Scan` or {"error": ..., "errno": ...}.
-A thread would hold the interpreter that the training needs.
+["copy", SOURCE, TARGET] or ["scan", PATH], and is answered by a line, the JSON list of a `Scan` or {"error": arguments of an
+OSError, "path": its file}. A thread would hold the interpreter that the training needs.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _serve() -> None:
         try:
             answer: Any = (copy if kind == "copy" else scan)(*paths)
         except OSError as error:
-            answer = {"error": str(error), "errno": error.errno}
+            answer = {"error": error.args, "path": error.filename}
         try:
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()

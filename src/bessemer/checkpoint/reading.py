@@ -33,7 +33,7 @@ class SavedCheckpoint:
         return part in self.contents
 
     def tensors(self, part: str) -> dict[str, Tensor]:
-        """The tensors of one part ("model", "optimizer", ...), whole, on the CPU."""
+        """The tensors of one part ("model", "optimizer", ...), whole, on the CPU; mapped from the files as by `whole`."""
         with self.opened() as files:
             return {name: files.whole(part, name) for name in self._named(part)}
 
@@ -58,7 +58,8 @@ class SavedCheckpoint:
 
     @contextmanager
     def opened(self) -> Iterator[CheckpointFiles]:
-        """Its files, each opened once in the block and closed after it, so that a removed checkpoint frees its space."""
+        """Its files, each opened once in the block and closed after it. A removed checkpoint frees its space then, and when the
+        tensors that `whole` has mapped are gone."""
         with ExitStack() as stack:
             yield CheckpointFiles(self, stack)
 
@@ -75,7 +76,7 @@ class CheckpointFiles:
         self._checkpoint, self._stack, self._open = checkpoint, stack, dict[str, Any]()
 
     def whole(self, part: str, name: str) -> Tensor:
-        """A whole tensor; one of a single shard is mapped from its file and not copied."""
+        """A whole tensor; one of a single shard is mapped from its file and not copied, and holds the file's space."""
         shards = self._stored(part, name).shards
         return self._read_shard(shards[0]) if len(shards) == 1 else self.read(part, name)
 
