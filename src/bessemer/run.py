@@ -263,8 +263,9 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
-    """Put a finished folder, whose files are synced, in the place of `folder`. A kill leaves the old one there, or the new one,
-    or the old one under another name, from which `restore_replaced` brings it back."""
+    """Put a finished folder in the place of `folder`, durably where its files are synced. A kill leaves the old one there, or the
+    new one, or the old one under another name, from which `restore_replaced` brings it back."""
+    sync_folder(temporary)
     replaced = folder.with_name(f".{folder.name}.old")
     if folder.exists():
         shutil.rmtree(replaced, ignore_errors=True)

@@ -24,7 +24,7 @@ from bessemer.checkpoint.protocol import LATEST, verify
 from bessemer.corpus import storage
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, checkpoint_name, published, read_json, sync_folder, write_atomic, write_json
+from bessemer.run import RunFolder, checkpoint_name, publish_folder, published, read_json, write_atomic, write_json
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
@@ -187,9 +187,7 @@ class Mirror:
             for name in load_manifest(staged).files:
                 self._get(f"{target.name}/{name}", staged / name)
             verify(staged)
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(staged, target)
-            sync_folder(target.parent)
+            publish_folder(staged, target)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 

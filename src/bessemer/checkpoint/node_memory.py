@@ -20,7 +20,7 @@ from bessemer.checkpoint.format import MANIFEST, PARTS
 from bessemer.checkpoint.staging import HAS_MEMORY_FILES
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.run import checkpoint_name, published, read_json
+from bessemer.run import checkpoint_name, publish_folder, published, read_json
 
 FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
 SETS = 2  # of files that are written in turn; a set has a file for each of a checkpoint's parts
@@ -100,8 +100,7 @@ class NodeMemory:
         (staged / MANIFEST).write_text(manifest)
         for name, path in links.items():
             (staged / name).symlink_to(path)
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(staged, target)
+        publish_folder(staged, target)
 
     def keep(self, step: int | None = None, own_alone: bool = False) -> None:
         """Forget the checkpoints of all other steps, and with own_alone those of neighbours; the node's first process does so."""

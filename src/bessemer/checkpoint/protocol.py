@@ -48,7 +48,7 @@ from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.control import gather_scatter, on_rank_zero
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.run import checkpoint_name, publish_folder, published, restore_replaced, sync_folder, write_atomic
+from bessemer.run import checkpoint_name, publish_folder, published, restore_replaced, write_atomic
 from bessemer.terminal import size
 
 LATEST = "latest"
@@ -164,7 +164,6 @@ def publish(
         if missing := [name for name in files if not (staged / name).is_file()]:
             raise BessemerError(f"{staged}: {missing[0]} was written elsewhere; is the folder shared by all processes?")
         write_atomic(staged / MANIFEST, dump_manifest(prepared.step, files, prepared.contents[0], facts))
-        sync_folder(staged)
         return [None] * len(by_rank)
 
     def move() -> None:
