@@ -290,7 +290,7 @@ def test_files_are_those_of_the_library(tmp_path: Path) -> None:
     image = staging.Staging()
     path = image.copy({"model": named})()["model"]
     assert Path(path).read_bytes() == theirs
-    assert files.copy(path, tmp_path / "copy") == files.scan(tmp_path / "theirs") == written
+    assert files.copy_file(path, tmp_path / "copy") == files.scan(tmp_path / "theirs") == written
     assert written == (len(theirs), hashlib.sha256(theirs).hexdigest(), None)
     image.close()
 

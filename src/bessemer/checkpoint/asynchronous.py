@@ -26,7 +26,7 @@ import torch.distributed as dist
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import FileIO, PreparedSave, prepare, publish
+from bessemer.checkpoint.protocol import FileWriter, PreparedSave, prepare, publish
 from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
@@ -56,7 +56,7 @@ class WriterProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def request(self, kind: str, *paths: str | Path) -> Scan:
-        """`files.copy` or `files.scan` in that process. Raises OSError, and BessemerError where it dies."""
+        """`files.copy_file` or `files.scan` in that process. Raises OSError, and BessemerError where it dies."""
         process, answer = self._process, b""
         assert process is not None and process.stdin is not None and process.stdout is not None, "started"
         try:
@@ -193,7 +193,7 @@ class AsyncSaver(BackgroundWork):
             if before is not None:
                 error.add_note(f"(and the save before failed: {before})")
             raise
-        writer = self._staged(prepared)
+        writer = self._begin_copy(prepared)
         prepared = replace(prepared, own=prepared.own if writer is None else {})
         facts, keep = copy.deepcopy(facts), self.keep
         what = f"the checkpoint of step {step}"
@@ -216,7 +216,7 @@ class AsyncSaver(BackgroundWork):
         finally:
             self._staging.close()
 
-    def _staged(self, prepared: PreparedSave) -> FileIO | None:
+    def _begin_copy(self, prepared: PreparedSave) -> FileWriter | None:
         """Begin to copy what this process saves. Returns what writes the copy; None without memory for it."""
         if not self._staging.fits(prepared.own):
             return None
@@ -227,4 +227,4 @@ class AsyncSaver(BackgroundWork):
         def write(part: str, path: Path) -> Scan:
             return self.process.request("copy", ready()[part], path)
 
-        return FileIO(write, lambda path: self.process.request("scan", path))
+        return FileWriter(write, lambda path: self.process.request("scan", path))

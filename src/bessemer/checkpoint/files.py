@@ -70,7 +70,7 @@ class ArraySource(NamedTuple):
     data: Callable[[], NDArray[np.uint8]]
 
 
-def layout(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[bytes, dict[str, int]]:
+def file_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[bytes, dict[str, int]]:
     """The beginning of a safetensors file, and where in the file each tensor begins. tensors: dtype, shape, bytes by name."""
     begin, header, begins = 0, {}, {}
     for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name][0]], name)):
@@ -88,7 +88,7 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
     """Write a new file, synced, one tensor in memory at a time. The file is not complete where a value is not finite."""
 
     def blocks() -> Iterator[Block]:
-        head, begins = layout({name: (one.dtype, one.shape, one.nbytes) for name, one in tensors.items()})
+        head, begins = file_header({name: (one.dtype, one.shape, one.nbytes) for name, one in tensors.items()})
         yield "", "", memoryview(head)
         for name in begins:
             data = tensors[name].data()
@@ -98,7 +98,7 @@ def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) 
     return _write(blocks(), path)
 
 
-def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Scan:
+def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Scan:
     """Write a new file, synced, with what is in another. As `save_file`."""
     with open(source, "rb", buffering=0) as file:
         return _write(_blocks(file), target)
@@ -219,7 +219,7 @@ def _serve() -> None:
             return
         kind, *paths = json.loads(line)
         try:
-            answer: Any = (copy if kind == "copy" else scan)(*paths)
+            answer: Any = (copy_file if kind == "copy" else scan)(*paths)
         except OSError as error:
             answer = {"error": error.args, "path": error.filename}
         try:

@@ -35,7 +35,7 @@ FORMAT = 2
 PARTS = ("model", "optimizer", "ema", "rng")  # an agent holds a file of memory for each (node_memory.py)
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
-WritePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
+SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
 WriterRanks = dict[
     Key, dict[tuple[Box, Box], dict[int, int]]
@@ -161,9 +161,9 @@ def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
     return shards
 
 
-def assign(
+def global_plan(
     by_rank: list[dict[Key, ShardMetadata]], nodes: Sequence[int] | None = None
-) -> tuple[list[WritePlan], list[Contents]]:
+) -> tuple[list[SavePlan], list[Contents]]:
     """Which rank writes what, by rank, and the contents of the checkpoint, by node.
 
     Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. nodes: of each rank, where
@@ -197,7 +197,7 @@ def assign(
                 load[writer] += by_rank[writer][key].nbytes
                 writers[key][box][node] = writer
     file_of = _file_names(writers)
-    plans: list[WritePlan] = [{} for _ in by_rank]
+    plans: list[SavePlan] = [{} for _ in by_rank]
     contents: list[Contents] = [{part: {} for part, _ in first_seen} for _ in range(max(nodes) + 1)]
     for (part, name), (_, shard) in first_seen.items():
         for by_node in writers[part, name].values():

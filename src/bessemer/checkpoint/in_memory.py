@@ -19,7 +19,7 @@ from bessemer.checkpoint.asynchronous import BackgroundWork
 from bessemer.checkpoint.files import scan
 from bessemer.checkpoint.format import Tensors, dump_manifest, load_manifest
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import PreparedSave, agree, require_finite
+from bessemer.checkpoint.protocol import PreparedSave, plan_save, require_finite
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.replication import Transfer, replica_nodes, transfer
 from bessemer.checkpoint.staging import Staging
@@ -65,7 +65,7 @@ class MemorySaver(BackgroundWork):
             return
         failure = self.join()
         memory = self._memory
-        prepared = agree(memory.checkpoints(memory.node), step, tensors, self.mesh, node=memory.node)
+        prepared = plan_save(memory.checkpoints(memory.node), step, tensors, self.mesh, node=memory.node)
         staging = self._staging[tuple(memory.free_set())]
         ready = staging.copy(prepared.own) if staging.fits(prepared.own) else _no_memory
         if self._hook is None:
@@ -112,9 +112,9 @@ class MemorySaver(BackgroundWork):
             if self._transfers:
                 transfer(self.mesh, memory, step, self._transfers, lambda path: self.process.request("scan", path))
         except (BessemerError, OSError):  # on every rank; a rank that is lost leaves all that is here to the next start
-            gather_scatter(self.mesh, lambda: memory.keep(kept), _each)
+            gather_scatter(self.mesh, lambda: memory.forget_others(kept), _each)
             raise
-        gather_scatter(self.mesh, lambda: memory.keep(step), _each)  # makes room for the next
+        gather_scatter(self.mesh, lambda: memory.forget_others(step), _each)  # makes room for the next
         self._replicated = step if self._transfers else None
 
 
@@ -150,14 +150,14 @@ def newest_in_memory(
             if transfers:
                 pairs = ", ".join(f"node {one.target} from node {one.source}" for one in transfers)
                 say(f"  fetching the copy of step {step} in memory: {pairs}")
-                gather_scatter(mesh, partial(memory.keep, step), _each)  # makes room
+                gather_scatter(mesh, partial(memory.forget_others, step), _each)  # makes room
                 transfer(mesh, memory, step, transfers, scan)
                 has_fetched = any(one.target == memory.node for one in transfers)
             newest = _opened(memory.checkpoints(memory.node) / checkpoint_name(step))[0]
             break
         except (BessemerError, OSError) as error:
             on_damage(f"{error}; this copy in memory is left out")
-    memory.keep(None if newest is None else newest.step, has_fetched)
+    memory.forget_others(None if newest is None else newest.step, has_fetched)
     mesh.barrier()
     return newest
 

@@ -179,17 +179,17 @@ class Mirror:
     def fetch(self, step: int) -> None:
         """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
         target = self._run.checkpoints / checkpoint_name(step)
-        staged = target.with_name(f"{target.name}.tmp")
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+        temporary = target.with_name(f"{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         try:
-            self._get(f"{target.name}/{MANIFEST}", staged / MANIFEST)
-            for name in load_manifest(staged).files:
-                self._get(f"{target.name}/{name}", staged / name)
-            verify(staged)
-            publish_folder(staged, target)
+            self._get(f"{target.name}/{MANIFEST}", temporary / MANIFEST)
+            for name in load_manifest(temporary).files:
+                self._get(f"{target.name}/{name}", temporary / name)
+            verify(temporary)
+            publish_folder(temporary, target)
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def _copied(self) -> set[int]:
         path = self._run.checkpoints / COPIED

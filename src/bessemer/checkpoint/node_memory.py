@@ -94,15 +94,15 @@ class NodeMemory:
         if self.local:
             return
         target = self.checkpoints(origin) / checkpoint_name(step)
-        staged = target.with_name(f"{target.name}.tmp")
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        (staged / MANIFEST).write_text(manifest)
+        temporary = target.with_name(f"{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        (temporary / MANIFEST).write_text(manifest)
         for name, path in links.items():
-            (staged / name).symlink_to(path)
-        publish_folder(staged, target)
+            (temporary / name).symlink_to(path)
+        publish_folder(temporary, target)
 
-    def keep(self, step: int | None = None, own_alone: bool = False) -> None:
+    def forget_others(self, step: int | None = None, own_alone: bool = False) -> None:
         """Forget the checkpoints of all other steps, and with own_alone those of neighbours; the node's first process does so."""
         name = None if step is None else checkpoint_name(step)
         for path in self.folder.glob("*/step-*") if self.local == 0 else ():

@@ -35,11 +35,11 @@ from bessemer.checkpoint.format import (
     Contents,
     Key,
     Manifest,
+    SavePlan,
     ShardMetadata,
     Tensors,
-    WritePlan,
-    assign,
     dump_manifest,
+    global_plan,
     load_manifest,
     local_shards,
 )
@@ -66,7 +66,7 @@ class PreparedSave:
 
     folder: Path
     step: int
-    plan: WritePlan
+    plan: SavePlan
     own: LocalTensors
     contents: list[Contents]
 
@@ -76,12 +76,12 @@ class PreparedSave:
         return self.folder / checkpoint_name(self.step)
 
     @property
-    def staged(self) -> Path:
+    def temporary(self) -> Path:
         """Where it is written."""
         return self.folder / f"{checkpoint_name(self.step)}.tmp"
 
 
-class FileIO(NamedTuple):
+class FileWriter(NamedTuple):
     """Who writes and reads files. write: a part of what this process saves, to a path; scan: reads a file back."""
 
     write: Callable[[str, Path], Scan]
@@ -103,19 +103,19 @@ def save(
 
 
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
-    """Agree on which rank writes what, and create the staging folder. Raises as `save`, on every process."""
+    """Agree on which rank writes what, and create the temporary folder. Raises as `save`, on every process."""
 
     def make_room(prepared: PreparedSave, needed: int) -> None:
         restore_replaced(folder)
         for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
             shutil.rmtree(leftover, ignore_errors=True)
         _require_space(folder, needed)
-        prepared.staged.mkdir(parents=True)
+        prepared.temporary.mkdir(parents=True)
 
-    return agree(folder, step, tensors, mesh, make_room)
+    return plan_save(folder, step, tensors, mesh, make_room)
 
 
-def agree(
+def plan_save(
     folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh,
     make_room: Callable[[PreparedSave, int], None] = lambda prepared, needed: None, node: int = 0,
 ) -> PreparedSave:  # fmt: skip
@@ -124,8 +124,8 @@ def agree(
     shards = local_shards(tensors)
     prepared = PreparedSave(folder, step, {}, {}, [])
 
-    def decide(by_rank: list[tuple[int, dict[Key, ShardMetadata]]]) -> list[WritePlan]:
-        plans, contents = assign([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
+    def decide(by_rank: list[tuple[int, dict[Key, ShardMetadata]]]) -> list[SavePlan]:
+        plans, contents = global_plan([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
         prepared.contents.extend(contents)
         mine = [
             (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
@@ -140,44 +140,48 @@ def agree(
 
 def publish(
     prepared: PreparedSave, facts: dict[str, Any], keep: Retention | int, mesh: ProcessMesh = SINGLE_PROCESS,
-    writer: FileIO | None = None,
+    writer: FileWriter | None = None,
 ) -> SavedCheckpoint:  # fmt: skip
     """Write what was prepared, and publish it. Raises as `save`, on every process.
 
     writer: writes copies of `prepared.own` and reads files back, in place of this process.
     """
-    target, staged = prepared.target, prepared.staged
-    writer = writer or FileIO(lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path))
+    target, temporary = prepared.target, prepared.temporary
+    writer = writer or FileWriter(
+        lambda part, path: save_file(_sources(prepared.own[part]), path), lambda path: scan(path)
+    )
 
     def write() -> dict[str, Any]:
-        if not staged.is_dir():
+        if not temporary.is_dir():
             raise BessemerError(
-                f"{staged}: the first process made it, but it is not there; is the folder shared by all?"
+                f"{temporary}: the first process made it, but it is not there; is the folder shared by all?"
             )
         files = {}
         for part, (file, _) in prepared.plan.items():
-            files[file] = require_finite(part, writer.write(part, staged / file)).fingerprint
+            files[file] = require_finite(part, writer.write(part, temporary / file)).fingerprint
         return files
 
     def write_manifest(by_rank: list[dict[str, Any]]) -> list[None]:
         files = {name: fingerprint for written in by_rank for name, fingerprint in written.items()}
-        if missing := [name for name in files if not (staged / name).is_file()]:
-            raise BessemerError(f"{staged}: {missing[0]} was written elsewhere; is the folder shared by all processes?")
-        write_atomic(staged / MANIFEST, dump_manifest(prepared.step, files, prepared.contents[0], facts))
+        if missing := [name for name in files if not (temporary / name).is_file()]:
+            raise BessemerError(
+                f"{temporary}: {missing[0]} was written elsewhere; is the folder shared by all processes?"
+            )
+        write_atomic(temporary / MANIFEST, dump_manifest(prepared.step, files, prepared.contents[0], facts))
         return [None] * len(by_rank)
 
     def move() -> None:
-        publish_folder(staged, target)  # a resumed run saves a step again; the two are equal bit for bit
+        publish_folder(temporary, target)  # a resumed run saves a step again; the two are equal bit for bit
         write_atomic(prepared.folder / LATEST, target.name)
         _retain(prepared.folder, prepared.step, keep)
 
     try:
         gather_scatter(mesh, write, write_manifest)
-        checkpoint = verify(staged, mesh, writer.scan)
+        checkpoint = verify(temporary, mesh, writer.scan)
         on_rank_zero(mesh, move)
     except BaseException:
         if mesh.is_main:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     return replace(checkpoint, folder=target)
 

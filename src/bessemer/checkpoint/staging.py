@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bessemer.checkpoint.files import DTYPES, layout
+from bessemer.checkpoint.files import DTYPES, file_header
 from bessemer.checkpoint.protocol import LocalTensors, bytes_of
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
@@ -155,7 +155,7 @@ class Staging:
 def _copies(file: MemoryFile, named: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Make a file the image of named tensors without their values. Returns (where its bytes go, tensor) for each."""
     sizes = {name: (DTYPES[str(one.dtype)], tuple(one.shape), one.nbytes) for name, one in named.items()}
-    head, begins = layout(sizes)
+    head, begins = file_header(sizes)
     locked = any(tensor.is_cuda for tensor in named.values())
     image = file.resize(len(head) + sum(nbytes for _, _, nbytes in sizes.values()), locked)
     image[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
