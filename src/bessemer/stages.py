@@ -265,7 +265,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
-    from bessemer.checkpoint.protocol import has_all_files
+    from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.guard.alerts import posting
     from bessemer.guard.pulse import unwatched_pulse
     from bessemer.launch import start
@@ -316,9 +316,9 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         return ", ".join(filter(None, parts))
 
     # Where the last checkpoint is seen to be damaged the loop says so, and goes on from the one before.
-    current = (
-        bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1], warn)
-    )
+    current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
+    if current:
+        repair_latest(run.checkpoints, done[-1], warn)
     finished = f"{counted(steps or 0, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
     finished += f"; {next_step(run, recipe.train)}" if current else ""

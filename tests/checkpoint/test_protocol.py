@@ -14,7 +14,7 @@ import torch
 
 from bessemer.checkpoint import files, latest, protocol, save, verify
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.protocol import has_all_files
+from bessemer.checkpoint.protocol import has_all_files, repair_latest
 from bessemer.errors import BessemerError
 from bessemer.run import RunFolder
 
@@ -139,7 +139,11 @@ def test_with_none_whole_it_refuses_and_never_starts_at_zero(folder: Path) -> No
 def test_a_pointer_of_random_bytes_is_written_again(folder: Path) -> None:
     (folder / "latest").write_bytes(b"\xff\xfe\x80")
     said: list[str] = []
-    assert has_all_files(folder, 30, said.append) and "written again" in said[0]
+    assert has_all_files(folder, 30)
+    repair_latest(folder, 30, said.append)
+    assert "written again" in said[0] and (folder / "latest").read_text() == "step-00000030"
+    repair_latest(folder, 30, said.append)
+    assert len(said) == 1
     (folder / "latest").write_bytes(b"\xff\xfe\x80")
     assert latest(folder).step == 30  # type: ignore[union-attr]
 

@@ -78,7 +78,12 @@ class PreparedSave:
     @property
     def temporary(self) -> Path:
         """Where it is written."""
-        return self.folder / f"{checkpoint_name(self.step)}.tmp"
+        return temporary_folder(self.folder, self.step)
+
+
+def temporary_folder(folder: Path, step: int) -> Path:
+    """Where a checkpoint of a step is written before it is published; what is left of one there is removed by the next save."""
+    return folder / f"{checkpoint_name(step)}.tmp"
 
 
 class FileWriter(NamedTuple):
@@ -105,37 +110,35 @@ def save(
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
     """Agree on which rank writes what, and create the temporary folder. Raises as `save`, on every process."""
 
-    def make_room(prepared: PreparedSave, needed: int) -> None:
+    def make_room(needed: int) -> None:
         restore_replaced(folder)
         for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
             shutil.rmtree(leftover, ignore_errors=True)
         _require_space(folder, needed)
-        prepared.temporary.mkdir(parents=True)
+        temporary_folder(folder, step).mkdir(parents=True)
 
     return plan_save(folder, step, tensors, mesh, make_room)
 
 
 def plan_save(
     folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh,
-    make_room: Callable[[PreparedSave, int], None] = lambda prepared, needed: None, node: int = 0,
+    make_room: Callable[[int], None] = lambda needed: None, node: int = 0,
 ) -> PreparedSave:  # fmt: skip
     """Agree on which rank writes what. make_room: called on rank 0 with the number of bytes; node: of this process, where each
     node keeps what its ranks hold."""
-    shards = local_shards(tensors)
-    prepared = PreparedSave(folder, step, {}, {}, [])
+    shards, contents = local_shards(tensors), list[Contents]()
 
     def decide(by_rank: list[tuple[int, dict[Key, ShardMetadata]]]) -> list[SavePlan]:
-        plans, contents = global_plan([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
-        prepared.contents.extend(contents)
+        plans, contents[:] = global_plan([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
         mine = [
             (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
         ]
-        make_room(prepared, sum(by_rank[rank][1][part, name].nbytes for rank, part, name in mine))
+        make_room(sum(by_rank[rank][1][part, name].nbytes for rank, part, name in mine))
         return plans
 
     plan = gather_scatter(mesh, lambda: (node, {key: metadata for key, (metadata, _) in shards.items()}), decide)
     own = {part: {name: shards[part, name][1] for name in names} for part, (_, names) in plan.items()}
-    return replace(prepared, plan=plan, own=own)
+    return PreparedSave(folder, step, plan, own, contents)
 
 
 def publish(
@@ -229,22 +232,22 @@ def latest(
     return newest_verified
 
 
-def has_all_files(folder: Path, step: int, on_damage: Callable[[str], None]) -> bool:
-    """Whether the newest checkpoint, that of `step`, has its manifest and all files in full length; none is read. A `latest`
-    that names another is written again, and on_damage is called with that."""
+def has_all_files(folder: Path, step: int) -> bool:
+    """Whether the checkpoint of `step` has its manifest and all files in full length; none is read."""
+    checkpoint = folder / checkpoint_name(step)
     try:
-        files = load_manifest(folder / checkpoint_name(step)).files
-        if any(
-            (folder / checkpoint_name(step) / name).stat().st_size != facts["bytes"] for name, facts in files.items()
-        ):
-            return False
+        files = load_manifest(checkpoint).files
+        return all((checkpoint / name).stat().st_size == facts["bytes"] for name, facts in files.items())
     except (BessemerError, OSError):
         return False
+
+
+def repair_latest(folder: Path, step: int, on_damage: Callable[[str], None]) -> None:
+    """Write `latest` again where it does not name the newest checkpoint, that of `step`, and call on_damage with a message."""
     pointer = folder / LATEST
     if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
         on_damage(f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint; written again")
         write_atomic(pointer, checkpoint_name(step))
-    return True
 
 
 def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
@@ -253,8 +256,8 @@ def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda m
     checkpoints = list(islice(in_order, count))
     if len(checkpoints) < count:
         raise InputError(
-            f"--average: {count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep "
-            "more with checkpoint.keep and checkpoint.every"
+            f"{count} checkpoints are wanted, {folder} has {len(checkpoints)} whole ones; ask for fewer, or keep more with "
+            "checkpoint.keep and checkpoint.every"
         )
     return checkpoints
 

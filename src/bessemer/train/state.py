@@ -285,7 +285,10 @@ class Restored:
 def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoint]:
     """The newest verified checkpoint, or the `average` newest. Raises InputError where there are too few."""
     if average > 1:
-        return newest(run.checkpoints, average, on_damage=warn)
+        try:
+            return newest(run.checkpoints, average, on_damage=warn)
+        except InputError as error:
+            raise InputError(f"--average: {error}") from None
     damages, steps = list[str](), published(run.checkpoints)
     checkpoint = latest(run.checkpoints, on_damage=damages.append)
     if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
