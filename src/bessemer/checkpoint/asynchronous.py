@@ -139,12 +139,7 @@ class BackgroundWork:
 
     def finish(self) -> None:
         """Wait for the work. Raises its error on every process."""
-        failure = self.join()
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # with this frame it would be a reference cycle that keeps the group alive
+        raise_first([self.join()])
 
     def __enter__(self) -> Self:
         return self
@@ -159,6 +154,20 @@ class BackgroundWork:
             self.process.end()
             if self._hook is not None:  # a reference cycle that would keep the group alive
                 self._hook.remove()
+
+
+def raise_first(failures: list[BaseException | None]) -> None:
+    """Raise the first error of these, with the later ones as its notes, and empty the list: an error in a variable of the frames
+    that it passes through is a reference cycle, which would keep the process group alive."""
+    errors = [failure for failure in failures if failure is not None]
+    failures.clear()
+    try:
+        if errors:
+            for later in errors[1:]:
+                errors[0].add_note(f"(and then: {later})")
+            raise errors[0]
+    finally:
+        errors.clear()
 
 
 class AsyncSaver(BackgroundWork):
@@ -186,12 +195,12 @@ class AsyncSaver(BackgroundWork):
         Waits for the previous save. If that one failed, its error (BessemerError, on every process) is raised here, after
         the new one has begun.
         """
-        before = self.join()
+        failures = [self.join()]
         try:
             prepared = prepare(self._folder, step, tensors, self.mesh)
         except Exception as error:
-            if before is not None:
-                error.add_note(f"(and the save before failed: {before})")
+            if failures[0] is not None:
+                error.add_note(f"(and before: {failures[0]})")
             raise
         writer = self._begin_copy(prepared)
         prepared = replace(prepared, own=prepared.own if writer is None else {})
@@ -203,12 +212,9 @@ class AsyncSaver(BackgroundWork):
             self.on_published()
 
         self.begin(what, work, in_background=writer is not None)
-        after = self.join() if writer is None else None
-        try:
-            if before or after:
-                raise before or after  # type: ignore[misc]
-        finally:
-            del before, after  # with this frame they would be reference cycles that keep the group alive
+        if writer is None:
+            failures.append(self.join())
+        raise_first(failures)
 
     def __exit__(self, *error: Any) -> None:
         try:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bessemer.checkpoint.asynchronous import BackgroundWork
+from bessemer.checkpoint.asynchronous import BackgroundWork, raise_first
 from bessemer.checkpoint.files import scan
 from bessemer.checkpoint.format import Tensors, dump_manifest, load_manifest
 from bessemer.checkpoint.node_memory import NodeMemory
@@ -47,7 +47,7 @@ class MemorySaver(BackgroundWork):
         nodes = len(processes)
         self._transfers = [Transfer(one, one, to) for one in range(nodes) for to in replica_nodes(one, nodes, replicas)]
         self._replicated: int | None = None  # step of the last copy that all neighbours have
-        self._has_left_out = False
+        self._has_warned = False  # once in a run
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Begin a copy of the state after `step`, as `AsyncSaver.save`; it counts once all ranks have hashed theirs, and all
@@ -57,13 +57,13 @@ class MemorySaver(BackgroundWork):
         failed, its error is raised here, after the new one has begun.
         """
         if self._transfers and self._training_mesh.any(self.is_busy):
-            if not self._has_left_out:
+            if not self._has_warned:
                 warn(
                     f"no copy of step {step} in memory: the one before is still on its way; raise checkpoint.memory_every"
                 )
-            self._has_left_out = True
+            self._has_warned = True
             return
-        failure = self.join()
+        failures = [self.join()]
         memory = self._memory
         prepared = plan_save(memory.checkpoints(memory.node), step, tensors, self.mesh, node=memory.node)
         staging = self._staging[tuple(memory.free_set())]
@@ -81,11 +81,7 @@ class MemorySaver(BackgroundWork):
             }
 
         self.begin(f"the copy of step {step} in memory", lambda: self._publish(prepared, facts, seal))
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            del failure
+        raise_first(failures)
 
     def _publish(self, prepared: PreparedSave, facts: dict[str, Any], seal: Callable[[], dict[str, Any]]) -> None:
         memory, step = self._memory, prepared.step

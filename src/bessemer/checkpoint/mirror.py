@@ -153,7 +153,8 @@ class Mirror:
                 if folder.exists():  # else newer ones have taken its place meanwhile
                     raise
         here = published(self._run.checkpoints)
-        # What is older than all here goes as new ones come: after a restore there is nothing else to roll back to.
+        # What is older than all here goes as new ones come, two for each: after a restore there is nothing else to roll back to,
+        # and yet the mirror comes down to what the run keeps.
         older = sorted(step for step in there if here and step < here[0])
         kept = set(older[2 * len(new) :])
         for step in sorted(set(there) - set(here) - kept):

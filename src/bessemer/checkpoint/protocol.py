@@ -297,8 +297,7 @@ def verify(
     def examine() -> str:
         manifests.append(load_manifest(folder))
         names = _files_to_verify(manifests[0].files, mesh)
-        threads = max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1) if read is None else 1
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(_verify_threads() if read is None else 1) as pool:  # `read` takes one file at a time
             list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name], read or scan), names))
         return manifests[0].sha256
 
@@ -309,6 +308,11 @@ def verify(
 
     gather_scatter(mesh, examine, compare)
     return SavedCheckpoint(folder, manifests[0].step, manifests[0].facts, manifests[0].contents)
+
+
+def _verify_threads() -> int:
+    """Threads of this process that read and hash files: its share of the node's cores."""
+    return max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
 
 
 def _verify_file(path: Path, fingerprint: dict[str, Any], read: Callable[[Path], Scan]) -> None:

@@ -145,7 +145,7 @@ class Staging:
             self._copying = None
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory. Empties also files that another process holds: a copy that should outlive this one is not closed."""
         self._copier.shutdown()
         for file in self._files.values():
             file.close()
