@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bessemer.corpus import storage, units
+from bessemer import storage
+from bessemer.corpus import units
 from bessemer.corpus.document import Record
 from bessemer.corpus.files import File, find
 from bessemer.corpus.readers import read

@@ -126,7 +126,7 @@ def test_data_in_stores_and_on_the_hub(tmp_path: Path, url: str, monkeypatch: py
     write(folder, [ROWS["hellaswag"]] * 3)
     (folder / "more.jsonl.gz").write_bytes(gzip.compress((folder / "data.jsonl").read_bytes()))
     stand_in = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr("bessemer.corpus.storage.arrow_filesystem", lambda *_: stand_in)
+    monkeypatch.setattr("bessemer.storage.arrow_filesystem", lambda *_: stand_in)
     local = open_task(f"hellaswag:{folder}/data.jsonl", tmp_path)
     for name in ("data.jsonl", "more.jsonl.gz"):
         assert open_task(f"hellaswag:{url}/{name}", tmp_path).items == local.items
@@ -138,7 +138,7 @@ def test_a_store_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyte
     def silent(*_: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("bessemer.corpus.storage.filesystem", silent)
+    monkeypatch.setattr("bessemer.storage.filesystem", silent)
     with pytest.raises(InputError, match=r"s3://bucket/x.jsonl: cannot be read \(no route to host"):
         open_task("lambada:s3://bucket/x.jsonl", tmp_path)
 

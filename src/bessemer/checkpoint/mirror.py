@@ -11,17 +11,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
 
+from bessemer import storage
 from bessemer.checkpoint.files import BLOCK_BYTES
 from bessemer.checkpoint.format import MANIFEST, load_manifest
 from bessemer.checkpoint.protocol import LATEST, verify
-from bessemer.corpus import storage
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, checkpoint_name, publish_folder, published, read_json, write_atomic, write_json
@@ -43,7 +41,7 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
     mirror = Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
     try:
         mirror.steps()
-        mirror.require_writable()
+        storage.require_writable(mirror.place)
     except (BessemerError, OSError) as error:
         raise InputError(
             f"checkpoint.mirror: {storage.redacted(error)}; the run has no checkpoint here, and whether it has one there is not "
@@ -213,36 +211,11 @@ class Mirror:
             return False  # newer ones have taken its place meanwhile
         return self._get(f"{folder.name}/{MANIFEST}") != manifest
 
-    def _opened(self) -> tuple[Any, str]:
-        """Arrow's file system and the path of this mirror in it."""
-        if storage.is_remote(self.place):
-            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-            scheme, _, path = self.place.partition("://")
-            return storage.arrow_filesystem(scheme, False, endpoint if scheme == "s3" else None), path
-        from pyarrow import fs
-
-        return fs.LocalFileSystem(), os.path.expanduser(self.place)
-
-    def require_writable(self) -> None:
-        """Raise OSError or BessemerError where no file can be made there, or in the folder in which it would be made."""
-        files, path = self._opened()
-        if storage.is_remote(self.place):
-            with files.open_output_stream(f"{path}/.writable"):
-                pass
-            files.delete_file(f"{path}/.writable")
-            return
-        there = next(place for place in (Path(path), *Path(path).parents) if place.exists())
-        try:
-            with tempfile.TemporaryFile(dir=there):
-                pass
-        except OSError as error:
-            raise BessemerError(f"{self.place}: {there} cannot be written ({error.strerror})") from None
-
     def _files(self) -> list[tuple[str, str, int]]:
         """Folder, name and size of each file."""
         from pyarrow import fs
 
-        files, path = self._opened()
+        files, path = storage.open_filesystem(self.place)
         try:
             infos = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         except (OSError, ValueError) as error:
@@ -268,10 +241,9 @@ class Mirror:
 
     def _put(self, source: Path, name: str) -> str:
         """Copy a file there, and check its size. Returns the SHA-256 of what was copied."""
-        files, path = self._opened()
+        files, path = storage.open_filesystem(self.place)
         target, digest, size = f"{path}/{name}", hashlib.sha256(), 0
-        if not storage.is_remote(self.place):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+        storage.make_folder(f"{self.place}/{name}".rpartition("/")[0])
         with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
             while block := file.read(BLOCK_BYTES):
                 stream.write(block)
@@ -283,7 +255,7 @@ class Mirror:
 
     def _get(self, name: str, target: Path | None = None) -> bytes | None:
         """Copy a file from there; without a target its content, None where it is not there."""
-        files, path = self._opened()
+        files, path = storage.open_filesystem(self.place)
         try:
             stream = files.open_input_stream(f"{path}/{name}")
         except FileNotFoundError:
@@ -301,8 +273,7 @@ class Mirror:
         return None
 
     def _remove(self, step: int, names: dict[str, int]) -> None:
-        files, path = self._opened()
+        files, path = storage.open_filesystem(self.place)
         for name in sorted(names, key=lambda name: name != MANIFEST):
             files.delete_file(f"{path}/{checkpoint_name(step)}/{name}")
-        if not storage.is_remote(self.place):
-            files.delete_dir(f"{path}/{checkpoint_name(step)}")
+        storage.remove_folder(f"{self.place}/{checkpoint_name(step)}")

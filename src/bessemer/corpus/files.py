@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import storage
+from bessemer import storage
 from bessemer.corpus.document import printable
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
 from bessemer.corpus.inflate import beginning

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from bessemer.corpus import extract, mediawiki, record_files, storage, tables, warc, webpage
+from bessemer import storage
+from bessemer.corpus import extract, mediawiki, record_files, tables, warc, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, unicode_of
 from bessemer.corpus.inflate import Damaged, inflate, start_of

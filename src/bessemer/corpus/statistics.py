@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import storage
+from bessemer import storage
 from bessemer.corpus.clean import UNWRAPPED, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from bessemer.corpus import storage
+from bessemer import storage
 from bessemer.corpus.engine import STOP
 from bessemer.corpus.files import File, by_format
 from bessemer.corpus.inflate import MAX_EXPANSION, CompressedMember, Damaged, inflate, start_of

@@ -256,7 +256,7 @@ class _Filler:
 
 def _rows(place: str, name: str, limit: int | None) -> list[dict[str, Any]]:
     """The rows of a data file, each a JSON object; of a .txt file one with the field `text`."""
-    from bessemer.corpus import storage
+    from bessemer import storage
 
     plain = place.removesuffix(".gz")
     if not plain.endswith(ENDINGS):

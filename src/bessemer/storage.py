@@ -9,9 +9,12 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
@@ -157,6 +160,46 @@ def filesystem(url: str, source: Source) -> tuple[Any, str]:
     """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
     scheme, _, path = url.partition("://")
     return arrow_filesystem(scheme, source.anonymous, source.endpoint), path
+
+
+def open_filesystem(place: str) -> tuple[Any, str]:
+    """Arrow's file system of a local folder or a URL (s3://, gs://), with the environment's credentials and endpoint, and its
+    path there."""
+    from pyarrow import fs
+
+    if not is_remote(place):
+        return fs.LocalFileSystem(), os.path.expanduser(place)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    scheme, _, path = place.partition("://")
+    return arrow_filesystem(scheme, False, endpoint if scheme == "s3" else None), path
+
+
+def make_folder(place: str) -> None:
+    """Make a folder and those above it; in a store there is nothing to make. Raises OSError."""
+    if not is_remote(place):
+        os.makedirs(os.path.expanduser(place), exist_ok=True)
+
+
+def remove_folder(place: str) -> None:
+    """Remove a folder whose files are deleted; in a store there is nothing to remove. Raises OSError."""
+    if not is_remote(place):
+        shutil.rmtree(os.path.expanduser(place))
+
+
+def require_writable(place: str) -> None:
+    """Raise OSError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
+    files, path = open_filesystem(place)
+    if is_remote(place):
+        with files.open_output_stream(f"{path}/.writable"):
+            pass
+        files.delete_file(f"{path}/.writable")
+        return
+    there = next(one for one in (Path(path), *Path(path).parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise BessemerError(f"{place}: {there} cannot be written ({error.strerror})") from None
 
 
 @cache
