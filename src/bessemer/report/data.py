@@ -140,6 +140,7 @@ class RunData:
     ladder: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
+    is_open: bool = True  # whether a process writes to the folder, or may do so on another machine
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -259,13 +260,14 @@ class RunReader:
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples,
             last_time=self._metrics.last_time,
+            is_open=run.is_being_written() or not run.was_written_here(),
             notes=self._notes,
             **curves,
         )
         if not any(
             bool(value)
             for key, value in vars(data).items()
-            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes")
+            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes", "is_open")
         ):
             raise InputError(
                 f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"

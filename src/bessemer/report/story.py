@@ -12,6 +12,7 @@ from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
 from bessemer.report.results import document_names
+from bessemer.report.summary import finished
 from bessemer.terminal import counted, duration
 
 MAX_EVENTS = 16
@@ -28,7 +29,8 @@ def story(data: RunData) -> list[tuple[str, str]]:
     table of incidents."""
     events = [*_incidents(data), *_stops(data)]
     stopped_by = as_text(data.times, "stopped_by")
-    if not events and not data.gated and not stopped_by:
+    is_cut = not stopped_by and not data.is_open and len(data.train) > 0 and not finished(data)
+    if not events and not data.gated and not stopped_by and not is_cut:
         return []
     rows = [(steps, sentence) for _, steps, sentence in sorted(events, key=itemgetter(0))]
     if len(rows) > MAX_EVENTS:
@@ -37,7 +39,7 @@ def story(data: RunData) -> list[tuple[str, str]]:
     if data.gated:
         rows.append(("throughout", f"the gate: {data.gated}."))
     if data.train.step.size:
-        by = ""
+        by = ", and no end is recorded: the training was killed, or its machine lost." if is_cut else ""
         if stopped_by:
             by = f"; {_ending(stopped_by)}" if stopped_by.startswith(ERROR) else f", where {_ending(stopped_by)}"
         rows.append((_steps(data.train.step[-1]), f"the last step that was trained{by or '.'}"))
