@@ -90,7 +90,7 @@ def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
         (CHOICE, [{"q": "q", "a": "a", "c": ["a"]}], "row 1: choices: 1 of them"),
         (CHOICE, [{"q": "q", "a": "a", "c": "a"}], "row 1: choices: 'a' is no list"),
         (CHOICE, [], "holds no rows"),
-        (CHOICE + "few_shot = 9\n", None, "few_shot = 9, and there are 5 rows"),
+        (CHOICE + "few_shot = 9\n", None, "few_shot = 9, and there are 4 rows"),
         ("kind = ", None, "not valid TOML"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bessemer.cli import run_command
+from bessemer.errors import InputError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.stages import opened
@@ -172,3 +173,36 @@ def test_tasks_are_looked_at_before_anything_is_done(
     values = [one.replace("DATA", str(data)) for one in (f"run.dir={tmp_path / 'new'}", *sets)]
     assert run_command(["run", str(recipe_file), *(part for one in values for part in ("--set", one))]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target", "says"),
+    [
+        ("The quic", "k", None), ("def re", "turn", None), ("The", " word" * 400, "has more than the model's 32 tokens"),
+        ("word " * 200, " fox", ""),
+    ],
+)  # fmt: skip
+def test_an_answer_is_scored_whole_or_not_at_all(
+    subject: ScoredModel, tmp_path: Path, prompt: str, target: str, says: str | None
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt, "target": target}) + "\n")
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\nkind = "cloze"\njoiner = ""\ndata = "rows.jsonl"\nprompt = "{{ prompt }}"\ntarget = "{{ target }}"\n'
+    )
+    task = open_task("own.toml", tmp_path)
+    joined = len(subject.tokenizer.encode(prompt + target)) <= len(subject.tokenizer.encode(prompt))
+    if says is None and not joined:
+        pytest.skip("this tokenizer does not join them")
+    if says == "":
+        assert score_task(task, subject).cut == 1
+        return
+    with pytest.raises(InputError, match=says or "adds no token to the prompt's end") as error:
+        score_task(task, subject)
+    assert "rows.jsonl, row 1: the answer" in str(error.value)
+
+
+@pytest.mark.parametrize("rows", [['{"text": ""}'], ['{"text": "abc"}', '{"text": " "}']])
+def test_an_empty_text_is_no_item(tmp_path: Path, rows: list[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(InputError, match=f"row {len(rows)}: an empty text, of which there is nothing to score"):
+        open_task("text:rows.jsonl", tmp_path)

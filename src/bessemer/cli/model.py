@@ -46,6 +46,8 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
         f"  {SCORE_NAMES[name]:<19} {score['value']:.4f}  ({score['low']:.4f} to {score['high']:.4f})"
         for name, score in task["scores"].items()
     ]
+    if cut := task.get("cut"):
+        shots += f", {cut:,} of the prompts without their beginning, which the model has no positions for"
     return [f"{task['name']}  {task['items']:,} items{shots}; contamination: {task['contamination']}", *rows]
 
 

@@ -129,10 +129,9 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     shots = rows if file.examples is None else _rows(
         file.examples if "://" in file.examples else str(base / file.examples), file.name, file.few_shot
     )  # fmt: skip
-    if len(shots) < file.few_shot:
-        raise InputError(
-            f"task {file.name}: few_shot = {file.few_shot}, and there are {len(shots)} rows to take them from"
-        )
+    others = len(shots) - (file.examples is None)  # a row is never its own example
+    if others < file.few_shot:
+        raise InputError(f"task {file.name}: few_shot = {file.few_shot}, and there are {others} rows to take them from")
     return EvaluationTask(file, place, tuple(_items(file, rows, shots, place)))
 
 
@@ -166,6 +165,9 @@ def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any
     for number, row in enumerate(rows, 1):
         own = [text for text, shot in zip(answered, shots, strict=False) if shot is not row][: file.few_shot]
         item = fill.item(number, row)
+        if not all(text.strip() for text in item.continuations):
+            what = "an empty text" if file.kind == "text" else "an empty answer"
+            raise InputError(f"task {file.name}: {place}, row {number}: {what}, of which there is nothing to score")
         before = f"{file.description}{''.join(f'{text}{file.separator}' for text in own)}"
         yield Item(before + item.context, item.continuations, item.right, item.answers)
 

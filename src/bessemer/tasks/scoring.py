@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.tasks.files import EvaluationTask, Item
@@ -48,17 +49,19 @@ class ScoredModel:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of a continuation after its context. nats: -log-likelihood; tokens: of it; is_greedy: each is the likeliest."""
+    """Of a continuation after its context. nats: -log-likelihood; tokens: of it; is_greedy: each is the likeliest; left_out:
+    tokens of context and continuation, from their beginning, for which the model has no position."""
 
     nats: float
     tokens: int
     is_greedy: bool
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """scores: by SCORE_NAMES, each with `low` and `high`, the ends of a 95% bootstrap interval over the items; rows: one for each
-    item."""
+    """scores: by SCORE_NAMES, each with `low` and `high`, the ends of a 95% bootstrap interval over the items; cut: items whose
+    prompt lost its beginning, since the model has too few positions; rows: one for each item."""
 
     name: str
     kind: str
@@ -66,13 +69,14 @@ class TaskScore:
     few_shot: int
     scores: dict[str, dict[str, float]]
     seconds: float
+    cut: int
     rows: list[dict[str, Any]] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the rows."""
         return {
             "name": self.name, "kind": self.kind, "items": self.items, "few_shot": self.few_shot, "scores": self.scores,
-            "seconds": self.seconds,
+            "seconds": self.seconds, "cut": self.cut,
         }  # fmt: skip
 
 
@@ -85,8 +89,9 @@ def main_score(task: dict[str, Any]) -> str:
 def score_task(
     task: EvaluationTask, subject: ScoredModel, advance: Callable[[int], None] = lambda count: None
 ) -> TaskScore:
-    """Score a causal model on a task."""
-    begun, file = perf_counter(), task.file
+    """Score a causal model on a task. Raises InputError for an answer without a token of its own, or with more than the model has
+    positions."""
+    begun, file, cut = perf_counter(), task.file, 0
     if file.kind == "exact":
         values, rows = _exact(task, subject, advance)
     elif file.kind == "text":
@@ -95,9 +100,27 @@ def score_task(
         pairs = [(item.context, text) for item in task.items for text in item.continuations]
         found = iter(likelihoods(subject, pairs, advance))
         each = [[next(found) for _ in item.continuations] for item in task.items]
+        for number, (item, ones) in enumerate(zip(task.items, each, strict=True), 1):
+            _require_scored(task, subject, number, item, ones)
+        cut = sum(any(one.left_out for one in ones) for ones in each)
         values, rows = (_choice if file.kind == "choice" else _cloze)(task.items, each)
     scores = {name: _interval(name, *pair) for name, pair in values.items()}
-    return TaskScore(file.name, file.kind, len(task.items), file.few_shot, scores, perf_counter() - begun, rows)
+    return TaskScore(file.name, file.kind, len(task.items), file.few_shot, scores, perf_counter() - begun, cut, rows)
+
+
+def _require_scored(
+    task: EvaluationTask, subject: ScoredModel, number: int, item: Item, found: Sequence[Likelihood]
+) -> None:
+    limit = subject.model.config.positions_length
+    for text, one in zip(item.continuations, found, strict=True):
+        where = f"task {task.file.name}: {task.place}, row {number}: the answer {text[:40]!r}"
+        if not one.tokens:
+            raise InputError(
+                f"{where} adds no token to the prompt's end {item.context[-20:]!r}, as the tokenizer joins them; end the prompt "
+                "where a word ends, or change joiner"
+            )
+        if one.tokens == limit and one.left_out > len(subject.tokenizer.encode(item.context)):
+            raise InputError(f'{where} has more than the model\'s {limit} tokens; score long texts by kind = "text"')
 
 
 Values = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
@@ -212,6 +235,7 @@ def _score_ids(
     """Of each continuation (ids) after its context (ids), in batches of sequences of like length."""
     limit, device = subject.model.config.positions_length, next(subject.model.parameters()).device
     rows = [((context + text)[-(limit + 1) :], min(len(text), limit)) for context, text in pairs]
+    left_out = [max(len(context) + len(text) - limit - 1, 0) for context, text in pairs]
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number][0]))
     found: list[Likelihood | None] = [None] * len(rows)
     start = 0
@@ -227,7 +251,7 @@ def _score_ids(
         for place, number in enumerate(part):
             ids, count = rows[number]
             if not count:
-                found[number] = Likelihood(0.0, 0, True)
+                found[number] = Likelihood(0.0, 0, True, left_out[number])
                 continue
             with subject.autocast():
                 logits_SV = subject.model.head.logits(hidden_BTD[place, len(ids) - 1 - count : len(ids) - 1])
@@ -235,7 +259,7 @@ def _score_ids(
             targets_S = torch.tensor(ids[-count:], device=device)
             picked_S = logits_SV.log_softmax(-1).gather(1, targets_S[:, None])
             is_greedy = bool((logits_SV.argmax(-1) == targets_S).all())
-            found[number] = Likelihood(-float(picked_S.double().sum()), count, is_greedy)
+            found[number] = Likelihood(-float(picked_S.double().sum()), count, is_greedy, left_out[number])
         advance(len(part))
         start += len(part)
     return [one for one in found if one is not None]
