@@ -16,7 +16,7 @@ from bessemer.train.stop import StopSignal
 
 
 def test_a_swallowed_interrupt_is_remembered() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         interrupt.listen()
         interrupt.check()

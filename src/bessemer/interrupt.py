@@ -1,4 +1,5 @@
-"""Signals: SIGINT and SIGTERM are remembered in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
+"""Signals: SIGINT, SIGTERM and SIGUSR1 are remembered in a flag, because a broad `except` in a library can swallow
+KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ _last: list[str] = []
 
 
 def listen() -> None:
-    """From here on SIGINT and SIGTERM raise KeyboardInterrupt, and are remembered. Training has handlers of its own."""
+    """From here on SIGINT, SIGTERM and SIGUSR1 (of schedulers, before the time limit) raise KeyboardInterrupt, and are
+    remembered. Training has handlers of its own."""
     ASKED.clear()
     _last.clear()
     if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _interrupt)
 
 

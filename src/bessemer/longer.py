@@ -29,7 +29,7 @@ from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import last_saved
-from bessemer.guard.incidents import RECIPE_CHANGED, RESTORED, record
+from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, load, parse
 from bessemer.report.data import missing_lines, trained_steps
@@ -222,6 +222,25 @@ def _is_trained_by(stored: Recipe, trained: str | None, run: RunFolder) -> bool:
         return False
     lines = differences(parse(trained, "recipe of the checkpoint"), stored)
     return bool(accepted_changes(run)) or all(line.startswith((*HARMLESS, *HORIZON)) for line in lines)
+
+
+def refuse_stopped(resolved: Recipe, run: RunFolder, newest: int) -> None:
+    """Raise InputError where the guard stopped this very recipe: it would stop again, at an older checkpoint each time. After a
+    fault of the machine, or under other settings of the guard, it goes on. newest: step of the newest checkpoint."""
+    changes = accepted_changes(run)
+    rollbacks = Journal.of_run(run).rollbacks[int(changes[-1].get("rollbacks", 0)) if changes else 0 :]
+    if not rollbacks or not rollbacks[-1].stops_run or rollbacks[-1].is_hardware_fault:
+        return
+    last = rollbacks[-1]
+    with suppress(BessemerError):  # a damaged one is reported when it is read
+        text = load_manifest(run.checkpoints / checkpoint_name(newest)).facts.get("recipe_toml")
+        if text is not None and parse(text, "recipe of the checkpoint").guard != resolved.guard:
+            return
+    raise InputError(
+        f"{run.path}: the guard stopped this recipe at step {last.at} ({last.what}) and went back to step {last.to}; nothing was "
+        f"changed since, so it would stop again. {INCIDENT_KINDS[last.what].advice} Change it with --set KEY=VALUE "
+        "--accept-changes; with other settings of the guard (--set guard.KEY=VALUE) it goes on as it is"
+    )
 
 
 def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:

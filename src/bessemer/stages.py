@@ -220,6 +220,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = changed_recipe.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
+        if extension is None and not finished and not session.accept_changes:
+            longer.refuse_stopped(resolved, run, done[-1])
         if extension is not None or not finished:
             longer.require_continuable(run, store, extension.newest if extension else None)
         if extension is not None:
@@ -229,6 +231,11 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             longer.report_kept_batch(resolve(session.recipe, resolved.train.steps).train, resolved.train)
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
+    steps, warmup = resolved.train.steps or 0, resolved.train.schedule.warmup_steps or 0
+    if warmup >= steps > 0:
+        warn(
+            f"train.schedule.warmup_steps = {warmup:,}: the run has {counted(steps, 'step')}, so the learning rate never arrives"
+        )
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
     prepared = None if planned is None else Prepared(resolved, planned)
 

@@ -12,7 +12,8 @@ from bessemer.checkpoint.protocol import LATEST
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
-from bessemer.longer import checkpoints_of
+from bessemer.longer import checkpoints_of, refuse_stopped
+from bessemer.recipe import load
 from bessemer.report.data import missing_lines, trained_steps
 from bessemer.run import RunFolder, read_steps
 from bessemer.terminal import counted
@@ -52,6 +53,13 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
             yield CheckRow(LOGS, FITS, "ok", said + torn)
         except BessemerError as error:
             yield CheckRow(LOGS, FITS, "FAIL", str(error))
+        try:
+            if run.recipe.exists():
+                refuse_stopped(load(run.recipe), run, found.step)
+        except InputError as error:
+            yield CheckRow(LOGS, "the guard did not stop the run", "warn", str(error))
+        except BessemerError:  # of the journal, which has a row of its own
+            pass
     for path in (run.metrics, run.incidents):
         yield _log_row(path, steps[-1] if path == run.metrics else 0)
 

@@ -86,7 +86,7 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         start = f" after {duration(found['starting'])} of start-up" if found.get("starting", 0.0) >= 1.0 else ""
         times = f"{duration(found['planned'])} planned{since}, {duration(found['measured'])} taken{start} ({more})"
         besides = found["validation"] + found["saving"] + found.get("starting", 0.0)
-        is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1 and 2 * besides > found["measured"]
+        is_short = found["measured"] < SHORT_SECONDS and abs(found["error"]) > 0.1 and 2 * besides >= found["measured"]
         short = "so short a run is mostly start-up, validation and saving"
         shown.append(f"time    {times}: {short if is_short else error(found['error'])}")
     if found := comparison.get("step_seconds"):

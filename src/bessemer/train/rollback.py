@@ -147,6 +147,9 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     last = training.journal.governing(at)
     why = f"it began after the recipe was changed at step {at}; the run went back to that step"
     hint = "Change the recipe back, or to other values, with --accept-changes, and the run goes on from there."
+    if any(one.stops_run for one in training.journal.rollbacks[: training.saver.rollbacks_before_change]):
+        why = f"the change of the recipe at step {at} has not cured it; the run went back to that step"
+        hint = f"{alarm.kind.advice} With --accept-changes a changed recipe goes on from there."
     _stop_at(training, step, alarm, at, 1.0 if last is None else last.rate_factor, why, hint)
 
 
