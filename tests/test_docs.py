@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "benchmarks/README.md"])
 def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
     environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    shutil.rmtree(place / "runs" / "text", ignore_errors=True)  # of a page before, which may have trained it longer
     for line in commands(page):
         # `recipe demo > my.toml` writes the demo's recipe; the reader edits it, we put a small one in its place.
         (place / "my.toml").write_text((place / "own.toml").read_text())
