@@ -150,3 +150,13 @@ def test_results_of_a_run_are_not_taken_for_text(project: Path, capsys: pytest.C
             assert f"a result of the run {made}" in capsys.readouterr().err
     assert run_command(["check", str(made / "export")]) == 2
     assert "a model, and no text" in capsys.readouterr().err
+
+
+def test_a_damaged_corpus_is_not_made_again_from_fewer_files(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = project / "runs" / "small" / "corpus"
+    (corpus / "statistics.json").unlink()
+    (project / "text" / "prose" / "000.txt").unlink()
+    before = sorted(corpus.rglob("*"))
+    assert run(project, *STEPS) == 2
+    assert "(1 file missing (prose/000.txt))" in capsys.readouterr().err
+    assert sorted(corpus.rglob("*")) == before

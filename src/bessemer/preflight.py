@@ -10,10 +10,10 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
-from bessemer.recipe import Model, Recipe
+from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
-from bessemer.terminal import size, warn
+from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
@@ -88,6 +88,15 @@ def require_warmup(resolved: Recipe) -> None:
         raise InputError(
             f"guard.rewarm_steps = {resolved.guard.rewarm_steps} is more than the {steps} steps of the run, so the learning rate "
             f"would stay low after a rollback; leave it out ({resolved.guard.distance(steps)})"
+        )
+
+
+def warn_of_warmup(train: Train) -> None:
+    """Warn of a warm-up that is as long as the run. train: resolved."""
+    steps, warmup = train.steps or 0, train.schedule.warmup_steps or 0
+    if warmup >= steps > 0:
+        warn(
+            f"train.schedule.warmup_steps = {warmup:,}: the run has {counted(steps, 'step')}, so the learning rate never arrives"
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.run import STAGE_FILE, RunFolder, published, stage_facts, stage_is_current
+from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, published, stage_facts, stage_is_current
 from bessemer.terminal import counted, say, warn
 
 
@@ -28,18 +28,16 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
             raise
         warn(f"{error}; going on with the corpus as it was built")
         return built, True
-    try:
-        why = "the sources or their rules have changed since the corpus was built"
-        return _judged(run, run.corpus, inputs, lambda: pipeline.content_digest(recipe), why)
-    except InputError as error:
-        if (files := pipeline.changed_files(recipe, run)) is None:
-            raise
-        said = "; ".join(_files(word, names) for word, names in files.items() if names)
-        if not files["changed"] and not files["added"]:  # what they held is in the corpus
-            warn(f"{said} since the corpus was built; going on with the corpus as it was built")
-            built = stage_facts(run.corpus)["inputs"]
-            return inputs, stage_is_current(run.corpus, built)
-        raise InputError(f"{error} ({said})") from None
+    if (current := _is_current(run, run.corpus, inputs, lambda: pipeline.content_digest(recipe))) is not None:
+        return inputs, current
+    files = pipeline.changed_files(recipe, run) or {}
+    said = "; ".join(_files(word, names) for word, names in files.items() if names)
+    is_whole = stage_is_current(run.corpus, stage_facts(run.corpus).get("inputs", ""))
+    if said and is_whole and not files["changed"] and not files["added"]:  # what they held is in the corpus
+        warn(f"{said} since the corpus was built; going on with the corpus as it was built")
+        return inputs, True
+    why = "the sources or their rules have changed since the corpus was built"
+    raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
 
 
 def _files(word: str, names: list[str]) -> str:
@@ -52,29 +50,34 @@ def tokens_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     from bessemer.tokens import build
 
     inputs = build.inputs_digest(recipe, run)
-    why = "the corpus or the tokenizer has changed since the tokens were written"
-    return _judged(run, run.tokens, inputs, lambda: build.inputs_digest(recipe, run, by_content=True), why)
+    current = _is_current(run, run.tokens, inputs, lambda: build.inputs_digest(recipe, run, by_content=True))
+    if current is None:
+        raise _refusal(run, run.tokens, "the corpus or the tokenizer has changed since the tokens were written")
+    return inputs, current
 
 
 def trained_on(run: RunFolder) -> str | None:
     """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
     done = published(run.checkpoints)
-    return load_manifest(run.checkpoints / f"step-{done[-1]:08d}").facts.get("data") if done else None
+    return load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("data") if done else None
 
 
-def _judged(run: RunFolder, folder: Path, inputs: str, content: Callable[[], str], why: str) -> tuple[str, bool]:
-    """Checkpoints belong to the data they were trained on. What was made of the same, and is damaged, is made again."""
+def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
+    """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
+    checkpoints were trained on what is there, and it is of something else."""
     built = stage_facts(folder)
     if built.get("inputs") == inputs or not folder.exists() or not _is_trained(run):
-        return inputs, stage_is_current(folder, inputs)
-    if built and built.get("content") == content():
-        say(
-            f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built"
-        )
-        return inputs, stage_is_current(folder, built["inputs"])
-    if not built:
+        return stage_is_current(folder, inputs)
+    if not built or built.get("content") != content():
+        return None
+    say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
+    return stage_is_current(folder, built["inputs"])
+
+
+def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
+    if not stage_facts(folder):
         why = f"{folder / STAGE_FILE} is missing or damaged, so it is unknown what the {folder.name} were made from"
-    raise InputError(
+    return InputError(
         f"{run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own with "
         "--set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one over "
         "with --restart (what was trained is set aside, not removed)"

@@ -231,11 +231,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             longer.report_kept_batch(resolve(session.recipe, resolved.train.steps).train, resolved.train)
         resolved = resolved if extension is None else extension.applied(resolved)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
-    steps, warmup = resolved.train.steps or 0, resolved.train.schedule.warmup_steps or 0
-    if warmup >= steps > 0:
-        warn(
-            f"train.schedule.warmup_steps = {warmup:,}: the run has {counted(steps, 'step')}, so the learning rate never arrives"
-        )
+    preflight.warn_of_warmup(resolved.train)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
     prepared = None if planned is None else Prepared(resolved, planned)
 

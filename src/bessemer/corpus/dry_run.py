@@ -24,9 +24,8 @@ from bessemer.corpus.units import Unit, plan
 from bessemer.recipe import Corpus, Source
 from bessemer.terminal import counted, size, working
 
-BYTES_EACH = (
-    64 << 10
-)  # read for a document at the most, from pieces chosen by hash: longer ones are fewer than were asked for
+# Read for a document at the most, from pieces chosen by hash: of longer ones there are fewer than were asked for
+BYTES_EACH = 64 << 10
 LEAST_BYTES = 4 << 20  # of a source
 MIN_SHARE = 0.3  # of the documents that the smallest source gets, against an equal part
 EDITS_SHOWN, CONTEXT_CHARACTERS = 3, 160

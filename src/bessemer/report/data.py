@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,10 +157,10 @@ class RunData:
     @property
     def scored_text(self) -> str:
         """What the held-out loss is of: of conversations, the assistant's words alone."""
-        formats = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
-        return {frozenset({True}): "the answers of held-out conversations", frozenset({True, False}): (
-            "held-out text, of conversations the answers"
-        )}.get(frozenset(formats), "held-out text")  # fmt: skip
+        is_chat = {source.get("format") == "chat" for source in as_objects(self.recipe, "corpus", "sources")}
+        if is_chat == {True}:
+            return "the answers of held-out conversations"
+        return "held-out text, of conversations the answers" if True in is_chat else "held-out text"
 
     @property
     def source_names(self) -> list[str]:
@@ -235,7 +236,7 @@ class RunReader:
             self._notes.append("recipe.toml is damaged; it is shown as it stands.")
             recipe = {}
         if url := as_text(recipe, "report", "webhook"):  # whoever has it may post there, and pages are passed on
-            shown = f"{url[: url.find('/', url.find('://') + 3)]}/..." if url.count("/") > 2 else url
+            shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/..."
             recipe_text = recipe_text.replace(url, shown)
             recipe["report"]["webhook"] = shown
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}

@@ -109,15 +109,26 @@ def jaccard(left: Array, right: Array) -> float:
 
 
 @compiled
+def _are_similar(
+    i: int, j: int, signatures: Array, sets: Array, starts: Array, min_equal: int, min_jaccard: float
+) -> bool:  # fmt: skip
+    """Whether the signatures of two members agree in `min_equal` places and, with `min_jaccard` above 0, their sets
+    sets[starts[i]:starts[i + 1]] have that Jaccard."""
+    if _equal_places(signatures[i], signatures[j]) < min_equal:
+        return False
+    if min_jaccard <= 0.0:
+        return True
+    return jaccard(sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]) >= min_jaccard
+
+
+@compiled
 def link(
     rows: Array, keys: Array, signatures: Array, sets: Array, starts: Array, min_equal: int, min_jaccard: float,
     reach: int, parents: Array,
 ) -> None:  # fmt: skip
     """Link similar members of buckets, sorted by (key, row).
 
-    A member is compared with the first of its bucket and the `reach` members before it. Two are similar when their
-    signatures agree in `min_equal` places and, with `min_jaccard` above 0, the sets[starts[i]:starts[i + 1]] have that
-    Jaccard.
+    A member is compared with the first of its bucket and the `reach` members before it, by `_are_similar`.
     """
     first = 0
     for i in range(len(rows)):
@@ -128,12 +139,8 @@ def link(
             if j < first or j >= i or (step and j == first):
                 continue
             mine, other = root_of(parents, rows[i]), root_of(parents, rows[j])
-            if mine == other or _equal_places(signatures[i], signatures[j]) < min_equal:
+            if mine == other or not _are_similar(i, j, signatures, sets, starts, min_equal, min_jaccard):
                 continue
-            if min_jaccard > 0.0:
-                left, right = sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]
-                if jaccard(left, right) < min_jaccard:
-                    continue
             if mine < other:
                 parents[other] = mine
             else:
@@ -163,12 +170,8 @@ def seek(
                 continue
             if state[other] != STAYS and is_blocked[mine]:
                 continue
-            if _equal_places(signatures[i], signatures[j]) < min_equal:
+            if not _are_similar(i, j, signatures, sets, starts, min_equal, min_jaccard):
                 continue
-            if min_jaccard > 0.0:
-                left, right = sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]
-                if jaccard(left, right) < min_jaccard:
-                    continue
             if state[other] == STAYS:
                 keeper[mine] = other
             else:
