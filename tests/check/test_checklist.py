@@ -377,6 +377,9 @@ def test_journal_and_logs_of_a_run_must_fit_its_checkpoints(
     assert rows()["metrics.jsonl is whole"][0] == "warn", "lines are missing"
     run.metrics.write_bytes(metrics.replace(b'"kind"', b'"kind', 1))
     assert "the first is line 1" in rows()["metrics.jsonl is whole"][1]
+    second = metrics.index(b'"loss"', metrics.index(b'"loss"') + 1)
+    run.metrics.write_bytes(metrics[:second] + b'"lots"' + metrics[second + 6 :])
+    assert "1 line damaged" in rows()["metrics.jsonl is whole"][1], "a name with a byte changed"
     run.incidents.write_text('{"step": 1}\n{"st')
     assert rows()["incidents.jsonl is whole"][0] == "ok"
     pointer = run.checkpoints / "latest"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bessemer.check.rows import CheckRow
 from bessemer.checkpoint import latest
@@ -69,7 +71,7 @@ def _log_row(path: Path, step: int) -> CheckRow:
     name = f"{path.name} is whole"
     rows = read_steps(path)
     lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
-    damaged = [number for number, line in enumerate(lines[: len(lines) - is_torn(path)], 1) if not _is_object(line)]
+    damaged = _damaged(lines[: len(lines) - is_torn(path)])
     problems = [f"{counted(len(damaged), 'line')} damaged, the first is line {damaged[0]}"] if damaged else []
     last = max((row.get("step", 0) for row in rows), default=0)
     if last < step:
@@ -83,8 +85,30 @@ def _log_row(path: Path, step: int) -> CheckRow:
     return CheckRow(LOGS, name, "ok", f"{counted(len(rows), 'line')}{torn}")
 
 
-def _is_object(line: bytes) -> bool:
+def _damaged(lines: Sequence[bytes]) -> list[int]:
+    """Numbers of the lines that are no object, or whose `kind` of metrics has a key of no other line in place of a usual
+    one: a byte of its name was changed."""
+    rows = [_object(line) for line in lines]
+    kinds, keys = Counter[object](), Counter[tuple[object, str]]()
+    for row in rows:
+        if row is not None:
+            kinds[row.get("kind")] += 1
+            keys.update((row.get("kind"), key) for key in row)
+
+    def is_damaged(row: dict[str, Any] | None) -> bool:
+        if row is None or "step" not in row:
+            return True
+        if (kind := row.get("kind")) is None:  # of incidents, which have keys of their own
+            return False
+        usual = {key for (of, key), number in keys.items() if of == kind and 2 * number > kinds[kind]}
+        return not usual <= row.keys() and any(keys[kind, key] == 1 for key in row)
+
+    return [number for number, row in enumerate(rows, 1) if is_damaged(row)]
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
+        row = json.loads(line)
     except ValueError:
-        return False
+        return None
+    return row if isinstance(row, dict) else None

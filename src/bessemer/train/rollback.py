@@ -56,8 +56,8 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def note_interrupted(training: Training) -> None:
-    """Record the rollbacks that a kill kept out of incidents.jsonl, and warn where the guard stopped the run and nothing was
-    changed since."""
+    """Record the rollbacks that a kill kept out of incidents.jsonl, and warn where the guard stopped the run and nothing that
+    trains was changed since."""
     journal, run = training.journal, training.run
     if not training.trainer.mesh.is_main:
         return
@@ -71,10 +71,12 @@ def note_interrupted(training: Training) -> None:
             warn(f"step {one.at}: {one.what}: {action}, before the training was killed")
     if journal.num_rollbacks > training.saver.rollbacks_before_change and journal.rollbacks[-1].stops_run:
         last = journal.rollbacks[-1]
-        warn(
-            f"the guard stopped this recipe at step {last.at} ({last.what}), and nothing was changed since: it is likely to stop "
-            "again; change it with --set KEY=VALUE --accept-changes"
-        )
+        since = "a fault of the machine: it goes on unchanged"
+        if not last.is_hardware_fault:
+            since = (
+                "and what trains is unchanged: where the same recurs, change it with --set KEY=VALUE --accept-changes"
+            )
+        warn(f"the guard stopped this recipe at step {last.at} ({last.what}), {since}")
 
 
 def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
