@@ -2,6 +2,7 @@ import io
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +117,18 @@ def test_quiet_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal.progress("reading", 2, "tok") as advance:
         advance(1)
     assert stream.getvalue() == ""
+
+
+def test_for_json_warnings_are_shown_and_everything_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv(terminal.QUIET, terminal.FOR_JSON)
+    monkeypatch.setenv(terminal.LOG, str(tmp_path / "log.txt"))
+    terminal.say("something done")
+    terminal.warn("something odd")
+    assert "something odd" in stream.getvalue() and "done" not in stream.getvalue()
+    logged = (tmp_path / "log.txt").read_text()
+    assert "something done" in logged and "warning: something odd" in logged
+    with terminal.silent():
+        terminal.warn("of a trial")
+    assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()

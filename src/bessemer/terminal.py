@@ -1,6 +1,6 @@
 """What a person sees while a command works: lines and progress bars on standard error.
 
-Results go to standard output, so that they can be piped; everything here is silent for `--json`, and bars
+Results go to standard output, so that they can be piped; everything here but warnings is silent for `--json`, and bars
 are drawn only on a terminal. Elsewhere, as in a log file, long work prints a line now and then.
 """
 
@@ -28,13 +28,21 @@ Advance = Callable[..., None]
 FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
 # Environment variables, so that worker processes follow their parent: silent, and a file that lines are copied to.
 QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
+SILENT, FOR_JSON = (
+    "1",
+    "json",
+)  # values of QUIET: nothing is shown or logged; warnings alone are shown, and all is logged
 
 
 def console() -> Console:
     """A console on standard error; silent when the command was asked for JSON."""
+    return _console(silent_for=(SILENT, FOR_JSON))
+
+
+def _console(silent_for: Sequence[str]) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) == "1")
+    return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) in silent_for)
 
 
 def coloured() -> bool:
@@ -53,16 +61,16 @@ def say(line: str = "") -> None:
 
 def log(line: str) -> None:
     """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
-    if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != "1":
+    if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
             file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {line.strip()}\n")
 
 
 def warn(line: str) -> None:
-    """One line the person should not miss."""
+    """One line the person should not miss, `--json` or not."""
     from rich.markup import escape
 
-    console().print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
+    _console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     log(f"warning: {line}")
 
 
@@ -113,7 +121,7 @@ def working(what: str) -> Iterator[None]:
 def silent() -> Iterator[None]:
     """Around work whose lines are of no interest: nothing is shown, here and in processes that are started."""
     before = os.environ.get(QUIET)
-    os.environ[QUIET] = "1"
+    os.environ[QUIET] = SILENT
     try:
         yield
     finally:

@@ -172,11 +172,11 @@ def main() -> None:
     """One process, as the module says."""
     from bessemer.guard.pulse import Pulse
     from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
-    from bessemer.terminal import QUIET
+    from bessemer.terminal import QUIET, SILENT
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
 
-    os.environ[QUIET] = "1"
+    os.environ[QUIET] = SILENT
     run, stop = RunFolder(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     recipe, rank = load(run.recipe), int(os.environ.get("RANK", "0"))
     device = devices.choose(recipe.train, local_rank=rank)

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from bessemer import __version__, interrupt
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.terminal import QUIET, silence_libraries, working
+from bessemer.terminal import FOR_JSON, QUIET, silence_libraries, working
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -47,7 +47,7 @@ def run_command(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 2
     if args.json:
-        os.environ[QUIET] = "1"
+        os.environ[QUIET] = FOR_JSON
     # OpenMP threads spin at a barrier before they sleep. With another process on the cores, steps are 3.7 times slower
     # with GNU OpenMP's default and 2.1 times with a short spin (benchmarks/contention.py). Read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -112,7 +112,11 @@ def _parser() -> _Parser:
             formatter_class=partial(argparse.HelpFormatter, max_help_position=28),
         )  # fmt: skip
         command.set_defaults(do=one.do, command=one.name)
-        command.add_argument("--json", action="store_true", help="print one JSON value for machines, nothing else")
+        command.add_argument(
+            "--json",
+            action="store_true",
+            help="print one JSON value; warnings go to standard error",
+        )
         add_options(command, one.options)
         if one.either:
             add_options(command.add_mutually_exclusive_group(required=True), one.either)

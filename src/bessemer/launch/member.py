@@ -27,7 +27,7 @@ from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.run import RunFolder
-from bessemer.terminal import QUIET, silence_libraries, working
+from bessemer.terminal import QUIET, SILENT, silence_libraries, working
 
 if TYPE_CHECKING:
     from bessemer.guard.pulse import Pulse
@@ -82,7 +82,7 @@ class LaunchedProcess:
         from bessemer.launch.rendezvous import CommonError
 
         if self.rank:
-            os.environ[QUIET] = "1"
+            os.environ[QUIET] = SILENT
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         silence_libraries()
         # Until the loop handles them: a launcher that gives the group up sends SIGTERM, the command SIGUSR1.

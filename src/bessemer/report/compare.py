@@ -11,7 +11,7 @@ from bessemer.guard.incidents import RECORDED
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
-from bessemer.report.data import Json, RunData, as_number, as_object, as_text, number_or_0
+from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
@@ -51,7 +51,7 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
         ("accuracy", "right", max),
         ("loss", "nats", min),
     ):
-        values = [summary.score(data, score) for data in datas]
+        values, by = scores(datas, score)
         if len({data.objective for data in datas}) == 1 and all(value is not None for value in values):
             found = {name: value for name, value in zip(names, values, strict=True) if value is not None}
             best = is_better(found, key=found.__getitem__)
@@ -60,8 +60,18 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
                 each = ", ".join(f"{name} {value}" for name, value in shown.items())
                 return f"{each} ({unit}): they hold out other texts, so these do not compare."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
-            return f"{best} is ahead on its held-out text with {shown[best]} {unit}; {others}."
+            return f"{best} is ahead on its held-out text with {shown[best]} {unit}{by}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
+
+
+def scores(datas: Sequence[RunData], name: str) -> tuple[list[float | None], str]:
+    """A score of each run that is of the same text: of the final evaluations where all have one, else of the last validations,
+    which may read a part of the held-out text; and which, in words, where they might be taken for the other."""
+    final = [as_number(data.evaluation, name) for data in datas]
+    validations = [data.validation.last(name) for data in datas]
+    if None in final and None not in validations:
+        return list(validations), ", by the last validation" if any(value is not None for value in final) else ""
+    return [summary.score(data, name) for data in datas], ""
 
 
 def _held_out(data: RunData) -> tuple[Any, ...]:
@@ -91,9 +101,14 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     row("Tokens", [data.train.last("tokens") for data in datas], amount)
     row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
     row("Training loss, the last", [data.train.last("loss") for data in datas], "{:.4f}".format)
-    row("Held-out loss", [summary.score(data, "loss") for data in datas], "{:.4f}".format)
-    row("Held-out bits per byte", [summary.score(data, "bits_per_byte") for data in datas], "{:.4f}".format)
-    row("Accuracy", [summary.score(data, "accuracy") for data in datas], "{:.2%}".format)
+    for name, title, shown in (
+        ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
+        ("accuracy", "Accuracy", "{:.2%}"),
+    ):  # fmt: skip
+        values, by = scores(datas, name)
+        row(f"{title}{by}", values, shown.format)
+    for task, name in _tasks(datas):
+        row(f"{task}, {parts.words(name)}", [_task_score(data, task, name) for data in datas], "{:.4f}".format)
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
@@ -102,6 +117,21 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     acted = [sum(as_text(one, "action") != RECORDED for one in data.incidents) for data in datas]
     row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
     return ["", *(f"n|{name}" for name in names)], rows
+
+
+def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, str]]:
+    """The tasks that any of the runs was scored on, each with the names of its scores."""
+    rows = (row for data in datas for row in as_objects(data.evaluation, "tasks"))
+    yield from dict.fromkeys((as_text(row, "name"), score) for row in rows for score in as_object(row, "scores"))
+
+
+def _task_score(data: RunData, task: str, name: str) -> float | None:
+    found = (
+        as_number(row, "scores", name, "value")
+        for row in as_objects(data.evaluation, "tasks")
+        if row.get("name") == task
+    )
+    return next(found, None)
 
 
 def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EVERYTHING) -> list[Figure]:

@@ -10,8 +10,8 @@ from bessemer.errors import InputError
 from bessemer.report import compare, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, curves
-from bessemer.report.data import RunData
-from bessemer.report.parts import Figure
+from bessemer.report.data import RunData, as_object, as_objects, as_text, number_or_0
+from bessemer.report.parts import Figure, words
 from bessemer.report.static import svg
 from bessemer.run import RunFolder, write_atomic
 
@@ -47,6 +47,13 @@ def _one(data: RunData, figures: Sequence[tuple[Figure, str]]) -> str:
     compared = [[row["label"], row["planned"], row["measured"]] for row in summary.comparison(data)]
     if compared:
         parts += ["### Planned and measured", _table(["", "planned", "measured"], compared, numbers=True)]
+    tasks = [
+        [as_text(task, "name"), words(name), f"{number_or_0(score, 'value'):.4f}",
+         f"{number_or_0(score, 'low'):.4f} to {number_or_0(score, 'high'):.4f}"]
+        for task in as_objects(data.evaluation, "tasks") for name, score in as_object(task, "scores").items()
+    ]  # fmt: skip
+    if tasks:
+        parts += ["### Tasks", _table(["Task", "Score", "Value", "95% interval"], tasks)]
     if events := story.story(data):
         parts += ["### What happened", "\n".join(f"- **{escaped(when)}**: {escaped(what)}" for when, what in events)]
     for sample in data.evaluation.get("samples", [])[:1]:

@@ -17,6 +17,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     shipped = shipped_tasks()
     if colon and name in shipped:
         file, base = _parse(shipped[name], f"task {name}"), folder
-        file = file.changed(data=data)
+        named = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem)  # of texts of one's own there may be several
+        file = file.changed(data=data, **({"name": f"{name}-{named}"} if file.kind == "text" else {}))
     elif reference in shipped:
         raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {reference}:PATH/TO/FILE.jsonl")
     else:

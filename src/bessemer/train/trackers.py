@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_again, write_json
-from bessemer.terminal import warn
+from bessemer.terminal import FOR_JSON, QUIET, warn
 
 STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
 
@@ -48,7 +48,11 @@ def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
     openers: dict[str, Callable[[Recipe, RunFolder, dict[str, str]], Tracker]] = {
         "wandb": _Wandb, "trackio": _Trackio, "mlflow": _Mlflow,
     }  # fmt: skip
-    found: list[Tracker] = [_JsonLines()] if recipe.report.stdout else []
+    found: list[Tracker] = []
+    if recipe.report.stdout and os.environ.get(QUIET) == FOR_JSON:
+        warn("report.stdout: left out, since --json prints one value alone; its lines are in metrics.jsonl")
+    elif recipe.report.stdout:
+        found.append(_JsonLines())
     place = run.path / "trackers.json"
     known: dict[str, str] = read_json_again(place) or {}
     for name in recipe.report.trackers:
