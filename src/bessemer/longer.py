@@ -125,7 +125,7 @@ def has_risen(run: RunFolder) -> str:
     if last is None or last <= OVERFITTED * min(validations)[0]:
         return ""
     lowest, step, _ = min(validations)
-    places = [folder / "checkpoints" / f"step-{step:08d}" for _, its_step, folder in validations if its_step == step]
+    places = [folder / "checkpoints" / checkpoint_name(step) for _, its_step, folder in validations if its_step == step]
     kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
     changes = [
         row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
@@ -385,7 +385,7 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
 def checkpoints_of(run: RunFolder) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = published(run.checkpoints)
-    if not done and ((run.checkpoints / "latest").exists() or run.mixture.exists() or last_saved(run.times)):
+    if not done and (run.was_saved or run.mixture.exists() or last_saved(run.times)):
         raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
             "(what is left of the training is set aside, not removed)"

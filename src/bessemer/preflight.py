@@ -29,7 +29,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     exports: the model is exported at the end, and must be of a family that transformers knows."""
     require_one_horizon(recipe, run, reference)
     _tokenizer(recipe)
-    has_begun = (run.checkpoints / "latest").exists()
+    has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:
         raise InputError(
             f"{run.path}: an imported model has no text to be trained on; write a recipe with [[corpus.sources]] and, to go on "
@@ -207,7 +207,7 @@ def _start(recipe: Recipe, start: RunFolder) -> None:
     """The run that this one starts from is there, has been trained, and is of this model and tokenizer."""
     if not start.path.is_dir():
         raise InputError(f"train.start: {start.path}: no such run folder; name the folder of a trained run")
-    if not (start.checkpoints / "latest").exists():
+    if not start.was_saved:
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():
         from bessemer.train.start import require_equal_tokenizers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.errors import BessemerError
-from bessemer.run import RunFolder, link, staging
+from bessemer.run import LATEST, RunFolder, checkpoint_name, link, staging
 
 # What follows from the last step of a training and is made again when it goes on.
 RESULTS = (
@@ -45,10 +45,10 @@ def copy_aside(run: RunFolder, newest: int) -> Path:
     place = _place(run)
     try:
         with staging(place) as staged:
-            for name in (*TRAINED, f"checkpoints/step-{newest:08d}"):
+            for name in (*TRAINED, f"checkpoints/{checkpoint_name(newest)}"):
                 for source in run.path.glob(name):
                     link(source, staged / source.relative_to(run.path))
-            (staged / "checkpoints" / "latest").write_text(f"step-{newest:08d}")
+            (staged / "checkpoints" / LATEST).write_text(checkpoint_name(newest))
     except OSError as error:
         raise BessemerError(
             f"{place}: setting the earlier result aside failed ({error.strerror or error}); the run is as it was. Free some "

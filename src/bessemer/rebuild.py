@@ -85,4 +85,4 @@ def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
 
 
 def _is_trained(run: RunFolder) -> bool:
-    return (run.checkpoints / "latest").exists()
+    return run.was_saved

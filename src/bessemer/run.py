@@ -64,6 +64,11 @@ class RunFolder:
     report = _Place("report.html")
     log = _Place("log.txt")  # what the commands that wrote this run said
 
+    @property
+    def was_saved(self) -> bool:
+        """Whether a checkpoint was published here once, even where none is left."""
+        return (self.checkpoints / LATEST).exists()
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the run folder for one writer; a second one is refused. The lock dies with its process."""
@@ -152,9 +157,17 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     sync_folder(path.parent)
 
 
+LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a witness that there was one
+
+
 def checkpoint_name(step: int) -> str:
     """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
+
+
+def temporary_folder(folder: Path, step: int) -> Path:
+    """Where a checkpoint of a step is written before it is published; what is left of one there is removed by the next save."""
+    return folder / f"{checkpoint_name(step)}.tmp"
 
 
 def published(folder: Path) -> list[int]:

@@ -21,6 +21,7 @@ from bessemer.hashing import digest
 from bessemer.recipe import Recipe, dump
 from bessemer.run import (
     RunFolder,
+    checkpoint_name,
     published,
     read_json,
     read_json_again,
@@ -389,7 +390,7 @@ def export(
     run = session.run
     if dtype is not None and to == "hf":
         recipe = recipe.changed(export={"dtype": dtype})
-    manifests = [run.checkpoints / f"step-{step:08d}" / MANIFEST for step in published(run.checkpoints)[-average:]]
+    manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in published(run.checkpoints)[-average:]]
     weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
     scored = (read_json_again(run.evaluation) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors import torch as library
 
-from bessemer.checkpoint import AsyncSaver, files, format, latest, protocol, save, staging
+from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save, staging
 from bessemer.checkpoint.asynchronous import WriterProcess
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
@@ -145,6 +146,29 @@ def test_a_writer_that_dies_fails_that_save_alone(tmp_path: Path) -> None:
         os.kill(writer_of(saver), signal.SIGTERM)  # as a scheduler sends it to every process of a job
     assert published(tmp_path) == [10, 30]
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def with_a_writer_that_does_not_start_on_one_rank(folder: Path) -> list[str]:
+    mesh = join(Parallel(replicate=2), torch.device("cpu"))
+    popen, said = subprocess.Popen, list[str]()
+
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with AsyncSaver(folder, keep=3, mesh=mesh) as saver:
+        for step in (10, 20):
+            asynchronous.subprocess.Popen = refused if (step, mesh.rank) == (10, 1) else popen  # type: ignore
+            named = {f"{part}{mesh.rank}": one for part, one in state(float(step))["model"].items()}
+            saver.save(step, {"model": named}, {})
+            said.append(str(saver.join()))
+    return said
+
+
+def test_a_writer_that_does_not_start_on_one_rank_fails_that_save_on_all(tmp_path: Path) -> None:
+    for failed, worked in run_on(2, with_a_writer_that_does_not_start_on_one_rank, tmp_path):
+        assert "step 10 failed: rank 1: the process that writes checkpoints cannot be started" in failed
+        assert worked == "None"
+    assert published(tmp_path) == [20]
 
 
 def test_an_error_of_the_writer_is_that_of_the_call(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -170,6 +171,31 @@ def test_a_part_that_no_file_is_held_for_is_refused_by_name(node: Path) -> None:
             saver.save(3, every, {})
         saver.save(6, {part: every[part] for part in PARTS}, {"samples": 6})
     assert held.held() == {(6, 0)}
+
+
+def test_a_copy_that_fails_leaves_the_one_before_it(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = NodeMemory.here(SINGLE_PROCESS)
+    assert held is not None
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fails() -> None:
+        with MemorySaver(held, SINGLE_PROCESS) as saver, monkeypatch.context() as during:
+            during.setattr(NodeMemory, "publish", is_full)
+            saver.save(30, state(30, 0), {"samples": 30})
+            assert isinstance(saver.join(), BessemerError)
+
+    with MemorySaver(held, SINGLE_PROCESS) as saver:
+        saver.save(10, state(10, 0), {"samples": 10})
+        saver.finish()
+        with monkeypatch.context() as during:
+            during.setattr(NodeMemory, "publish", is_full)
+            saver.save(20, state(20, 0), {"samples": 20})
+            assert isinstance(saver.join(), BessemerError)
+        assert held.held() == {(10, 0)}
+    fails()  # of a training that was started again
+    assert held.held() == {(10, 0)}
 
 
 def on_two_nodes(folder: Path, step: int, swapped: bool) -> tuple[int, bool, list[str]] | None:

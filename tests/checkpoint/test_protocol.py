@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -47,6 +48,22 @@ def test_retention_keeps_the_newest_by_number(tmp_path: Path) -> None:
     for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, tensors(), {}, keep=2)
     assert protocol.published(tmp_path) == [100_000_000, 100_000_001]
+
+
+def test_an_older_one_that_cannot_be_removed_is_no_failed_save(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    with monkeypatch.context() as during:
+        during.setattr(protocol, "_remove", is_busy)
+        save(folder, 40, tensors(40.0), {}, keep=1)
+    found = latest(folder)
+    assert found is not None and found.step == 40
+    assert "an older checkpoint could not be removed" in capsys.readouterr().err
+    save(folder, 50, tensors(50.0), {}, keep=1)
+    assert protocol.published(folder) == [50]
 
 
 def test_a_removal_that_is_interrupted_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_context
+from bessemer.layout.validity import require_context
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, attention
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.parallel import context

@@ -18,8 +18,8 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from bessemer.errors import InputError
 from bessemer.layout.communication import pipeline_bytes
-from bessemer.layout.fit import require_micro_batches
 from bessemer.layout.pipeline_stages import Costs, rank_of_stage, stage_spans, stages_at
+from bessemer.layout.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_fit, require_tensor
+from bessemer.layout.validity import require_tensor, require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
@@ -262,12 +262,12 @@ def test_shards_that_do_not_divide_what_a_tensor_group_leaves_are_refused_before
         }  # fmt: skip
         does = all(any(size % layout.state_shards == 0 for size in sizes) for sizes in free.values())
         if does:
-            require_fit(made, layout, 1)
+            require_valid(made, layout, 1)
         else:
             with pytest.raises(
                 InputError, match=rf"parallel.context = {layout.state_shards}: .* numbers that work: 1, 2"
             ):
-                require_fit(made, layout, 1)
+                require_valid(made, layout, 1)
 
 
 def test_a_vocabulary_need_not_divide() -> None:

@@ -18,7 +18,7 @@ from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.jobs import divisors
 from bessemer.plan.search import MICRO_BATCHES, RECOMPUTE, STAGES_EACH, search
-from bessemer.recipe import Train
+from bessemer.recipe import Parallel, Train
 from bessemer.train.split import require_trainable
 
 
@@ -109,6 +109,19 @@ def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None
             answers.add(trains(asked))
     assert answers == {True, False}
     assert all(trains(one.job) for one in search(job(16, 64, **sizes)).ranked)
+
+
+def test_a_rule_that_training_gains_the_search_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses_four(model: ModelConfig, layout: Parallel, *_: object, **__: object) -> None:
+        if layout.tensor == 4:
+            raise InputError("parallel.tensor: a new rule")
+
+    asked = job(16, 64)
+    assert any(one.job.layout.tensor == 4 for one in search(asked).ranked)
+    monkeypatch.setattr("bessemer.plan.estimate.step.require_valid", refuses_four)
+    found = search(asked)
+    assert found.ranked and all(one.job.layout.tensor != 4 for one in found.ranked)
+    assert found.impossible["parallel.tensor: a new rule"]
 
 
 def test_shards_that_training_cannot_make_are_not_proposed() -> None:

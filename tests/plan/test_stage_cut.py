@@ -50,6 +50,7 @@ def test_no_cut_has_a_cheaper_largest_stage(seed: int) -> None:
 
 def test_equal_blocks_go_evenly_and_the_later_stages_have_what_is_left() -> None:
     assert [len(blocks) for blocks in split_blocks([1.0] * 10, 0, 0, 4)] == [2, 2, 3, 3]
+    assert [len(blocks) for blocks in split_blocks([0.1] * 13, 0, 0, 5)] == [2, 2, 3, 3, 3], "sums of 0.1 are not exact"
 
 
 def test_a_head_as_dear_as_three_blocks_takes_their_place() -> None:

@@ -159,8 +159,10 @@ def test_a_block_in_bf16_keeps_its_copies_of_the_weights_only_without_recompute(
     assert per_block["full"] == pytest.approx(2 * 2 * 128 * 256, rel=0.02), "its input"
     copies = config().block_matrix_parameters * 2
     assert per_block["none"] > copies
-    widths = precisions.PRECISIONS["bf16"].widths
-    planned = [peak_memory(train(), Parallel(), config(layers=layers), widths).unsharded_weights for layers in (4, 2)]
+    element_bytes = precisions.PRECISIONS["bf16"].element_bytes
+    planned = [
+        peak_memory(train(), Parallel(), config(layers=layers), element_bytes).unsharded_weights for layers in (4, 2)
+    ]
     assert planned[0] - planned[1] == 2 * copies
 
 

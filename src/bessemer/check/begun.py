@@ -10,14 +10,13 @@ from typing import Any
 
 from bessemer.check.rows import CheckRow
 from bessemer.checkpoint import latest
-from bessemer.checkpoint.protocol import LATEST
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
 from bessemer.longer import checkpoints_of, refuse_stopped
 from bessemer.recipe import load
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import RunFolder, read_steps
+from bessemer.run import LATEST, RunFolder, read_steps
 from bessemer.terminal import counted
 from bessemer.train.session import require_journal
 

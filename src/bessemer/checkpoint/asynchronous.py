@@ -43,20 +43,29 @@ class WriterProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None  # of the last start
 
     def start(self) -> None:
-        """Start it where it does not run. It ends with the thread that calls this."""
+        """Start it where it does not run. It ends with the thread that calls this, so not in the thread that sends requests.
+
+        Where it cannot be started `request` raises that: in the exchange in which every rank learns of it.
+        """
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-P", files.__file__, str(os.getpid())]
             # Schedulers send stop signals to every process, and the training saves after them: it never receives them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            self._process, self._failure = None, None
             try:
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            except OSError as error:
+                self._failure = error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def request(self, kind: str, *paths: str | Path) -> Scan:
         """`files.copy_file` or `files.scan` in that process. Raises OSError, and BessemerError where it dies."""
+        if self._failure is not None:
+            raise BessemerError(f"the process that writes checkpoints cannot be started: {self._failure}")
         process, answer = self._process, b""
         assert process is not None and process.stdin is not None and process.stdout is not None, "started"
         try:

@@ -8,7 +8,7 @@ step     the step it was saved after
 files    name -> bytes, sha256
 tensors  part -> name -> [dtype, shape of the whole]
 pieces   part -> name -> [[file, key, offset in the whole, shape], ...]
-facts    what a resume needs besides tensors
+facts    what a resume needs besides tensors: `capture` of train/state.py gives them
 sha256   of all the above
 """
 
@@ -35,7 +35,7 @@ FORMAT = 2
 PARTS = ("model", "optimizer", "ema", "rng")  # an agent holds a file of memory for each (node_memory.py)
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
-SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the tensors in it
+SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the names of the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
 WriterRanks = dict[
     Key, dict[tuple[Box, Box], dict[int, int]]

@@ -39,14 +39,16 @@ class MemorySaver(BackgroundWork):
         self._memory, self._training_mesh = memory, mesh
         self._staging = {tuple(files): Staging(files) for files in memory.sets[0]}
         self.stagings = list(self._staging.values())
-        processes, replicas = Counter(mesh.gather(memory.node)), len(memory.sets) - 1
+        by_rank = mesh.gather((memory.node, {step for step, _ in memory.held()}))
+        processes, replicas = Counter(node for node, _ in by_rank), len(memory.sets) - 1
         if replicas and (len(processes) == 1 or len(set(processes.values())) > 1):
             why = "one node is left" if len(processes) == 1 else "the nodes have unequal numbers of processes"
             warn(f"copies in memory are not sent to other nodes (checkpoint.memory_replicas): {why}")
             replicas = 0
         nodes = len(processes)
         self._transfers = [Transfer(one, one, to) for one in range(nodes) for to in replica_nodes(one, nodes, replicas)]
-        self._replicated: int | None = None  # step of the last copy that all neighbours have
+        # Step of the last copy that counts, at first that which the training resumed from.
+        self._kept: int | None = max(set.intersection(*(steps for _, steps in by_rank)), default=None)
         self._has_warned = False  # once in a run
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
@@ -99,19 +101,19 @@ class MemorySaver(BackgroundWork):
             ]
 
         text, links = gather_scatter(self.mesh, seal, manifests)
-        kept = self._replicated
+        kept = self._kept
         try:
             gather_scatter(
                 self.mesh, lambda: memory.publish(memory.node, step, text, links), _each
             )  # now all nodes have it
-            kept = step if kept is None else kept  # without one that neighbours have, one without replicas
+            kept = step if kept is None else kept  # where none counts yet, one without replicas
             if self._transfers:
                 transfer(self.mesh, memory, step, self._transfers, lambda path: self.process.request("scan", path))
         except (BessemerError, OSError):  # on every rank; a rank that is lost leaves all that is here to the next start
             gather_scatter(self.mesh, lambda: memory.forget_others(kept), _each)
             raise
         gather_scatter(self.mesh, lambda: memory.forget_others(step), _each)  # makes room for the next
-        self._replicated = step if self._transfers else None
+        self._kept = step
 
 
 class _Look(NamedTuple):

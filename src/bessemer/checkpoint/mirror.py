@@ -19,10 +19,20 @@ from threading import Lock, Thread
 from bessemer import storage
 from bessemer.checkpoint.files import BLOCK_BYTES
 from bessemer.checkpoint.format import MANIFEST, load_manifest
-from bessemer.checkpoint.protocol import LATEST, verify
+from bessemer.checkpoint.protocol import verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, checkpoint_name, publish_folder, published, read_json, write_atomic, write_json
+from bessemer.run import (
+    LATEST,
+    RunFolder,
+    checkpoint_name,
+    publish_folder,
+    published,
+    read_json,
+    temporary_folder,
+    write_atomic,
+    write_json,
+)
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
@@ -68,6 +78,9 @@ def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, str] | None:
     return step, mirror.place
 
 
+UNREACHABLE = (BessemerError, OSError, ValueError)  # of a store; ValueError: pyarrow's ArrowInvalid
+
+
 def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
     """Fetch a checkpoint that is damaged here from the run's mirror. Returns whether it is whole now."""
     if recipe.checkpoint.mirror is None:
@@ -77,7 +90,7 @@ def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
         if step not in mirror.steps():
             return False
         mirror.fetch(step)
-    except (BessemerError, OSError) as error:
+    except UNREACHABLE as error:
         warn(f"{mirror.place}: step {step} cannot be fetched: {storage.redacted(error)}")
         return False
     warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
@@ -109,7 +122,7 @@ class Mirror:
                     self._has_more = False
                 try:
                     self.update()
-                except (BessemerError, OSError, ValueError) as error:
+                except UNREACHABLE as error:
                     on_failure(
                         f"{self.place}: this mirror of the checkpoints is not up to date: {storage.redacted(error)}"
                     )
@@ -164,7 +177,7 @@ class Mirror:
         for step in sorted(steps, reverse=True):
             try:
                 self.fetch(step)
-            except (BessemerError, OSError) as error:
+            except UNREACHABLE as error:
                 on_damage(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
                 continue
             for name in self._run_files():
@@ -178,7 +191,7 @@ class Mirror:
     def fetch(self, step: int) -> None:
         """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
         target = self._run.checkpoints / checkpoint_name(step)
-        temporary = target.with_name(f"{target.name}.tmp")
+        temporary = temporary_folder(self._run.checkpoints, step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:

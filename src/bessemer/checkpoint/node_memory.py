@@ -20,7 +20,7 @@ from bessemer.checkpoint.format import MANIFEST, PARTS
 from bessemer.checkpoint.staging import HAS_MEMORY_FILES
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.run import checkpoint_name, publish_folder, published, read_json
+from bessemer.run import checkpoint_name, publish_folder, published, read_json, temporary_folder
 
 FOLDER, HELD = "memory", "files.json"  # in the node's folder; its file that names the files of memory
 SETS = 2  # of files that are written in turn; a set has a file for each of a checkpoint's parts
@@ -94,7 +94,7 @@ class NodeMemory:
         if self.local:
             return
         target = self.checkpoints(origin) / checkpoint_name(step)
-        temporary = target.with_name(f"{target.name}.tmp")
+        temporary = temporary_folder(self.checkpoints(origin), step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         (temporary / MANIFEST).write_text(manifest)

@@ -4,7 +4,8 @@
       model.safetensors, optimizer.safetensors, ...   tensors; with several processes each writes its shards, and replicas
       model-00001-of-00008.safetensors, ...           divide the writing among them
       manifest.json                                   last: hashes, shards and facts (see format.py)
-    latest                                            the name of the newest verified checkpoint
+    latest                                            the name of the newest verified checkpoint. A resume reads the newest
+                                                      folder that verifies; this only witnesses that there was one
 
 Saving: the state must be finite and the disk must have 1.2 times its size free; files go into step-N.tmp/, each synced; the
 manifest last; then everything is reread and verified; only then is it published by a rename and a sync of the folder, then
@@ -48,10 +49,17 @@ from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.control import gather_scatter, on_rank_zero
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.run import checkpoint_name, publish_folder, published, restore_replaced, write_atomic
-from bessemer.terminal import size
+from bessemer.run import (
+    LATEST,
+    checkpoint_name,
+    publish_folder,
+    published,
+    restore_replaced,
+    temporary_folder,
+    write_atomic,
+)
+from bessemer.terminal import size, warn
 
-LATEST = "latest"
 SPACE_FACTOR = 1.2
 
 LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
@@ -79,11 +87,6 @@ class PreparedSave:
     def temporary(self) -> Path:
         """Where it is written."""
         return temporary_folder(self.folder, self.step)
-
-
-def temporary_folder(folder: Path, step: int) -> Path:
-    """Where a checkpoint of a step is written before it is published; what is left of one there is removed by the next save."""
-    return folder / f"{checkpoint_name(step)}.tmp"
 
 
 class FileWriter(NamedTuple):
@@ -176,7 +179,10 @@ def publish(
     def move() -> None:
         publish_folder(temporary, target)  # a resumed run saves a step again; the two are equal bit for bit
         write_atomic(prepared.folder / LATEST, target.name)
-        _retain(prepared.folder, prepared.step, keep)
+        try:
+            _retain(prepared.folder, prepared.step, keep)
+        except OSError as error:  # the new one is published all the same
+            warn(f"an older checkpoint could not be removed: {error}; the next save tries again")
 
     try:
         gather_scatter(mesh, write, write_manifest)
@@ -200,7 +206,7 @@ def latest(
     folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS,
     refetch: Callable[[int], bool] | None = None,
 ) -> SavedCheckpoint | None:  # fmt: skip
-    """The newest checkpoint that verifies; None when there is none at all. Collective.
+    """The newest checkpoint that verifies, whatever the file `latest` names; None when there is none at all. Collective.
 
     on_damage: called with a message for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
     InputError when checkpoints exist but none verifies, and when `latest` names one but all are gone.

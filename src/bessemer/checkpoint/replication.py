@@ -63,7 +63,8 @@ def transfer(
     The processes of a node divide its files, and each sends to the process of its own local rank. read: hashes a file. Raises
     BessemerError on every process where a node lacks memory, or what arrived has not the manifest's SHA-256.
     """
-    outgoing, incoming = ([one for one in transfers if one[end] == memory.node] for end in (1, 2))
+    outgoing = [one for one in transfers if one.source == memory.node]
+    incoming = [one for one in transfers if one.target == memory.node]
     arranged = gather_scatter(
         mesh,
         lambda: (memory.node, memory.local, {one: _offer(memory, step, one) for one in outgoing}),

@@ -9,7 +9,7 @@ SPANS = 3  # of `distance`, of each of which a checkpoint stays
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay, any of these.
+    """Which checkpoints stay, any of these; `Saver._retention` of train/state.py gives the values.
 
     newest: number of the newest
     decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
@@ -37,7 +37,8 @@ class Retention:
         for last in (self.healthy_until, self.changed_at):
             kept |= set([step for step in ascending if step <= last][-1:])
         if self.distance:
-            # The first of each of the last three spans: as the newest moves on, one of them is always old enough.
+            kept |= set([step for step in ascending if step <= ascending[-1] - self.distance][-1:])
+            # And the first of each of the last three spans: as the newest moves on, one of them is always old enough.
             last = ascending[-1] // self.distance
             for span in range(last - SPANS + 1, last + 1):
                 kept |= set([step for step in ascending if step // self.distance == span][:1])

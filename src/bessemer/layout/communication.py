@@ -42,7 +42,7 @@ def tensor_bytes(
     """
     if tensor == 1:
         return dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0), 0
-    stream, layers = tokens * config.width * bytes_per_activation, config.layers
+    stream_bytes, layers = tokens * config.width * bytes_per_activation, config.layers
     squares = 2 * tokens * bytes_per_sum if config.qk_norm == "full" else 0  # one sum a token for queries, one for keys
     scattered = 2 if config.recomputes_mlp_output else 1
     numbers = 3 if label_smoothing else 2
@@ -50,8 +50,8 @@ def tensor_bytes(
     kinds = {
         # A gather before attention and MLP, a reduce-scatter after; in the backward pass each becomes the other (Korthikanti et
         # al. 2022, section 4.2.2). Besides the embedding's result and its gradient, and the last norm's result for the loss.
-        "all_gather": (4 * layers + 2 * recomputed_total + 2) * stream,
-        "reduce_scatter": (4 * layers + scattered * recomputed_total + (1 if config.labels else 2)) * stream,
+        "all_gather": (4 * layers + 2 * recomputed_total + 2) * stream_bytes,
+        "reduce_scatter": (4 * layers + scattered * recomputed_total + (1 if config.labels else 2)) * stream_bytes,
         "all_reduce": (2 * layers + recomputed_total) * squares + loss,
     }
     return kinds, replicated_parameters(config) - config.classifier_parameters
@@ -85,24 +85,26 @@ def tensor_rank_parameters(config: ModelConfig, layout: Parallel) -> tuple[int, 
     return sum(part.blocks * part.block for part in parts), sum(part.root for part in parts)
 
 
-def _data_bytes(config: ModelConfig, layout: Parallel, micro_batches: int, widths: ElementBytes) -> dict[str, float]:
+def _data_bytes(
+    config: ModelConfig, layout: Parallel, micro_batches: int, element_bytes: ElementBytes
+) -> dict[str, float]:
     """Bytes of FSDP2's and DDP's collectives: every tensor rank of every part of the batch, all its stages together."""
     num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
     ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
     blocks, outside = tensor_rank_parameters(config, layout)
     parameters = blocks + outside
-    gathered = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else parameters
+    gathered_parameters = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else parameters
     reduced = parameters * (1 if layout.effective_zero == 1 else micro_batches)
     copies = 2 * (layout.replicate - 1) / layout.replicate
     return {
-        "all_gather": ranks * ring_share * gathered * widths.gathered,
-        "reduce_scatter": ranks * ring_share * reduced * widths.gradient,
-        "all_reduce": ranks * copies * parameters * widths.gradient / num_shards,
+        "all_gather": ranks * ring_share * gathered_parameters * element_bytes.gathered,
+        "reduce_scatter": ranks * ring_share * reduced * element_bytes.gradient,
+        "all_reduce": ranks * copies * parameters * element_bytes.gradient / num_shards,
     }
 
 
 def step_bytes(
-    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, widths: ElementBytes,
+    config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, element_bytes: ElementBytes,
     recomputed_total: int = 0, label_smoothing: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
     """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
@@ -122,17 +124,19 @@ def step_bytes(
     # The gradients of what each process of a tensor group has in full, for each group, whole and before they are divided:
     # FSDP2 adds them up itself, whenever it reduces, in the type of what it gathered.
     tensor, replicated = tensor_bytes(
-        config, layout.tensor, tokens, targets, bytes_per_activation=widths.activation, bytes_per_sum=widths.sums,
+        config, layout.tensor, tokens, targets, bytes_per_activation=element_bytes.activation, bytes_per_sum=element_bytes.sums,
         label_smoothing=label_smoothing, recomputed_total=recomputed_total,
     )  # fmt: skip
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
-    replicated_bytes = replicated * (widths.gathered if groups > 1 else widths.gradient) * groups * reductions
+    replicated_bytes = (
+        replicated * (element_bytes.gathered if groups > 1 else element_bytes.gradient) * groups * reductions
+    )
     tensor_peers = layout.tensor - 1
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
-    hidden, tied = pipeline_bytes(config, layout, tokens, widths.activation, widths.gradient)
+    hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes.activation, element_bytes.gradient)
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
-    keys = 2 * config.kv_heads * config.head_dim * tokens * widths.activation * (layout.context - 1)
-    data = _data_bytes(config, layout, micro_batches, widths)
+    keys = 2 * config.kv_heads * config.head_dim * tokens * element_bytes.activation * (layout.context - 1)
+    data = _data_bytes(config, layout, micro_batches, element_bytes)
     sent = {
         "all_gather": data["all_gather"]
         + tensor_peers * tensor["all_gather"]

@@ -27,6 +27,8 @@ RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
 HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.25, 0.45
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
+# Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
+NORM_BYTES = 6
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Memory:
 
 
 def peak_memory(
-    train: Train, layout: Parallel, config: ModelConfig, widths: ElementBytes, *, before_model: int = 0,
+    train: Train, layout: Parallel, config: ModelConfig, element_bytes: ElementBytes, *, before_model: int = 0,
     recomputed_per_rank: int | None = None, is_cuda: bool = False, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
@@ -78,7 +80,7 @@ def peak_memory(
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
     ranks = (
         rank_memory(
-            train, layout, config, rank, widths, before_model=before_model, recomputed_per_rank=recomputed_per_rank,
+            train, layout, config, rank, element_bytes, before_model=before_model, recomputed_per_rank=recomputed_per_rank,
             is_cuda=is_cuda, concurrent=concurrent,
         )
         for rank in pipeline_ranks(config, layout)
@@ -87,30 +89,30 @@ def peak_memory(
 
 
 def rank_memory(
-    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, widths: ElementBytes, *, before_model: int = 0,
-    recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
+    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, element_bytes: ElementBytes, *,
+    before_model: int = 0, recomputed_per_rank: int, is_cuda: bool, concurrent: int = 1,
 ) -> Memory:  # fmt: skip
     """What each rank at one pipeline coordinate holds; arguments as of `peak_memory`.
 
     Of a process alone fragmentation is fitted to measured runs, of several it is derived from what was measured of the heap.
     """
-    saved, in_backward = activation_bytes(train, layout, config, rank, widths.activation, recomputed_per_rank)
+    saved, in_backward = activation_bytes(train, layout, config, rank, element_bytes.activation, recomputed_per_rank)
     scores = score_bytes(train, layout, config)
     logits = logits_bytes(train, layout, config, is_cuda) if rank.has_head else 0
     kept = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
-    casts = kept * widths.cast  # which the backward pass keeps
+    casts = kept * element_bytes.cast  # which the backward pass keeps
     if layout.world == 1:
-        if logits and not is_cuda and widths.activation < FP32:
+        if logits and not is_cuda and element_bytes.activation < FP32:
             # The head's cast, and its gradient before it is added in fp32.
-            logits += 2 * widths.activation * config.vocabulary * config.width
+            logits += 2 * element_bytes.activation * config.vocabulary * config.width
         # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
         step = StepBytes(activations, concurrent * logits, casts)
-        memory = _single_process_memory(train, layout, config, step, widths, concurrent)
+        memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent)
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
-        memory = _sharded_memory(train, layout, config, rank, step, widths, is_cuda)
+        memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
     if not is_cuda:
         return replace(memory, before_model=before_model)
     optimizer = 0 if train.optimizer.offload else memory.optimizer
@@ -133,16 +135,16 @@ def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple
 
 
 def _single_process_memory(
-    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, widths: ElementBytes, concurrent: int
+    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int
 ) -> Memory:
     """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
     # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
-    gradients = widths.gradient * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
+    gradients = element_bytes.gradient * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
     share = HEAP_SHARE_OF_SEVERAL if micro_batches > 1 else HEAP_SHARE_OF_ONE
     holes = RUN_BYTES + int(share * (gradients + step.activations + step.logits)) if concurrent == 1 else PAIRED_BYTES
-    weights = widths.master * config.parameters
+    weights = element_bytes.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
         ema=weights if train.ema else 0, before_model=0, fragmentation=holes, **step._asdict(),
@@ -150,22 +152,22 @@ def _single_process_memory(
 
 
 def _sharded_memory(
-    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, widths: ElementBytes,
+    train: Train, layout: Parallel, config: ModelConfig, rank: PipelineRank, step: StepBytes, element_bytes: ElementBytes,
     is_cuda: bool,
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     params, micro_batches = PartParameters.of(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
-    state = trained = state_bytes(layout, params, widths, micro_batches)
+    state = trained = state_bytes(layout, params, element_bytes, micro_batches)
     of_weights = of_moments = params.all / layout.state_shards / config.parameters
     if train.is_frozen:
         head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
-        trained = state_bytes(layout, head, widths, micro_batches)
+        trained = state_bytes(layout, head, element_bytes, micro_batches)
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
     memory = Memory(
         weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
-        ema=round((widths.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
+        ema=round((element_bytes.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
         fragmentation=HEAP_BYTES + int(HEAP_SHARE * (trained.gradients + step.activations + step.logits)),
         **step._asdict(),
     )  # fmt: skip
@@ -290,29 +292,32 @@ class RankState(NamedTuple):
         return self.gradient_shard + self.gradient_buffers
 
 
-def state_bytes(layout: Parallel, params: PartParameters, widths: ElementBytes, micro_batches: int) -> RankState:
+def state_bytes(layout: Parallel, params: PartParameters, element_bytes: ElementBytes, micro_batches: int) -> RankState:
     """Bytes of a rank's weights and gradients at the fullest moment of a step.
 
     Shards take the bytes of all parameters, divided by N (Rajbhandari et al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p);
     but where there the weights of stages 1 and 2 are not sharded, here fp32 masters are, and a copy in the compute dtype is
     unsharded while a step lasts.
     """
-    zero, gathered = layout.effective_zero, widths.gathered
-    weights, gradients = (width * params.all // layout.state_shards for width in (widths.master, widths.gradient))
+    zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
+    weights, gradients = (
+        each * params.all // layout.state_shards for each in (element_bytes.master, element_bytes.gradient)
+    )
     if not layout.uses_fsdp:
         return RankState(weights, 0, gradients, 0)
     two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
-    unsharded_weights = gathered * (params.all if zero < 3 else params.root + two_blocks)
-    reduced = widths.gradient * (
+    unsharded_weights = bytes_gathered * (params.all if zero < 3 else params.root + two_blocks)
+    reduced = element_bytes.gradient * (
         params.block if params.blocks else params.root
     )  # the buffer of the block that is reduce-scattered
     if zero == 1 and micro_batches > 1:
         # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
         # buffer is allocated.
-        buffers = widths.gradient * params.all + reduced - gathered * params.block
+        buffers = element_bytes.gradient * params.all + reduced - bytes_gathered * params.block
         return RankState(weights, unsharded_weights, 0, buffers)
-    # Gradients of a block and of what lies outside of blocks are unsharded until their reduce-scatter.
-    unsharded = gathered * (params.block + params.root // 2)
+    # Gradients are unsharded until their reduce-scatter: of a block, and of one half of what lies outside of blocks, since the
+    # output matrix has its gradient at the beginning of the backward pass and the embedding at the end.
+    unsharded = bytes_gathered * (params.block + params.root // 2)
     return RankState(weights, unsharded_weights, gradients, reduced + unsharded)
 
 
@@ -327,10 +332,10 @@ def activation_bytes(
     """
     tokens, micro_batches = _micro_batches(train, layout, config)
     tensor, recomputed_per_rank = layout.tensor, min(recomputed_per_rank, rank.blocks)
-    stream = config.width / tensor  # the residual stream
-    gathered = 2 * config.width * (tensor > 1)
+    stream = config.width / tensor  # elements of the residual stream, per token
+    gathered_inputs = 2 * config.width * (tensor > 1)  # of attention and MLP, whole
     masks = mask_bytes(train.dropout, config)
-    block = (activation_elements_per_block(config) + masks / bytes_per_activation) / tensor + gathered
+    block = (activation_elements_per_block(config) + masks / bytes_per_activation) / tensor + gathered_inputs
     if train.is_frozen:  # no backward pass: one block's working set, and the residual stream
         return round(tokens * (block + 2 * stream) * bytes_per_activation), 0
     checkpointed = checkpointed_elements_per_block(train.recompute, config) / tensor
@@ -340,11 +345,12 @@ def activation_bytes(
         is_all = 0 < rank.blocks == recomputed_per_rank
         in_backward = (block - checkpointed) * bytes_per_activation if is_all else 0.0
     else:
-        hidden = (3 if config.gated else 2) * config.mlp_width / tensor
-        # Norms of low-precision streams work in fp32 and save that; the backward pass adds gradients of the hidden units and
-        # of the stream.
-        in_backward = (block if recomputed_per_rank else 0) * bytes_per_activation + hidden * bytes_per_activation
-        in_backward += 2 * stream * 6 * (bytes_per_activation < FP32) + 2 * config.width * bytes_per_activation
+        # Gradients of the hidden units: of gate, up and their product, else before and after the activation. Of the stream two,
+        # whole in a tensor group too: as gathered for the last matmul of a sublayer, and of its input before its reduce-scatter.
+        hidden, whole_stream = (3 if config.gated else 2) * config.mlp_width / tensor, 2 * config.width
+        in_backward = ((block if recomputed_per_rank else 0) + hidden + whole_stream) * bytes_per_activation
+        if bytes_per_activation < FP32:  # the two norms of a block work in fp32, and save that
+            in_backward += 2 * stream * NORM_BYTES
     in_flight = micro_batches_in_flight(
         layout.schedule, layout.pipeline, layout.stages_per_rank, rank.pipeline_rank, micro_batches
     )

@@ -145,9 +145,10 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
         )
     if name == "interleaved":
         _group(ranks, micro_batches)
-    if name == "dualpipev" and micro_batches < (least := SCHEDULES[name].min_micro_batches(ranks)):
+    facts = SCHEDULES[name]
+    if facts.micro_batches_per_rank > 1 and micro_batches < (least := facts.min_micro_batches(ranks)):
         raise InputError(
-            f"schedule dualpipev: needs as many micro-batches as stages, {least} on {ranks} processes, not "
+            f"schedule {name}: needs as many micro-batches as stages, {least} on {ranks} processes, not "
             f"{micro_batches}; zbv trains with {ranks} or more"
         )
     lists: dict[str, Callable[[int], list[ScheduleEntry]]] = {

@@ -86,10 +86,10 @@ def split_blocks(blocks: Sequence[float], embedding: float, head: float, stages:
             for end in range(number + 1):
                 for first in range(end):
                     one = cost(stage, first, end)
-                    if one > limit or value[first] == inf:
+                    if one > limit * (1 + ROUNDING) or value[first] == inf:
                         continue
                     total = value[first] + one * one if squares else max(value[first], one)
-                    if total < now[end]:
+                    if total * (1 + ROUNDING) < now[end]:  # of equal ones the first, whose later stages are larger
                         now[end], start[end] = total, first
             value = now
             starts.append(start)

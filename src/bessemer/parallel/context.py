@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bessemer.layout.fit import require_context, require_length
+from bessemer.layout.validity import require_context, require_length
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer

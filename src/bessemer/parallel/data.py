@@ -92,8 +92,8 @@ def reshard(root: nn.Module) -> None:
 def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
     """The dimension that FSDP shards: the first that divides evenly and is not sharded by tensor parallelism.
 
-    The first dimension, which needs no copy around collectives, may be uneven when no other divides. `fit.require_shards` has
-    passed.
+    The first dimension, which needs no copy around collectives, may be uneven when no other divides.
+    `validity.require_shards` has passed.
     """
     taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if isinstance(parameter, DTensor) else set()
     free = [dim for dim in range(parameter.dim()) if dim not in taken]

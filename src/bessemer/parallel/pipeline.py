@@ -23,8 +23,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._backward import stage_backward
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_micro_batches
 from bessemer.layout.pipeline_stages import StageSpan, rank_of_stage
+from bessemer.layout.validity import require_micro_batches
 from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_tensor
+from bessemer.layout.validity import require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.kernels import upcast
@@ -40,7 +40,7 @@ from bessemer.parallel.collectives import (
 from bessemer.parallel.mesh import ProcessMesh
 
 # Sharded parameters of every block, with their dimension; their number is layout.sharding.tensor_sharded_parameters, and
-# layout.fit.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
+# layout.validity.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
 # Those of `up` and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
 SHARDED = {
     "attention.qkv": 0, "attention.qkv_bias": 0, "attention.out.weight": 1, "mlp.gate_up": 1, "mlp.gate_up_bias": 1,

@@ -48,9 +48,7 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
     kinds = 3 if SCHEDULES[layout.schedule].is_v_shaped else 2
     # Interleaving wants a multiple of the ranks.
     most = max(CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks)
-    if layout.schedule == "dualpipev":
-        most = max(most, 2 * ranks)
-    shown = min(job.micro_batches, most)
+    shown = min(job.micro_batches, max(most, SCHEDULES[layout.schedule].min_micro_batches(ranks)))
     forward, backward = (sum(getattr(one, way) for one in step.stages) for way in ("forward", "backward"))
     mean = (forward + backward) / len(step.stages)
     relative = tuple((one.forward + one.backward) / mean for one in step.stages)

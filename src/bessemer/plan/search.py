@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import divides_evenly, indivisible_by_tensor, require_context, require_tensor
+from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
-from bessemer.plan.estimate.job import Job, Layout, Recompute, parallel
+from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
-from bessemer.plan.estimate.step import Step, step
+from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import divisors
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import PipelineSchedule
@@ -92,7 +92,8 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
 
 
 def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
-    """Divisions of the model, with all that is left over for the batch (`shard`)."""
+    """Divisions of the model, with all that is left over for the batch (`shard`). What no micro-batch could make valid is left
+    out early; what is valid `refuse` alone decides."""
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
     for tensor in divisors(cluster.per_node):
@@ -154,8 +155,8 @@ def _try_split(
             impossible["the micro-batch does not divide a part of the batch"] += 1
             continue
         count = each // micro_batch
-        if not parallel(split).fits_micro_batches(count):
-            impossible[f"{split.schedule} cannot run that number of micro-batches"] += 1
+        if (why := refuse(replace(job, layout=replace(split, micro_batch=micro_batch)))) is not None:
+            impossible[why] += 1
             continue
         missed: RejectedLayout | None = None
         for zero in (1, 2, 3) if split.state_shards > 1 else (0,):

@@ -23,12 +23,13 @@ class ScheduleFacts:
     """What a pipeline schedule needs. stages_per_rank: its own number, where the recipe gives none; is_v_shaped: the stages are
     placed down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et al. 2024), and no other number of
     them; micro_batches_per_rank: as many a step at least, times the ranks; has_equal_rounds: they go in rounds of equal size
-    (`interleaved_rounds`)."""
+    (`interleaved_rounds`); in_flight_rises: a later rank may hold the activations of more micro-batches than an earlier one."""
 
     stages_per_rank: int = 1
     is_v_shaped: bool = False
     micro_batches_per_rank: int = 1
     has_equal_rounds: bool = False
+    in_flight_rises: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
         """The smallest number of micro-batches a step."""
@@ -39,7 +40,7 @@ SCHEDULES: dict[str, ScheduleFacts] = {
     "gpipe": ScheduleFacts(micro_batches_per_rank=0),
     "1f1b": ScheduleFacts(),
     "interleaved": ScheduleFacts(stages_per_rank=2, has_equal_rounds=True),
-    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True),
+    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, in_flight_rises=True),
     "dualpipev": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, micro_batches_per_rank=2),
 }
 

@@ -235,8 +235,8 @@ def planned_bytes(
     arithmetic = PRECISIONS[precision]
     weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
     sums = torch.promote_types(arithmetic.weights, torch.float32).itemsize
-    widths = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
+    element_bytes = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     targets = batch if targets is None else targets
     smooths = train.label_smoothing > 0
-    return step_bytes(config, layout, batch, targets, micro_batches, widths, recomputed_total, smooths)
+    return step_bytes(config, layout, batch, targets, micro_batches, element_bytes, recomputed_total, smooths)

@@ -45,7 +45,7 @@ class Precision:
         return self.autocast or self.weights
 
     @property
-    def widths(self) -> ElementBytes:
+    def element_bytes(self) -> ElementBytes:
         """Bytes of an activation, and of a weight's cast that is saved for the backward pass; fp8 saves the weight itself."""
         copied = self.autocast is not None and self.fp8 is None
         return ElementBytes(self.dtype.itemsize, self.dtype.itemsize if copied else 0)

@@ -49,7 +49,7 @@ def memory_of(
     if layout.world == 1:
         concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     return peak_memory(
-        train, layout, config, device.arithmetic.widths, before_model=base, recomputed_per_rank=recomputed,
+        train, layout, config, device.arithmetic.element_bytes, before_model=base, recomputed_per_rank=recomputed,
         is_cuda=device.is_cuda, concurrent=concurrent,
     )  # fmt: skip
 

@@ -206,10 +206,12 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     is_cuda = recipe.train.device != "cpu"
     resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=derived_keys.MICRO_BATCH_TOKENS_ON[is_cuda])
     config, train, layout = config_of(resolved, vocabulary, 0), resolved.train, resolved.parallel
-    widths, recomputed, rows = _precision(train, is_cuda).widths, blocks_recomputed(train, config), []
+    element_bytes, recomputed, rows = _precision(train, is_cuda).element_bytes, blocks_recomputed(train, config), []
     for rank in pipeline_ranks(config, layout):
         simulated = simulate(resolved, config, rank.pipeline_rank, is_cuda=is_cuda)
-        planned = rank_memory(train, layout, config, rank, widths, recomputed_per_rank=recomputed, is_cuda=is_cuda)
+        planned = rank_memory(
+            train, layout, config, rank, element_bytes, recomputed_per_rank=recomputed, is_cuda=is_cuda
+        )
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": rank.blocks}
         rows.append({**asdict(simulated), **more})
     return {"processes": layout.world, "parameters": config.parameters, "stages": rows}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout import fit
+from bessemer.layout import validity
 from bessemer.layout.pipeline_stages import StageSpan, stage_spans, stages_at
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
@@ -56,7 +56,7 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
         )
     batches = Batches.of(train, length)
     for step in range(batches.ramp_steps + 1):
-        fit.require_fit(config, layout, batches.sequences(step) // layout.data // train.micro_batch)
+        validity.require_valid(config, layout, batches.sequences(step) // layout.data // train.micro_batch)
     pipeline.require_schedule(layout, device)
 
 

@@ -55,8 +55,8 @@ def require_same_tokens(checkpoint: SavedCheckpoint, store: TokenStore) -> None:
     """Raise InputError when the token shards are not those that a checkpoint was trained on."""
     if checkpoint.facts["data"] != store.digest:
         raise InputError(
-            f"{store.folder}: the token shards have changed since step-{checkpoint.step:08d} was saved; the run cannot go on "
-            "over other data. Put the shards back, or train under another name with --set run.name=NAME"
+            f"{store.folder}: the token shards have changed since {checkpoint_name(checkpoint.step)} was saved; the run cannot "
+            "go on over other data. Put the shards back, or train under another name with --set run.name=NAME"
         )
 
 

@@ -15,6 +15,7 @@ from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.plan.estimate.stage_cuts import ranks_by_cut
 from bessemer.recipe import Train
+from bessemer.recipe.parallel import SCHEDULES
 from bessemer.terminal import size
 
 # Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
@@ -84,7 +85,9 @@ class DeviceMemory:
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
     ranks, layout = ranks_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
-    if layout.schedule != "zbv" or job.micro_batches >= 2 * layout.pipeline - 1:  # else later ranks have more in flight
+    if (
+        not SCHEDULES[layout.schedule].in_flight_rises or job.micro_batches >= 2 * layout.pipeline - 1
+    ):  # then all are full
         ranks = _undominated(ranks)
     return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
 
@@ -190,11 +193,11 @@ def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
     """What a place holds of a run of this program, on a device of its own: without the allowance for a CPU's heap."""
     layout, framework = job.layout, job.framework
     width = 4 if job.precision in ("fp32", "tf32") else 2
-    widths = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
+    element_bytes = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
     recomputed = 0 if layout.recompute == "none" else job.model.layers
     held = rank_memory(
         _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, rank,
-        widths, recomputed_per_rank=recomputed, is_cuda=True,
+        element_bytes, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
     return DeviceMemory(
         place=rank.pipeline_rank, weights=held.weights, master=0, gradients=held.gradients, moments=held.optimizer,

@@ -18,6 +18,7 @@ from bessemer.layout.sharding import PartParameters
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Job, Recompute
+from bessemer.recipe.parallel import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,14 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     """
     framework, layout = job.framework, job.layout
     # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
-    one_round = layout.schedule == "interleaved" and job.micro_batches <= layout.pipeline
+    one_round = SCHEDULES[layout.schedule].has_equal_rounds and job.micro_batches <= layout.pipeline
     at_once = own.all / layout.stages_per_rank if one_round else own.all
     several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
     buffers = 0.0
     if n > 1:
         whole = own.all if layout.zero < 3 or layout.pipeline > 1 else own.root + min(2, own.blocks) * own.block
         buffers = narrow * whole
+        # One of the two vocabulary matrices at a time, as in `layout.memory.state_bytes`.
         fresh = narrow * (own.block + own.root / 2) + framework.gradient_bytes * own.block
         buffers += max(fresh, framework.gradient_bytes * several)
     return StateBytes(

@@ -13,10 +13,10 @@ from functools import lru_cache
 from math import log, sqrt
 
 from bessemer.errors import InputError
-from bessemer.layout.fit import require_fit
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import checked_stages_per_rank
 from bessemer.layout.pipeline_stages import stage_ids_of_rank
+from bessemer.layout.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
@@ -141,7 +141,7 @@ def refuse(job: Job) -> str | None:
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
         if layout.pipeline > 1 and each != layout.virtual:
             return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
-        require_fit(model, parallel(layout), job.micro_batches, is_ours=job.framework.name == "bessemer")
+        require_valid(model, parallel(layout), job.micro_batches, is_ours=job.framework.name == "bessemer")
     except InputError as error:
         return str(error)
     return None

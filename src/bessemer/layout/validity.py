@@ -14,7 +14,7 @@ from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import nearest_that_fit
 
 
-def require_fit(config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True) -> None:
+def require_valid(config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True) -> None:
     """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
     programs shard their weights in other ways."""
     require_tensor(config, layout)
