@@ -86,7 +86,7 @@ def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
             sequence_parallel=False,
         )
         device = devices.find("A100 SXM 80GB")
-        cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
+        cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra_bandwidth, device.inter_bandwidth)
         job = Job(model, layout, cluster, inputs["global_batch"], "fp16", frameworks.find("megatron-lm-2022"))
         found = {
             "none": stages(job),
@@ -138,7 +138,7 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
             ),
         ):
             device = devices.find("A100 SXM 80GB")
-            cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra, device.inter)
+            cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra_bandwidth, device.inter_bandwidth)
             batch = inputs["n_microbatches"] * inputs["micro_batch"]
             found = memory(Job(model, layout, cluster, batch, "fp16", framework))
             yield Row("Zero Bubble table 4", f"{case['case']} {name}", found.reserved / GIB, seen["memory_gb"][name])

@@ -53,7 +53,7 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 def cluster(device: DeviceSpec, gpus: int, inter: float | None = None) -> ClusterSpec:
     """Nodes of 8, or one that is not full."""
-    return ClusterSpec(device, gpus, min(8, gpus), device.intra, inter or device.inter)
+    return ClusterSpec(device, gpus, min(8, gpus), device.intra_bandwidth, inter or device.inter_bandwidth)
 
 
 # --- A100, Megatron-DeepSpeed (vTrain's ground truth) ---------------------------------------------------------------------

@@ -56,10 +56,10 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
         "matmul": min(round(measured[half] / peak[half], 3), 1.0),
         "memory": round(_memory_bytes(chosen.torch_device) / 1e9, 2),
         "bandwidth": round(bandwidth / 1e9, 2),
-        "intra": round(link / 1e9, 3),
-        "inter": round((known.inter if known else link) / 1e9, 3),
+        "intra_bandwidth": round(link / 1e9, 3),
+        "inter_bandwidth": round((known.inter_bandwidth if known else link) / 1e9, 3),
         "per_node": known.per_node if known else processes,
-        **({"watts": known.watts, "units": known.units} if known else {}),
+        **({"watts": known.watts, "multiprocessors": known.multiprocessors} if known else {}),
         **({"price": known.price, "price_date": known.price_date} if known and known.price else {}),
         "source": f"measured by `bessemer calibrate` on {datetime.now(UTC).date()}, torch {torch.__version__}; disk {reads}",
     }

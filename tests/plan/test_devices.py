@@ -56,7 +56,7 @@ def test_every_name_finds_itself_and_every_entry_is_plausible() -> None:
         assert devices.find(name) is device
         assert device.source
         assert 0.4 <= device.matmul <= 0.95
-        assert device.inter <= device.intra
+        assert device.inter_bandwidth <= device.intra_bandwidth
         widest = device.flops.get("bf16") or device.flops["fp16"]
         assert 10 <= widest / device.bandwidth <= 600, "FLOPs a byte of memory"
         assert (device.price is None) == (device.price_date is None)
@@ -85,8 +85,8 @@ name = "Z9"
 flops = { bf16 = 100 }
 memory = 64
 bandwidth = 1000
-intra = 100
-inter = 10
+intra_bandwidth = 100
+inter_bandwidth = 10
 per_node = 4
 watts = 300
 source = "measured here"
@@ -107,12 +107,12 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
     [
         (("memory = 64", "memory = 0"), "memory = 0"),
         (("bandwidth = 1000", "bandwidth = -5"), "bandwidth = -5"),
-        (("intra = 100\n", ""), "lacks intra"),
+        (("intra_bandwidth = 100\n", ""), "lacks intra_bandwidth"),
         (('source = "measured here"', 'source = "x"\nmatmull = 0.5'), "did you mean matmul"),
         (("bf16 = 100", "bf17 = 100"), "flops must be"),
         (("bf16 = 100", "bf16 = 0"), "flops.bf16 = 0"),
         (("per_node = 4", "per_node = 2.5"), "per_node = 2.5"),
-        (("per_node = 4", "per_node = 4\ndomain = true"), "domain = True"),
+        (("per_node = 4", "per_node = 4\nscale_up_domain = true"), "scale_up_domain = True"),
         (("[[device]]", ENTRY + "[[device]]"), "has Z9 2 times"),
         (('source = "measured here"', 'source = "x"\nmatmul = 1.5'), "at most 1"),
         (('name = "Z9"\n', ""), "has no name"),

@@ -30,7 +30,7 @@ def job(
         sequence_length=4096,
     ).with_changes(**changes)  # fmt: skip
     chosen = devices.find(device)
-    cluster = ClusterSpec(chosen, devices_count, min(8, devices_count), chosen.intra, chosen.inter)
+    cluster = ClusterSpec(chosen, devices_count, min(8, devices_count), chosen.intra_bandwidth, chosen.inter_bandwidth)
     return Job(model, Layout(shard=devices_count), cluster, batch, "bf16", frameworks.find("bessemer"))
 
 
@@ -165,7 +165,7 @@ def test_seventy_billion_on_4096_takes_under_two_seconds_of_work() -> None:
         sequence_length=8192,
     )
     chosen = devices.find("H100")
-    cluster = ClusterSpec(chosen, 4096, 8, chosen.intra, chosen.inter)
+    cluster = ClusterSpec(chosen, 4096, 8, chosen.intra_bandwidth, chosen.inter_bandwidth)
     asked = Job(model, Layout(shard=4096), cluster, 4096, "bf16", frameworks.find("bessemer"))
     started = process_time()
     assert len(search(asked).ranked) > 100

@@ -87,7 +87,9 @@ def test_mfu_is_flops_over_peak_and_time() -> None:
 def test_a_product_is_bound_by_the_matrix_units_or_by_the_memory() -> None:
     device, how = devices.find("A100"), replace(PHYSICS, start=0.0, depth=0.0)
     large = compute.matmul(128 * 108, 8192, 16_384, "bf16", device, how)
-    assert large == pytest.approx(2 * 128 * 108 * 8192 * 16_384 / (device.best("bf16") * how.matmuls), rel=0.01)
+    assert large == pytest.approx(
+        2 * 128 * 108 * 8192 * 16_384 / (device.achievable_flops("bf16") * how.matmuls), rel=0.01
+    )
     thin = compute.matmul(8, 16_384, 16_384, "bf16", device, how)
     assert thin == pytest.approx(2 * 16_384**2 / (device.bandwidth * how.bandwidth), rel=0.01)
 
@@ -120,7 +122,7 @@ def test_collectives_are_the_closed_forms_of_a_ring() -> None:
 @pytest.mark.parametrize(
     "better",
     [
-        {"bandwidth": 2.0}, {"intra": 2.0}, {"inter": 2.0}, {"matmul": 1.2},
+        {"bandwidth": 2.0}, {"intra_bandwidth": 2.0}, {"inter_bandwidth": 2.0}, {"matmul": 1.2},
     ],
     ids=str,
 )  # fmt: skip
@@ -129,7 +131,7 @@ def test_a_better_device_is_never_slower(better: dict[str, float], split: dict[s
     before = job(**split)
     device = before.cluster.device
     device = replace(device, **{key: getattr(device, key) * factor for key, factor in better.items()})
-    links = {key: getattr(before.cluster, key) * better.get(key, 1.0) for key in ("intra", "inter")}
+    links = {key: getattr(before.cluster, key) * better.get(key, 1.0) for key in ("intra_bandwidth", "inter_bandwidth")}
     after = replace(before, cluster=replace(before.cluster, device=device, **links))
     assert step(after).seconds <= step(before).seconds
 

@@ -81,7 +81,9 @@ def test_a_ring_carries_keys_for_all_query_heads_where_they_are_repeated() -> No
     repeated = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), job(**layout).framework, PHYSICS)[0]
     plain = replace(job(**layout).framework, repeats_keys=False)
     once = pieces._context(LLAMA, 1, 8, 1024, "bf16", ClusterSpec.of(H100, 8), plain, PHYSICS)[0]
-    each = 2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra * PHYSICS.intra)  # keys and values of 8 heads of 128, in 16 bits
+    each = (
+        2 * 2 * 8192 * 1024 * 7 / 8 / (H100.intra_bandwidth * PHYSICS.intra)
+    )  # keys and values of 8 heads of 128, in 16 bits
     assert repeated - once == pytest.approx(3 * each)
 
 

@@ -25,15 +25,8 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceSpec:
-    """An accelerator (or a CPU). Compared by identity, so that it can be a key of a cache.
-
-    flops: peak rates in FLOP/s, dense, by precision; matmul: share of the peak that the best large matmul reaches when it is
-    measured, matmul_fp8: of the fp8 peak; memory: bytes; bandwidth: bytes/s of that memory; intra, inter: bytes/s that it
-    sends to others of its node and beyond, one way, where a typical node is built so; per_node: devices of such a node;
-    domain: devices that reach each other at `intra` (0: per_node); units: multiprocessors that a
-    matmul's tiles are spread over (0: not known); sustained: share of `matmul` that holds
-    over whole steps, with the board's power spent on everything; watts: of the board, 0 where they are not known; price:
-    dollars an hour, and when it was asked.
+    """An accelerator (or a CPU), in FLOP/s, bytes and bytes/s; devices.toml says what each figure is. Compared by identity, so
+    that it can be a key of a cache. Zero: not known; scale_up_domain: per_node.
     """
 
     name: str
@@ -41,18 +34,18 @@ class DeviceSpec:
     matmul: float = 0.80  # where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
     memory: float
     bandwidth: float
-    intra: float
-    inter: float
+    intra_bandwidth: float
+    inter_bandwidth: float
     per_node: int
     watts: float = 0.0
     price: float | None = None
     price_date: str | None = None
     source: str
     matmul_fp8: float | None = None
-    domain: int = 0
-    units: int = 0
+    scale_up_domain: int = 0
+    multiprocessors: int = 0
     sustained: float = 1.0
-    also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def peak(self, precision: str) -> float:
         """Peak in FLOP/s. Raises InputError where the device does not compute in that precision."""
@@ -60,7 +53,7 @@ class DeviceSpec:
             raise InputError(f"{self.name}: has no peak for {precision}; it computes in {', '.join(self.flops)}")
         return self.flops[precision]
 
-    def best(self, precision: str) -> float:
+    def achievable_flops(self, precision: str) -> float:
         """What the best large matmul reaches, in FLOP/s."""
         return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
 
@@ -70,8 +63,8 @@ KEYS = [each.name for each in fields(DeviceSpec)]
 FACTORS = {
     "memory": 1e9,
     "bandwidth": 1e9,
-    "intra": 1e9,
-    "inter": 1e9,
+    "intra_bandwidth": 1e9,
+    "inter_bandwidth": 1e9,
     "watts": 1.0,
 }  # of keys of a file that are scaled
 
@@ -93,7 +86,9 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
     devices = catalogue(extra)
     found = match(name, devices)
     if found is None:
-        spellings = {_plain(each): device.name for device in devices.values() for each in (device.name, *device.also)}
+        spellings = {
+            _plain(each): device.name for device in devices.values() for each in (device.name, *device.aliases)
+        }
         near = difflib.get_close_matches(_plain(name), list(spellings), n=3, cutoff=0.4)
         names = list(dict.fromkeys(spellings[each] for each in near))
         meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(devices)}."
@@ -108,7 +103,7 @@ def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
     said, best, most = _words(name), None, 0
     for device in devices.values():
         size = str(round(device.memory / 1e9))
-        for spelling in (device.name, *device.also):
+        for spelling in (device.name, *device.aliases):
             words = _words(spelling)
             if words <= said and said - words <= _NOISE | {size} and len(words | (said & {size})) > most:
                 best, most = device, len(words | (said & {size}))
@@ -166,16 +161,16 @@ def _device(table: Any, where: str) -> DeviceSpec:
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise InputError(f'{where}: has no name; give name = "..."')
     where = f"{where} ({table['name']})"
-    if missing := [key for key in REQUIRED if key not in table]:
-        raise InputError(f"{where}: lacks {', '.join(missing)}")
     for key in table:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             raise InputError(f"{where}: {key} is not known" + (f"; did you mean {near[0]}?" if near else ""))
-    flops, also = table["flops"], table.get("also", [])
+    if missing := [key for key in REQUIRED if key not in table]:
+        raise InputError(f"{where}: lacks {', '.join(missing)}")
+    flops, aliases = table["flops"], table.get("aliases", [])
     if not isinstance(flops, dict) or not flops or any(key not in PRECISIONS for key in flops):
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
-    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "domain", "units")
+    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "scale_up_domain", "multiprocessors")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
     numbers |= {key: table[key] for key in (*FACTORS, "per_node", *shares, "price") if key in table}
     for key, value in numbers.items():
@@ -187,11 +182,11 @@ def _device(table: Any, where: str) -> DeviceSpec:
     for key in counts:
         if type(table.get(key, 0)) is not int or table.get(key, 0) < 0:  # a bool is an int
             raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
-    if not isinstance(also, list) or not all(isinstance(each, str) for each in also):
-        raise InputError(f"{where}: also must be a list of spellings")
+    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
+        raise InputError(f"{where}: aliases must be a list of spellings")
     scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}
     peaks = MappingProxyType({key: value * 1e12 for key, value in flops.items()})
-    return DeviceSpec(**{**table, **scaled, "flops": peaks, "also": tuple(also)})
+    return DeviceSpec(**{**table, **scaled, "flops": peaks, "aliases": tuple(aliases)})
 
 
 def peak_flops(device_name: str) -> float | None:

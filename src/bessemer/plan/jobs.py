@@ -72,8 +72,8 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         device=device,
         devices=count,
         per_node=min(per_node, count),
-        intra=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra,
-        inter=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter,
+        intra_bandwidth=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra_bandwidth,
+        inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
     )
 
 

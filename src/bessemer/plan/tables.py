@@ -47,8 +47,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"({config.kv_heads} key/value), hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
         "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
         f"of {config.sequence_length:,}, {job.precision}",
-        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra)}/s within, "
-        f"{size(cluster.inter)}/s out of it",
+        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra_bandwidth)}/s within, "
+        f"{size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
         "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
         "speed": f"{amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} in "
@@ -177,8 +177,8 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
         peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
         price = f"{one.price:.2f}" if one.price is not None else "-"
         rows.append(
-            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra / 1e9:.0f}",
-             f"{one.inter / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}", price, one.price_date or "")
+            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra_bandwidth / 1e9:.0f}",
+             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}", price, one.price_date or "")
         )  # fmt: skip
     titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
     units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"
@@ -199,11 +199,13 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
     return [
         ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
         ("Best large matmul",
-         f"{device.best(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps", entry),
+         f"{device.achievable_flops(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps",
+         entry),
         ("Memory of a device",
          f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable", entry),
         ("Links",
-         f"{size(cluster.intra)}/s in a node of {cluster.per_node}, {size(cluster.inter)}/s out of it, one way",
+         f"{size(cluster.intra_bandwidth)}/s in a node of {cluster.per_node}, {size(cluster.inter_bandwidth)}/s out of it, one "
+         "way",
          "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
         ("Reached in a step",
          f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "

@@ -45,8 +45,8 @@ def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> Commun
     inside.
     """
     local = max(min(size, cluster.per_node // stride), 1)
-    inside = cluster.intra * physics.intra
-    rate = inside if local >= size else min(inside, local * cluster.inter * physics.inter)
+    inside = cluster.intra_bandwidth * physics.intra
+    rate = inside if local >= size else min(inside, local * cluster.inter_bandwidth * physics.inter)
     return CommunicationGroup(size, local, rate, physics.call, physics.far, physics.near)
 
 
@@ -86,5 +86,5 @@ def send(cluster: ClusterSpec, stride: int, whole: float, physics: Physics) -> f
     if whole == 0:
         return 0.0
     if is_near(cluster, stride):
-        return whole / (cluster.intra * physics.intra) + physics.call + physics.near
-    return whole / (cluster.inter * physics.inter) + physics.call + physics.far
+        return whole / (cluster.intra_bandwidth * physics.intra) + physics.call + physics.near
+    return whole / (cluster.inter_bandwidth * physics.inter) + physics.call + physics.far

@@ -71,7 +71,7 @@ def matmul(
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
     dimension and sides of odd length lose.
     """
-    best = device.best(precision) * device.sustained * physics.matmuls
+    best = device.achievable_flops(precision) * device.sustained * physics.matmuls
     fill = inner / (inner + physics.depth)
     flops = 2.0 * batches * rows * columns * inner
     if precision not in ("fp32", "tf32") and (inner * BYTES[precision] % 16 or columns * BYTES[precision] % 16):
@@ -80,8 +80,8 @@ def matmul(
     for high, wide, reach in TILES:
         tiles = batches * ceil(rows / high) * ceil(columns / wide)
         used = batches * rows * columns / (tiles * high * wide)
-        if device.units:
-            used *= tiles / (ceil(tiles / device.units) * device.units)
+        if device.multiprocessors:
+            used *= tiles / (ceil(tiles / device.multiprocessors) * device.multiprocessors)
         share = max(share, used * reach)
     moved = BYTES[precision] * batches * (rows * inner + inner * columns + rows * columns)
     return max(flops / (best * share * fill), moved / (device.bandwidth * physics.bandwidth)) + physics.start
@@ -210,7 +210,7 @@ def attention(
     if framework.attention == "flash":
         ramp = seen / (seen + 256)  # short sequences fill few blocks of a head
         old = framework.flash < 3 and device.peak(wide) > AMPERE
-        rate = device.best(wide) * FLASH[framework.flash] * (OLD_KERNELS if old else device.sustained)
+        rate = device.achievable_flops(wide) * FLASH[framework.flash] * (OLD_KERNELS if old else device.sustained)
         rate *= ramp * min(model.head_dim / 128, 1.0) ** 0.2
         flops = 4.0 * tokens * seen * heads * model.head_dim
         moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)

@@ -104,18 +104,20 @@ def parallel(layout: Layout) -> Parallel:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Devices and what joins them. intra, inter: bytes/s that one device sends within its node and out of it, one way."""
+    """Devices and what joins them. intra_bandwidth, inter_bandwidth: bytes/s that one device sends within its node and out
+    of it, one way."""
 
     device: DeviceSpec
     devices: int
     per_node: int
-    intra: float
-    inter: float
+    intra_bandwidth: float
+    inter_bandwidth: float
 
     @classmethod
     def of(cls, device: DeviceSpec, devices: int) -> ClusterSpec:
         """So many of a device, in nodes as they are typically built."""
-        return cls(device, devices, min(device.domain or device.per_node, devices), device.intra, device.inter)
+        per_node = min(device.scale_up_domain or device.per_node, devices)
+        return cls(device, devices, per_node, device.intra_bandwidth, device.inter_bandwidth)
 
     @property
     def nodes(self) -> int:
