@@ -10,6 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
+from bessemer.report import compare, page
 from bessemer.run import RunFolder
 from bessemer.watch.server import Server
 from tests import chromium
@@ -155,3 +156,22 @@ def test_the_page_says_when_its_server_is_gone(
     server.server_close()
     sleep(0.1)
     browser.until("document.querySelector('#pulse').textContent.includes('no answer')")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_have_no_serious_barriers(
+    theme: str, make_run: Callable[..., RunFolder], serve: Callable[..., Server], browser: Chromium, tmp_path: Path
+) -> None:
+    """Every rule of axe-core, on the report, a comparison and the live page."""
+    axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    one, other = make_run(), make_run(folder=tmp_path / "second")
+    if theme == "dark":
+        browser.dark()
+    places = [page.write(one), compare.write(tmp_path / "compared.html", [one, other])]
+    for address in (serve(one, other).address, *(f"file://{place.resolve()}" for place in places)):
+        open_at_curves(browser, address)
+        browser.run(f"{axe};true")
+        found = browser.run(
+            "axe.run().then(found => found.violations.map(one => [one.impact, one.id, one.nodes[0].html]))"
+        )
+        assert not [one for one in found if one[0] in ("serious", "critical")]

@@ -35,11 +35,7 @@ def proposal_for_budget(kind: str, text: str, asked: Mapping[str, str], mfu: flo
     amount = ask.number(text, kind)
     count, device = _devices(asked)
     price = ask.number(asked["price"], "price") if "price" in asked else device.price
-    rate = (
-        3600
-        * mfu
-        * (device.achievable_flops("bf16") / device.matmul if "bf16" in device.flops else max(device.flops.values()))
-    )
+    rate = 3600 * mfu * (device.flops.get("bf16") or max(device.flops.values()))
     if kind == "money" and price is None:
         raise InputError(f"--money: the catalogue has no price for {device.name}; add --price P, dollars a device-hour")
     flops = {"flops": amount, "days": 24 * amount * count * rate, "money": amount / (price or 1.0) * rate}[kind]
