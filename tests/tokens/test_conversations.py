@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from bessemer.corpus.conversation import contents, conversation, with_contents
+from bessemer.corpus.tables import record_of
 from bessemer.errors import InputError
+from bessemer.recipe.corpus import Source
 from bessemer.recipe.load import parse
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.pretrained import CHATML, CHATML_TOKENS
@@ -171,3 +174,37 @@ def test_masks_of_an_interrupted_build_are_those_of_a_whole_one(tmp_path: Path) 
     assert np.array_equal(
         np.concatenate([m for m in masks if m is not None]), np.concatenate([m for *_, m in documents(60)])
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"instruction": "Add", "input": "2 and 3", "output": "5"}, ("Add\n\n2 and 3", "5")),
+        ({"instruction": "Add", "input": "", "output": "5"}, ("Add", "5")),
+        ({"instruction": "Add", "output": "5"}, ("Add", "5")),
+        ({"instruction": "", "input": None, "output": "5"}, "there is no question"),
+        ({"instruction": "Add", "input": 3, "output": "5"}, "a part of the question is int, not text"),
+        ({"instruction": "Add", "input": "", "output": 5}, "content is int"),
+        ({"instruction": "Add", "input": "", "output": " "}, "the assistant says nothing"),
+    ],
+)
+def test_pairs_are_conversations(row: dict[str, object], said: tuple[str, str] | str) -> None:
+    keys = ("instruction", "input", "output")
+    source = Source(name="pairs", format="chat", paths=("x.jsonl",), pair_keys=keys)
+    record = record_of(dict(row), "0", 1, "", {}, source)
+    if isinstance(said, str):
+        assert record.reason == "bad_record" and said in (record.detail or ""), record.detail
+        assert "fields 'instruction', 'input', 'output'" in (record.detail or "") or "message" in (record.detail or "")
+    else:
+        asked, answered = said
+        wanted = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        assert json.loads(record.text) == wanted
+
+
+def test_pairs_are_named_where_messages_are_looked_for() -> None:
+    source = Source(name="pairs", format="chat", paths=("x.jsonl",))
+    record = record_of({"prompt": "a", "completion": "b"}, "0", 1, "", {}, source)
+    assert record.reason == "no_text_key" and 'set pair_keys = ["prompt", "completion"]' in (record.detail or "")
+    for wrong in ({"format": "jsonl"}, {"format": "chat", "text_key": "messages"}):
+        with pytest.raises(ValidationError, match="pair_keys"):
+            Source(name="pairs", paths=("x.jsonl",), pair_keys=("prompt", "completion"), **wrong)

@@ -33,6 +33,17 @@ def conversation(value: object) -> str:
     return _as_text(messages)
 
 
+def pair(questions: list[object], answer: object) -> list[Message]:
+    """The messages of a question and its answer. questions: parts of the question, of which empty ones are left out. Raises
+    ValueError where a part is not text, or there is no question."""
+    if strange := next((part for part in questions if part is not None and not isinstance(part, str)), None):
+        raise ValueError(f"a part of the question is {type(strange).__name__}, not text")
+    asked = "\n\n".join(part for part in questions if isinstance(part, str) and part.strip())
+    if not asked:
+        raise ValueError("there is no question")
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+
+
 def contents(text: str) -> str:
     """What was said in a conversation, as running text."""
     return "\n".join(message["content"] for message in json.loads(text) if message["content"])

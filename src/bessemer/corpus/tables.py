@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from bessemer.corpus.conversation import conversation
+from bessemer.corpus.conversation import conversation, pair
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
 from bessemer.recipe import Source
@@ -22,6 +22,11 @@ MAX_FIELDS = 16  # other fields of a JSONL record that go into `metadata`: so ma
 # names under which data sets often keep their text, the likeliest first
 TEXT_KEYS = (
     "text", "content", "body", "raw_content", "document", "article", "passage", "story", "abstract", "message", "sentence",
+)  # fmt: skip
+# Under which data sets keep a question and its answer, the answer last (pair_keys).
+PAIRS = (
+    ("prompt", "completion"), ("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response"),
+    ("prompt", "response"), ("question", "answer"),
 )  # fmt: skip
 SHORT_FIELD_CHARACTERS = 16  # a shorter value of an unknown name is a word or a name, and nothing to train on
 ANY_TEXT = "*"  # stands for the values of a column that are not read
@@ -97,9 +102,14 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     text = holder.pop(name)
     if source.format == "chat":
         try:
+            if source.pair_keys is not None:
+                found = (field_in(value, of) for of in source.pair_keys[:-1])
+                text = pair([None if there is None else there[inner] for there, inner in found], text)
             text = conversation(text)
         except ValueError as error:
-            return Record(key, size, shown[:4000], "bad_record", f"field {source.text_key!r}: {error}"[:300])
+            fields = source.pair_keys or (source.text_key,)
+            said = f"field{'s' * (len(fields) > 1)} {', '.join(map(repr, fields))}: {error}"
+            return Record(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
@@ -150,8 +160,11 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     likely = _known_name(texts) or (None if is_short else longest)
     lists = [name for name, value in fields.items() if isinstance(value, list) and value]
     speaks = [name for name in lists if isinstance(fields[name][0], dict) and fields[name][0].keys() & {"role", "from"}]  # type: ignore[index]
+    made = next((pair for pair in PAIRS if all(name in fields for name in pair)), ()) if text_key == "messages" else ()
     if text_key == "messages" and speaks:
         fix = f'; set text_key = "{speaks[0]}"'
+    elif made:
+        fix = f"; set pair_keys = {json.dumps(made)}"
     elif likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
         fix = f'; set text_key = "{likely}"'
     elif lists:

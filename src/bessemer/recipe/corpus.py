@@ -151,6 +151,7 @@ class Source(Section):
     anonymous: bool = False
     endpoint: str | None = Field(None, pattern=r"^https?://[^/?#@\s]+$")
     text_key: str = "text"
+    pair_keys: tuple[str, ...] | None = Field(None, strict=False, min_length=2)
     encoding: str | None = None
     label: str | None = Field(None, min_length=1, max_length=200)
     label_key: str | None = Field(None, min_length=1)
@@ -161,8 +162,10 @@ class Source(Section):
     @model_validator(mode="before")
     @classmethod
     def _messages_by_default(cls, values: Any) -> Any:
-        is_chat = isinstance(values, dict) and values.get("format") == "chat"
-        return {"text_key": "messages", **values} if is_chat else values
+        if not isinstance(values, dict) or values.get("format") != "chat":
+            return values
+        pair = values.get("pair_keys")
+        return {"text_key": pair[-1] if isinstance(pair, list | tuple) and pair else "messages", **values}
 
     @field_validator("encoding")
     @classmethod
@@ -181,6 +184,18 @@ class Source(Section):
     def _encoding_of_text(self) -> Self:
         if self.encoding is not None and self.format in ("warc", "mediawiki", "descriptions"):
             raise ValueError(f"encoding: files of format {self.format} say or fix theirs; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_of_conversations(self) -> Self:
+        if self.pair_keys is not None and self.format != "chat":
+            raise ValueError(
+                f"pair_keys: they make conversations, and the format is {self.format}; set format = 'chat'"
+            )
+        if self.pair_keys is not None and self.text_key != self.pair_keys[-1]:
+            raise ValueError(
+                "text_key and pair_keys exclude each other: a record has messages, or fields that make a pair"
+            )
         return self
 
     @model_validator(mode="after")
