@@ -25,7 +25,7 @@ def headline(data: RunData) -> str:
     subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
     if not len(data.train):
         return _untrained(data, subject)
-    tokens, planned, done = data.train.last("tokens"), as_number(data.plan, "tokens"), finished(data)
+    tokens, planned, done = data.train.last("tokens"), planned_tokens(data), finished(data)
     of = f" of {amount(planned)}" if planned and not done else ""
     verb = "read" if done else "has so far read"
     sentence = f"{subject} {verb} {amount(tokens)}{of} tokens" if tokens else f"{subject} was trained"
@@ -90,6 +90,16 @@ def finished(data: RunData) -> bool:
     of the plan; true when there is neither."""
     steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
+
+
+def planned_tokens(data: RunData) -> float | None:
+    """Tokens of the whole run: those of the plan, times how the number of steps was revised since (train.minutes)."""
+    tokens, steps, now = (
+        as_number(data.plan, "tokens"),
+        as_number(data.plan, "steps"),
+        as_number(data.recipe, "train", "steps"),
+    )
+    return tokens * now / steps if tokens and steps and now else tokens
 
 
 def score(data: RunData, name: str) -> float | None:

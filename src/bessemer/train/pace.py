@@ -22,7 +22,7 @@ from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Recipe, dump
 from bessemer.recipe.train import Revision
 from bessemer.run import RunFolder, write_atomic
-from bessemer.terminal import say, step_time
+from bessemer.terminal import log, say, step_time
 from bessemer.tokens.loader import Batch, Loader, prefetched
 
 EARLY, LATE = 0.08, 0.2  # shares of the minutes: first decision; when few timed steps are enough for it
@@ -201,15 +201,20 @@ class Pace:
         self.steps = steps
 
     def _publish(self, step: int, seconds: float) -> None:
-        """Write the recipe into the run folder, and show a large change."""
+        """Write the recipe into the run folder; show a large change, and log any."""
         if self._run.recipe.exists():
             lines = self._run.recipe.read_text(encoding="utf-8").splitlines()
             comments = [line.removeprefix("# ") for line in lines if line.startswith("#")]
             write_atomic(self._run.recipe, dump(self.recipe, comments))
+        if self.steps == self.recipe.train.revised[-1].planned:
+            return
+        line = (
+            f"after step {step:,}: {step_time(seconds)} a step, so {{before:,}} planned steps become {self.steps:,} to keep to "
+            f"{self.recipe.train.minutes:g} minutes"
+        )
         is_new = abs(self.steps - self._shown_steps) > SHOWN_CHANGE * self._shown_steps
         if is_new and perf_counter() - self._shown_at > SHOWN_SECONDS:
-            say(
-                f"  after step {step:,}: {step_time(seconds)} a step, so {self._shown_steps:,} planned steps become "
-                f"{self.steps:,} to keep to {self.recipe.train.minutes:g} minutes"
-            )
+            say(f"  {line.format(before=self._shown_steps)}")
             self._shown_steps, self._shown_at = self.steps, perf_counter()
+        else:
+            log(line.format(before=self.recipe.train.revised[-1].planned))

@@ -68,6 +68,8 @@ def screen(one: Watched) -> str:
     if events:
         older = [f"  ({len(events) - EVENTS} earlier events: `bessemer report`)"] if len(events) > EVENTS else []
         lines += ["", *older, *(f"  {one_line(when)}: {one_line(what)}" for when, what in events[-EVENTS:])]
+    if data.notes:
+        lines += ["", *(f"  note: {one_line(note)}" for note in data.notes)]
     if data.samples:
         last = data.samples[-1]
         text = one_line(f"{last.get('prompt', '')}{last.get('text', '')}")
