@@ -119,6 +119,9 @@ def test_other_text_is_refused_under_checkpoints(
     }[change]
     assert name in said
     assert weights_hash(project / "runs" / "small") == before
+    for reference in (project / "small.toml", project / "runs" / "small"):
+        assert run_command(["check", str(reference)]) == 2
+        assert name in capsys.readouterr().err, "check refuses what run refuses"
 
 
 def test_a_damaged_record_is_not_called_changed_sources(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,16 @@ def listen() -> None:
     remembered. Training has handlers of its own."""
     ASKED.clear()
     _last.clear()
+    sys.unraisablehook = _report_unraisable
     if threading.current_thread() is threading.main_thread():  # only there may handlers be set
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, _interrupt)
+
+
+def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
+    """A signal that came while Python ran a callback of its own is in the flag; it is no error to show."""
+    if what.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(what)
 
 
 def check() -> None:

@@ -236,10 +236,12 @@ def refuse_stopped(resolved: Recipe, run: RunFolder, newest: int) -> None:
         text = load_manifest(run.checkpoints / checkpoint_name(newest)).facts.get("recipe_toml")
         if text is not None and parse(text, "recipe of the checkpoint").guard != resolved.guard:
             return
+    is_of_change = bool(changes) and last.to == changes[-1]["step"]  # which no setting of the guard lets pass
+    as_it_is = "" if is_of_change else "; with other settings of the guard (--set guard.KEY=VALUE) it goes on as it is"
     raise InputError(
         f"{run.path}: the guard stopped this recipe at step {last.at} ({last.what}) and went back to step {last.to}; nothing was "
         f"changed since, so it would stop again. {INCIDENT_KINDS[last.what].advice} Change it with --set KEY=VALUE "
-        "--accept-changes; with other settings of the guard (--set guard.KEY=VALUE) it goes on as it is"
+        f"--accept-changes{as_it_is}"
     )
 
 

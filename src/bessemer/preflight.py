@@ -21,7 +21,7 @@ from bessemer.tokens.tokenizer import Tokenizer, mask_token
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
-USUAL_RATES = "rates that usually work lie between 1e-5 and 1e-2"
+USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
 
 
 def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False) -> None:
@@ -76,18 +76,23 @@ def require_warmup(resolved: Recipe) -> None:
     if (resolved.guard.rollback_distance or 0) >= steps:
         raise InputError(
             f"guard.rollback_distance = {resolved.guard.rollback_distance} is not less than the {steps} steps of the run, so "
-            f"that no checkpoint would be old enough; leave it out ({by_default})"
+            f"that no checkpoint would be old enough; leave it out{f' ({by_default})' * (by_default < steps)}"
         )
     if (resolved.guard.skip_batches or 0) > steps:
         usual = resolved.guard.changed(skip_batches=None).batches_to_skip(steps)
         raise InputError(
             f"guard.skip_batches = {resolved.guard.skip_batches} is more than the {steps} steps of the run, so a rollback would "
-            f"skip more data than the run reads; leave it out ({usual})"
+            f"skip more data than the run reads; leave it out{f' ({usual})' * (usual <= steps)}"
         )
     if (resolved.guard.rewarm_steps or 0) > steps:
         raise InputError(
             f"guard.rewarm_steps = {resolved.guard.rewarm_steps} is more than the {steps} steps of the run, so the learning rate "
-            f"would stay low after a rollback; leave it out ({resolved.guard.distance(steps)})"
+            f"would stay low after a rollback; leave it out{f' ({by_default})' * (by_default <= steps)}"
+        )
+    if (again := resolved.train.schedule.rewarm_at or 0) > steps:
+        raise InputError(
+            f"train.schedule.rewarm_at = {again} lies after the {steps} steps of the run, so that nothing would be warmed up "
+            "again; leave it out, or name an earlier step"
         )
 
 

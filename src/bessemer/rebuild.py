@@ -56,6 +56,15 @@ def tokens_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     return inputs, current
 
 
+def require_unchanged(recipe: Recipe, run: RunFolder) -> None:
+    """Raise InputError where corpus or tokens would be built anew under checkpoints that were trained on those that are there."""
+    if not _is_trained(run):
+        return
+    is_current = not recipe.corpus.sources or not run.corpus.exists() or corpus_inputs(recipe, run)[1]
+    if is_current and run.corpus.exists():
+        tokens_inputs(recipe, run)
+
+
 def trained_on(run: RunFolder) -> str | None:
     """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
     done = published(run.checkpoints)

@@ -131,7 +131,7 @@ def _logging_to(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        log(str(error) or type(error).__name__)
+        log("stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
         raise
     finally:
         os.environ.pop(LOG, None)

@@ -353,7 +353,7 @@ def test_the_rows_that_need_a_small_training_that_fails_are_not_here(
     )
     assert {rows[name]["status"] for _, name in learning.OF_A_TRIAL} == {"not here"}
     assert rows["space for the whole run"]["status"] == "ok"
-    assert "rates that usually work lie between 1e-5 and 1e-2" in rows["learning rate"]["evidence"]
+    assert "rates that usually work lie between 1e-5 and 2e-2" in rows["learning rate"]["evidence"]
     assert "0.001, in place of the recipe's 1e-08" in rows["overfits a single sequence"]["evidence"]
 
 

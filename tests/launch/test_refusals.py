@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -138,6 +139,14 @@ def test_a_rank_that_dies_at_every_start(made: Path, tmp_path: Path) -> None:
     (told,) = errors(said)
     assert "the processes ended 2 times (process 1 of this node was killed)" in told and "Traceback" not in said
     assert not members_of(made.parent / "runs" / "dies")
+
+
+def test_a_process_whose_command_has_ended_meanwhile_ends_without_a_word(tmp_path: Path) -> None:
+    """As after Ctrl-C while it still imports: the folder of its node is gone."""
+    code = "from bessemer.launch.member import run_member, MemberTask; run_member(MemberTask(None))"
+    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "BESSEMER_NODE": str(tmp_path / "gone")}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert (found.returncode, found.stdout, found.stderr) == (75, "", "")
 
 
 def test_a_killed_command_leaves_no_process_behind(made: Path) -> None:

@@ -9,14 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from bessemer.checkpoint import latest
+from bessemer.checkpoint import latest, save
 from bessemer.cli import run_command
+from bessemer.guard.detection import Alarm
+from bessemer.guard.incidents import DRIFT, SHIFT, IncidentKind
 from bessemer.guard.journal import Journal
+from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import load
+from bessemer.recipe.guard import Guard
 from bessemer.run import published, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
@@ -281,6 +287,22 @@ def test_without_a_checkpoint_from_before_the_alarm_the_run_stops_at_the_oldest(
     steps = published(folder / "checkpoints")
     assert last.stops_run and [last.to] == steps and last.rate_factor == 1.0
     assert f"goes on from step {last.to}, to which the run went back, the oldest that is left" in said
+
+
+def test_a_slow_alarm_goes_back_to_the_oldest_where_none_is_from_before_it(tmp_path: Path) -> None:
+    for step in (50, 60, 70):
+        save(tmp_path, step, {"model": {"a": torch.ones(3)}}, {}, keep=5)
+    training: Any = SimpleNamespace(
+        run=SimpleNamespace(checkpoints=tmp_path), trainer=SimpleNamespace(mesh=SINGLE_PROCESS),
+        recipe=SimpleNamespace(guard=Guard()), pace=SimpleNamespace(steps=160),
+    )  # fmt: skip
+
+    def goes_to(kind: IncidentKind, onset: int) -> int | None:
+        found = rollback._checkpoint_before(training, Alarm(kind, onset, "it rises"))
+        return None if found is None else found.step
+
+    assert goes_to(DRIFT, 20) == 50 and goes_to(DRIFT, 75) == 60
+    assert goes_to(SHIFT, 20) is None and goes_to(SHIFT, 55) == 50
 
 
 def test_too_many_skipped_updates_stop_the_run(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bessemer import changed_recipe, forecast, preflight
+from bessemer import changed_recipe, forecast, preflight, rebuild
 from bessemer.check import learning, masks, planned, sample, trial
 from bessemer.check.begun import begun_rows
 from bessemer.check.machine import machine_rows
@@ -38,6 +38,7 @@ class Subject:
         self.asked, self.run, self.place = asked, run, place
         asked.checkpoint.require_nodes(asked.cluster.nodes)
         preflight.check(asked, run, reference, exports=asked.export.hf)
+        rebuild.require_unchanged(asked, run)
         with silent():
             elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
             self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)

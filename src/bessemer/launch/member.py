@@ -91,7 +91,10 @@ class LaunchedProcess:
         self._stop_when_blocked()
         if self.node is not None:
             interrupt.end_with_parent(signal.SIGKILL)  # the agent, without which nobody would restart or stop it
-            status.note_pid(self.node, str(self.local_rank))
+            try:
+                status.note_pid(self.node, str(self.local_rank))
+            except FileNotFoundError:  # the command has ended meanwhile, and its folder with it
+                return Stopped.exit_code
         try:
             with working("train"):
                 summary = self._train()
@@ -192,7 +195,7 @@ class LaunchedProcess:
 
     def stopped_early(self) -> int:
         """Report a stop outside of the loop, where nothing has to be saved."""
-        return self._failed(Stopped("stopped; the same command goes on from the last checkpoint"), early=True)
+        return self._failed(Stopped(f"stopped; {status.goes_on(self.run)}"), early=True)
 
     def _crashed(self, error: BaseException) -> int:
         """An unexpected failure, or the consequence of another process's end."""

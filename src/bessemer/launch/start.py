@@ -187,7 +187,7 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) ->
                     _wait(place, agent, watchdog)
                     watchdog.note_losses()
             except KeyboardInterrupt:
-                _stop(place, agent)
+                _stop(place, agent, run)
             finally:
                 if agent.poll() is None:
                     agent.kill()
@@ -252,8 +252,9 @@ def _stop_signals() -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
+def _stop(place: Path, agent: subprocess.Popen[bytes], run: RunFolder | None) -> None:
     """Ask the processes to finish their step and save; a second Ctrl-C ends them at once."""
+    how = "stopped"
     repeated = (signal.SIGUSR1, signal.SIGTERM)  # by schedulers
     before = [signal.signal(number, signal.SIG_IGN) for number in repeated]
     interrupt.name_signal(place)
@@ -267,14 +268,14 @@ def _stop(place: Path, agent: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(REPEAT_SECONDS)
     except KeyboardInterrupt:
-        pass
+        how = "stopped at once"
     finally:
         for number, handler in zip(repeated, before, strict=True):
             signal.signal(number, handler)
     if agent.poll() is None:
         _signal(place, signal.SIGKILL)
         agent.kill()
-        raise Stopped("stopped at once; the same command goes on from the last checkpoint")
+        raise Stopped(f"{how}; {status.goes_on(run)}")
 
 
 def _signal(place: Path, number: int) -> None:

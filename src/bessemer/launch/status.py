@@ -31,7 +31,7 @@ from typing import Any
 
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.interrupt import NODE as NODE
-from bessemer.run import RunFolder, write_json
+from bessemer.run import RunFolder, published, write_json
 
 FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
 OUTCOME, SHOWN, LOST, WAITING = "outcome.json", "said.json", "lost.json", "waiting"
@@ -141,6 +141,13 @@ def claim(run: RunFolder, name: str) -> bool:
         return True
     except OSError:
         return False
+
+
+def goes_on(run: RunFolder | None) -> str:
+    """From where the same command goes on. run: None where it is not known yet."""
+    if run is not None and not published(run.checkpoints):
+        return "no step of the training is saved yet; the same command begins it"
+    return "the same command goes on from the last checkpoint"
 
 
 def note_pid(place: Path, name: str) -> None:

@@ -68,7 +68,7 @@ def learned_nothing(data: RunData) -> str:
     at = f", at a learning rate of {rate:g}" if rate else ""
     return (
         f"the model has learned nothing: its held-out loss is {loss:.3f}, and a uniform guess has {guess:.3f}{at}; leave "
-        "train.optimizer.learning_rate out, so that it is derived, or give one between 1e-5 and 1e-2, under another run.name; "
+        "train.optimizer.learning_rate out, so that it is derived, or give one between 1e-5 and 2e-2, under another run.name; "
         "bessemer check RECIPE says whether it can learn"
     )
 

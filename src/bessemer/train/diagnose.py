@@ -72,7 +72,7 @@ def diagnose(recipe: Recipe, run: RunFolder, step: int) -> Diagnosis:
     """
     TokenStore.open(run.tokens).verify()
     journal, incident = Journal.of_run(run), _incident(run, step)
-    num_rollbacks = int(incident["rollback"]) - 1 if incident and "rollback" in incident else journal.num_rollbacks
+    num_rollbacks = journal.num_rollbacks if incident is None else int(incident.pop("rollbacks_before"))
     recorded = _recorded(run, journal, num_rollbacks)
     if incident and "loss" in incident:
         recorded.setdefault(step, LossAndNorm(incident["loss"], incident["grad_norm"]))
@@ -175,9 +175,13 @@ class _Tests:
 
 
 def _bad_steps(run: RunFolder) -> list[dict[str, Any]]:
-    """The incidents about losses or gradients of a step."""
-    kinds = {kind.name for kind in INCIDENT_KINDS.values() if kind.has_bad_step}
-    return [{"onset": row["step"], **row} for row in read_steps(run.incidents) if row.get("what") in kinds]
+    """The incidents about losses or gradients of a step, each with the number of rollbacks before it."""
+    kinds, before, found = {kind.name for kind in INCIDENT_KINDS.values() if kind.has_bad_step}, 0, []
+    for row in read_steps(run.incidents):
+        if row.get("what") in kinds:
+            found.append({"onset": row["step"], **row, "rollbacks_before": before})
+        before = max(before, int(row.get("rollback", 0)))
+    return found
 
 
 def _incident(run: RunFolder, step: int) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
-from bessemer.terminal import progress, say
+from bessemer.terminal import counted, progress, say
 from bessemer.tokens.gate import summary
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
@@ -84,6 +84,9 @@ def train_here(
     )  # fmt: skip
     if step := training.start_state.step:
         source = "" if training.is_on_disk else ", from the copy in memory"
+        before = checkpoint.facts.get("world", mesh.world) if checkpoint is not None else mesh.world
+        if before != mesh.world:
+            source += f", saved by {counted(before, 'process')}, on {mesh.world} now"
         if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
             source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
         say(f"  going on from step {step} of {recipe.train.steps}{source}")

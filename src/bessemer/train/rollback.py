@@ -119,7 +119,7 @@ def _roll_back_or_stop(
     training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
 ) -> TrainState | None:  # fmt: skip
     """Roll back where a checkpoint allows it; else stop, or only record an alarm that is not fatal."""
-    guard = training.recipe.guard
+    guard, no_way = training.recipe.guard, ""
     if guard.roll_back:
         _undo_recipe_change(training, state, step, alarm)
         training.saver.finish(state)
@@ -128,10 +128,11 @@ def _roll_back_or_stop(
             _give_up(training, step, alarm, checkpoint)
         if checkpoint is not None:
             return _roll_back(training, step, alarm, checkpoint, ranks[0])
-        why += ", and there is no checkpoint from before it to roll back to"
+        no_way = ", and there is no checkpoint from before it to roll back to"
+        why += no_way
     if alarm.kind.is_fatal:
         _stop(training, step, alarm, why)
-    _report(training, step, alarm, RECORDED)
+    _report(training, step, replace(alarm, cause=f"{alarm.cause}{no_way}"), RECORDED)
     return None
 
 
@@ -207,11 +208,13 @@ def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
-    """The newest checkpoint that verifies and is old enough, else the oldest from before the first bad step. Collective."""
+    """The newest checkpoint that verifies and is old enough, else the oldest from before the first bad step. Of an alarm that
+    rises slowly, whose onset may lie before all that are kept, the oldest there is. Collective."""
     folder, mesh = training.run.checkpoints, training.trainer.mesh
     distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.pace.steps)
     newest_wanted = alarm.onset - 1 - distance
-    steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
+    there: list[int] = [step for step in mesh.broadcast(published(folder)) if step > 0]
+    steps = [step for step in there if step < alarm.onset] or ([] if alarm.kind.has_sharp_onset else there[:1])
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
     return next(verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
 
