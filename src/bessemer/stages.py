@@ -271,7 +271,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.guard.alerts import posting
-    from bessemer.guard.pulse import unwatched_pulse
+    from bessemer.guard.heartbeat import unwatched_heartbeat
     from bessemer.launch import start
     from bessemer.longer import next_step
     from bessemer.parallel.mesh import SINGLE_PROCESS
@@ -292,8 +292,8 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
                 made = TrainSummary(**start.train(recipe, run, profile))
             else:
                 device = devices.choose(recipe.train)
-                with unwatched_pulse(run, 0, recipe.guard.hang_seconds) as pulse:
-                    made = train_here(recipe, run, prepared.plan, profile, device, SINGLE_PROCESS, pulse)
+                with unwatched_heartbeat(run, 0, recipe.guard.hang_seconds) as heartbeat:
+                    made = train_here(recipe, run, prepared.plan, profile, device, SINGLE_PROCESS, heartbeat)
         for line in made.stragglers:
             warn(f"{line}; see incidents.jsonl")
         if recipe.tokens.gate:

@@ -91,3 +91,7 @@ def test_what_was_only_recorded_is_info() -> None:
     assert severity_of({"what": CHECKPOINT_FAILED.name}) == "info"
     assert severity_of({"what": "unknown"}) == "info"
     assert severity_of({"what": "nonfinite", "rollback": 1}) == "error"
+    assert severity_of({"what": "nonfinite", "action": "run stopped"}) == "error"
+    assert severity_of({"what": "nonfinite", "action": "update skipped"}) == "warning"
+    assert {severity_of({"what": what, "action": "recorded"}) for what in ("shift", "spike")} == {"info"}
+    assert severity_of({"what": "shift", "action": "rolled back to step 3"}) == "error"

@@ -10,7 +10,7 @@ import pytest
 from bessemer.errors import BessemerError
 from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts
-from bessemer.guard.pulse import Pulse
+from bessemer.guard.heartbeat import Heartbeat
 from bessemer.parallel import waiting
 from bessemer.run import read_json_lines
 
@@ -90,7 +90,7 @@ def test_an_error_loses_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError), clock.counting("saving"):
         fail()
     assert clock.between_steps()["saving"] == 3.0
-    beating = Pulse(None, 0, tmp_path / "stacks")
+    beating = Heartbeat(None, 0, tmp_path / "stacks")
     beating.mark("step", 4)
     with pytest.raises(OSError), beating.during("saving"):
         fail()

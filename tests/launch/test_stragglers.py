@@ -35,7 +35,7 @@ def test_a_rank_is_compared_with_those_of_the_same_work() -> None:
 
 
 @contextlib.contextmanager
-def pulses(pid: int) -> Iterator[None]:
+def heartbeats(pid: int) -> Iterator[None]:
     """Stop a process for three quarters of the time."""
     ended = threading.Event()
 
@@ -105,7 +105,7 @@ def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
     with trained(made, "halted", "parallel.replicate=2") as training:
         run = made.parent / "runs" / "halted"
         wait_for_step(run, 10)
-        with pulses(int((run / ".training" / "rank-1.pid").read_text())):
+        with heartbeats(int((run / ".training" / "rank-1.pid").read_text())):
             _, said = training.communicate(timeout=300)
     assert training.returncode == 0, said
     require_named(made, "halted", said)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from trainings import another, command, losses, wait_for_step, weights
 
-from bessemer.guard import pulse
-from bessemer.guard.pulse import Pulse, Reading
+from bessemer.guard import heartbeat
+from bessemer.guard.heartbeat import Heartbeat, Reading
 from bessemer.launch.watchdog import culprits
 from bessemer.run import read_json_lines
 
@@ -54,40 +54,40 @@ def test_of_processes_that_answer_those_behind_are_the_culprits() -> None:
     assert ranks([replace(BUSY, waiting=1e6, silence=1e6, limit=0.0)]) == [], "switched off"
 
 
-def test_a_pulse_is_read_by_another_process(tmp_path: Path) -> None:
-    with Pulse(tmp_path / "0.pulse", 3, tmp_path / "0.stacks") as beating:
+def test_a_heartbeat_is_read_by_another_process(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path / "0.heartbeat", 3, tmp_path / "0.stacks") as beating:
         beating.mark("step", 11)
-        found = pulse.read(tmp_path / "0.pulse")
+        found = heartbeat.read(tmp_path / "0.heartbeat")
         assert found is not None
         assert (found.pid, found.rank, found.phase, found.step, found.limit) == (os.getpid(), 3, "step", 11, 60.0)
         assert found.activity == "step 12" and found.silence < 5 and not found.hangs
         with beating.during("saving"):
-            inside = pulse.read(tmp_path / "0.pulse")
+            inside = heartbeat.read(tmp_path / "0.heartbeat")
             assert inside is not None and inside.activity == "the saving after step 11" and inside.limit == 1800.0
         os.kill(os.getpid(), signal.SIGUSR2)
         deadline = time.monotonic() + 20
-        while "test_a_pulse_is_read" not in (tmp_path / "0.stacks").read_text() and time.monotonic() < deadline:
+        while "test_a_heartbeat_is_read" not in (tmp_path / "0.stacks").read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert "test_a_pulse_is_read" in (tmp_path / "0.stacks").read_text()
-    assert pulse.read(tmp_path / "none") is None
+        assert "test_a_heartbeat_is_read" in (tmp_path / "0.stacks").read_text()
+    assert heartbeat.read(tmp_path / "none") is None
 
 
 def test_the_limit_follows_the_slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
-    beating = Pulse(None, 0, tmp_path / "stacks")
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])  # type: ignore[attr-defined]
+    beating = Heartbeat(None, 0, tmp_path / "stacks")
     for step in range(200):
         beating.mark("step", step)
         now[0] += 40.0 if step % 20 == 0 else 2.0
     assert beating._limit == 200.0
-    assert Pulse(None, 0, tmp_path / "stacks", 7.0)._limit_of("step") == 7.0
-    assert Pulse(None, 0, tmp_path / "stacks", 0)._limit_of("start") == 0.0
+    assert Heartbeat(None, 0, tmp_path / "stacks", 7.0)._limit_of("step") == 7.0
+    assert Heartbeat(None, 0, tmp_path / "stacks", 0)._limit_of("start") == 0.0
 
 
 def test_a_process_alone_tells_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
-    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.05)
-    with Pulse(None, 0, tmp_path / "stacks", 0.3, lambda cause, step: told.append((cause, step))) as alone:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+    with Heartbeat(None, 0, tmp_path / "stacks", 0.3, lambda cause, step: told.append((cause, step))) as alone:
         alone.mark("step", 4)
         deadline = time.monotonic() + 20
         while not told and time.monotonic() < deadline:

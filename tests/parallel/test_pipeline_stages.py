@@ -29,7 +29,8 @@ from bessemer.parallel import pipeline
 from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.parallel.tied import owned_parameters, whole_name
+from bessemer.parallel.replicas import bit_sums, differences
+from bessemer.parallel.tied import compared_parameters, owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute
 from bessemer.train.cross_entropy import chunked_cross_entropy
@@ -382,6 +383,24 @@ def test_stages_have_every_weight_once(family: str) -> None:
     whole = [name for name, _ in model.named_parameters()]
     assert sorted(owned) == sorted(whole)
     assert sorted(names) == sorted(whole + ["embedding.weight"] * config.tie_embeddings)
+
+
+def test_both_copies_of_a_tied_matrix_are_compared() -> None:
+    """On two processes under one name, since their bits are equal; on one, in a V, under two."""
+    config = config_for("gpt2", 4)
+    spans = stage_spans(config, Parallel(pipeline=2))
+    sums = []
+    for held in ([spans[0]], [spans[1]], [spans[0], spans[1]]):
+        torch.manual_seed(0)
+        model = build_model(config, 0)
+        keep_stages(model, held)
+        if len(held) == 1 and held[0].has_head:
+            with torch.no_grad():
+                model.head.weight.fill_(1.0)
+        sums.append(bit_sums(compared_parameters(model)))
+    first, last, both = sums
+    assert {"embedding.weight", "head.weight"} <= {name for name, *_ in both}
+    assert [one.name for one in differences([first, last])] == ["embedding.weight"]
 
 
 def test_a_module_that_no_end_of_the_pipeline_lists_is_not_left_on_every_stage() -> None:

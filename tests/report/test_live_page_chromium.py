@@ -155,7 +155,7 @@ def test_the_page_says_when_its_server_is_gone(
     server.shutdown()
     server.server_close()
     sleep(0.1)
-    browser.until("document.querySelector('#pulse').textContent.includes('no answer')")
+    browser.until("document.querySelector('#heartbeat').textContent.includes('no answer')")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

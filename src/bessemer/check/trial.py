@@ -170,7 +170,7 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 
 def main() -> None:
     """One process, as the module says."""
-    from bessemer.guard.pulse import Pulse
+    from bessemer.guard.heartbeat import Heartbeat
     from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
     from bessemer.terminal import QUIET, SILENT
     from bessemer.train import device as devices
@@ -184,8 +184,8 @@ def main() -> None:
     try:
         mesh = join(recipe.parallel, device.torch_device) if in_group() else SINGLE_PROCESS
         observer = _Observer(run, stop, mesh.data_rank, mesh.layout.data)
-        with Pulse(None, rank, run.path / f"stacks-{rank}.txt", 0) as pulse:
-            summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, pulse, observer)
+        with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
+            summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, heartbeat, observer)
         if mesh.is_main:
             write_json(run.path / RESULT, {"weights": summary.weights})
         mesh.barrier()

@@ -5,5 +5,5 @@ What a rollback does, how far back and which batches it skips, stands in train/r
 train/step.py, slow ranks in train/stragglers.py, the settings and their defaults in recipe/guard.py.
 
 journal.py has the decisions that a repetition of the run takes over, trends.py what grows or slows down and is recorded only,
-goodput.py where the wall time goes, pulse.py whether a process makes progress.
+goodput.py where the wall time goes, heartbeat.py whether a process makes progress, alerts.py posts incidents to a URL.
 """

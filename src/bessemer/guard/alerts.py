@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from bessemer.errors import Stopped
-from bessemer.guard.incidents import INCIDENT_KINDS
+from bessemer.guard.incidents import INCIDENT_KINDS, RECORDED, STOPPED
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
@@ -27,10 +27,11 @@ EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
 
 def severity_of(incident: dict[str, Any]) -> Severity:
     """info: recorded only; warning: an update was skipped; error: the run went back, was restarted or stopped."""
-    kind = INCIDENT_KINDS.get(str(incident.get("what")))
-    if kind is None or kind.response == "record":
+    kind, action = INCIDENT_KINDS.get(str(incident.get("what"))), str(incident.get("action"))
+    if kind is None or kind.response == "record" or action == RECORDED:
         return "info"
-    return "warning" if kind.response == "skip" and "rollback" not in incident else "error"
+    is_skipped = kind.response == "skip" and "rollback" not in incident and not action.endswith(STOPPED)
+    return "warning" if is_skipped else "error"
 
 
 @contextmanager

@@ -5,12 +5,18 @@
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
 | shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
 | drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
-| diverged | 7 of the last 8 losses above 1.1 x a uniform guess and the lowest of the first 4, or so high that of what the |
-| | lowest median of 16 losses had gained on a uniform guess a quarter is lost, and 4 deviations of those 16, |
-| | or 3 where those are more than the gain |
+| diverged | 7 of the last 8 losses above a limit (below) |
 | dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
+
+The limit of diverged is 1.1 x the larger of a uniform guess and the lowest of the first 4 losses; once a median of 16 losses lay
+below a uniform guess, if that is lower,
+
+    lowest median + max(gain / 4, min(4 s, max(gain, 3 s)))    gain: uniform guess - lowest median; s: deviation of those 16
+
+A quarter of a small gain is within the noise, so 4 deviations must be lost too; but no more than the whole gain, so that a return
+to a uniform guess is an alarm, where the gain is not itself within 3 deviations.
 
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
 batches are skewed.
@@ -31,6 +37,7 @@ from bessemer.guard.incidents import DEAD, DIVERGED, DRIFT, EXPLOSION, PLATEAU, 
 
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
 SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
+DRIFT_WINDOW = SHIFT_WINDOW  # of the same losses
 RECENT = 2 * SHIFT_RECENT  # shift and diverged look for their onset in it
 DRIFT_RATIO, DRIFT_CAP_DEVIATIONS = 1.03, 6.0
 DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, (3.0, 4.0)
@@ -228,8 +235,8 @@ def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
         return None
     if mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
         return None
-    cause = f"the mean loss of the last {SHIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
-    return Alarm(DRIFT, max(step - SHIFT_WINDOW + 1, 1), cause)
+    cause = f"the mean loss of the last {DRIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
+    return Alarm(DRIFT, max(step - DRIFT_WINDOW + 1, 1), cause)
 
 
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:

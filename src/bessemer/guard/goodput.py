@@ -21,10 +21,10 @@ from bessemer.logfile import LogFile, end_torn_line, json_line
 from bessemer.run import RunFolder, published, read_json_lines
 
 WRITE_SECONDS = 5.0
-STALL_SECONDS, STALL_RATIO = 5.0, 10.0  # a step hung that takes so long, and so many times the median
+# A step hung that takes so long, and so many times the median of so many steps before it.
+STALL_SECONDS, STALL_RATIO, STALL_STEPS = 5.0, 10.0, 8
 BY_GUARD = "the guard"  # what ended a session
 ERROR = "an error: "  # before the message of what ended a session
-STALL_STEPS = 8  # of so many steps before it
 TIME_KINDS = {
     "productive": "productive steps",
     "data_wait": "waiting for data",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from bessemer.logfile import LogFile, end_torn_line, json_line
 
+STOPPED = "run stopped"  # ends the action of an incident that did so
 RECORDED = "recorded"  # the action of an incident to which there is no response
 
 

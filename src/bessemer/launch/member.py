@@ -30,7 +30,7 @@ from bessemer.run import RunFolder
 from bessemer.terminal import QUIET, SILENT, silence_libraries, working
 
 if TYPE_CHECKING:
-    from bessemer.guard.pulse import Pulse
+    from bessemer.guard.heartbeat import Heartbeat
 
 POLL_SECONDS = 0.3
 REPORT_SECONDS = 3.0  # for another process to report a failure, before a lost neighbour counts as a crash
@@ -137,24 +137,24 @@ class LaunchedProcess:
             slots = os.environ.get(SLOTS)
             slot = self.local_rank if slots is None else int(slots.split(",")[self.local_rank])
             device = devices.choose(recipe.train, local_rank=slot)
-            with self._pulse(run, recipe.guard.hang_seconds) as pulse:
+            with self._heartbeat(run, recipe.guard.hang_seconds) as heartbeat:
                 mesh = join(layout, device.torch_device, store=dist.PrefixStore("group", rendezvous.store))
                 summary = train_here(
-                    recipe, run, read_json(run.plan), self.task.profile, device, mesh, pulse,
+                    recipe, run, read_json(run.plan), self.task.profile, device, mesh, heartbeat,
                     started=time.perf_counter() - process_age(),
                 )  # fmt: skip
             mesh.barrier()
             leave()
         return asdict(summary)
 
-    def _pulse(self, run: RunFolder, hang_seconds: float | None) -> Pulse:
+    def _heartbeat(self, run: RunFolder, hang_seconds: float | None) -> Heartbeat:
         """What the node's watchdog sees of this process; under another launcher, what it sees of itself."""
-        from bessemer.guard.pulse import Pulse, unwatched_pulse
+        from bessemer.guard.heartbeat import Heartbeat, unwatched_heartbeat
 
         if self.node is None:
-            return unwatched_pulse(run, self.rank, hang_seconds)
+            return unwatched_heartbeat(run, self.rank, hang_seconds)
         name = str(self.local_rank)
-        return Pulse(self.node / f"{name}.pulse", self.rank, self.node / f"{name}.stacks", hang_seconds)
+        return Heartbeat(self.node / f"{name}.heartbeat", self.rank, self.node / f"{name}.stacks", hang_seconds)
 
     def _prepare(self, run: RunFolder, lock: contextlib.ExitStack) -> None:
         if self.task.prepare is not None:

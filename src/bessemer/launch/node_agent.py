@@ -24,7 +24,7 @@ from torch.distributed.launcher import api
 
 from bessemer import interrupt
 from bessemer.errors import InputError
-from bessemer.guard import pulse
+from bessemer.guard import heartbeat
 from bessemer.launch import status, store
 from bessemer.launch.start import LaunchSpec
 from bessemer.terminal import duration
@@ -149,7 +149,7 @@ class NodeAgent:
         return False
 
     def _node_loss(self, name: str, host: str, action: str) -> dict[str, Any]:
-        step = pulse.last_step(self._place)
+        step = heartbeat.last_step(self._place)
         return {"cause": f"{name} was lost after step {step}", "action": action, "step": step, "host": host}
 
     def _restart(self, left: int, first: str = "") -> str:
@@ -189,7 +189,7 @@ class NodeAgent:
                 how = f"failed: {crash['error']}" if crash is not None else f"ended with {one.exitcode}"
                 if one.exitcode < 0:
                     how = f"was ended by {interrupt.plain_name(-one.exitcode)}"
-                reading = pulse.read(self._place / f"{one.local_rank}.pulse")
+                reading = heartbeat.read(self._place / f"{one.local_rank}.heartbeat")
                 step = 0 if reading is None else reading.step
                 losses.append({"cause": f"rank {rank} on {host} {how} after step {step}", "action": action, "step": step,
                                "rank": rank, "host": host, "code": one.exitcode})  # fmt: skip

@@ -10,7 +10,7 @@ outcome.json   how it ended, with the summary of a completed training
 said.json      the same, on the one node that shows it to the user
 N.pid          the process of local rank N, which a stop request is sent to
 signal         the signal that the command received and passes on as SIGUSR1
-N.pulse        what local rank N does, for the watchdog (guard/pulse.py); N.stacks the stacks of its threads, when asked for
+N.heartbeat    what local rank N does, for the watchdog (guard/heartbeat.py); N.stacks its threads' stacks, when asked for
 N.error        the last unexpected failure of local rank N, with its traceback
 note-N.json    written by the agent, for the watchdog to tell and record: processes or nodes lost, or waited for
 waiting        there while the agent waits for the first node, and no process runs

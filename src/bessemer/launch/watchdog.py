@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from bessemer.guard import pulse
+from bessemer.guard import heartbeat
 from bessemer.guard.incidents import HANG, LOST, record
 from bessemer.launch import status
 from bessemer.run import RunFolder
@@ -31,7 +31,7 @@ STATES = {
 
 
 class Watchdog:
-    """Looks at the pulses of the processes of a node, and at its agent."""
+    """Looks at the heartbeats of the processes of a node, and at its agent."""
 
     def __init__(self, place: Path, run: RunFolder | None, agent: int) -> None:
         """place: the node's folder; run: where incidents and stacks go; agent: its pid."""
@@ -49,7 +49,9 @@ class Watchdog:
         self._continue_agent()
         self.note_losses()
         running = set(status.pids(self._place))
-        readings = [found for path in sorted(self._place.glob("*.pulse")) if (found := pulse.read(path)) is not None]
+        readings = [
+            found for path in sorted(self._place.glob("*.heartbeat")) if (found := heartbeat.read(path)) is not None
+        ]
         readings = [one for one in readings if one.pid in running]
         if self._ended & running and time.monotonic() - self._ended_at < AGENT_SECONDS:
             return  # those who waited for the one that was ended: the agent is ending them too
@@ -73,7 +75,9 @@ class Watchdog:
         cause, action = f"the agent of {host} was stopped by a signal", "continued"
         warn(f"{cause}; {action}")
         if self._run is not None:
-            record(self._run.incidents, HANG, step=pulse.last_step(self._place), cause=cause, action=action, host=host)
+            record(
+                self._run.incidents, HANG, step=heartbeat.last_step(self._place), cause=cause, action=action, host=host
+            )
 
     def note_losses(self) -> None:
         """Report and record what the agent noted since the last call, except for hung processes, reported before."""
@@ -95,12 +99,12 @@ class Watchdog:
             return
         host = socket.gethostname()
         record(
-            self._run.incidents, LOST, step=pulse.last_step(self._place),
+            self._run.incidents, LOST, step=heartbeat.last_step(self._place),
             cause=f"the agent of {host} was ended by {signal_name}, and the processes with it",
             action="stop; the same command goes on from the last checkpoint", host=host,
         )  # fmt: skip
 
-    def _end(self, guilty: list[pulse.Reading], readings: list[pulse.Reading]) -> None:
+    def _end(self, guilty: list[heartbeat.Reading], readings: list[heartbeat.Reading]) -> None:
         names = ", ".join(f"rank {one.rank}" for one in guilty)
         cause = "; ".join(_said(one) for one in guilty)
         kept = self._stacks(readings)
@@ -116,7 +120,7 @@ class Watchdog:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
 
-    def _stacks(self, readings: list[pulse.Reading]) -> Path:
+    def _stacks(self, readings: list[heartbeat.Reading]) -> Path:
         """Have all processes write their stacks, and collect them. A stopped one cannot."""
         for one in readings:
             with contextlib.suppress(ProcessLookupError):
@@ -133,7 +137,7 @@ class Watchdog:
         return kept
 
 
-def culprits(readings: list[pulse.Reading]) -> list[pulse.Reading]:
+def culprits(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
     """The processes that keep the others waiting: those that do not beat; else, where the processes make no progress, those
     that are behind the others, or all of them."""
     silent = [one for one in readings if one.is_silent]
@@ -142,12 +146,12 @@ def culprits(readings: list[pulse.Reading]) -> list[pulse.Reading]:
     hanging = [one for one in readings if one.hangs]
     if not hanging:
         return []
-    places = {(one.step, pulse.PHASES.index(one.phase)) for one in hanging}
+    places = {(one.step, heartbeat.PHASES.index(one.phase)) for one in hanging}
     behind = min(places)
-    return [one for one in hanging if (one.step, pulse.PHASES.index(one.phase)) == behind or len(places) == 1]
+    return [one for one in hanging if (one.step, heartbeat.PHASES.index(one.phase)) == behind or len(places) == 1]
 
 
-def _said(one: pulse.Reading) -> str:
+def _said(one: heartbeat.Reading) -> str:
     state = _state(one.pid)
     if one.is_silent:
         why = STATES.get(state, "it holds the interpreter")

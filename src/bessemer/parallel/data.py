@@ -45,6 +45,7 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
     reshard_after_forward = layout.effective_zero == 3
     for block in blocks:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
+    # What lies outside of blocks, embedding and head, is needed at both ends of a pass: never resharded between.
     fully_shard(root, reshard_after_forward=False, **options)
     for module in root.modules():
         if isinstance(module, FSDPModule):

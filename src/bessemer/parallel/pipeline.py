@@ -50,7 +50,7 @@ ReadBatch = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], LocalBatch]
 
 def require_schedule(layout: Parallel, device: torch.device) -> None:
     """Raise InputError when this torch on this device cannot run the layout's schedule."""
-    if not layout.is_v_shaped:
+    if not layout.splits_backward:
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if device.type != "cuda" and version < (2, 13):
@@ -178,7 +178,7 @@ class _ScheduledStage(PipelineStage):
     ) -> Any:
         if not self.reduces_early:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)  # type: ignore[no-untyped-call]
-        assert backward_type == "full", "only V-shaped schedules have other kinds"
+        assert backward_type == "full", "only schedules that split the backward pass have other kinds"
         with data.gradient_sync(self.submod, self.mesh, last=last_backward):
             return stage_backward(*(bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))), None
 
@@ -244,7 +244,7 @@ class Pipeline:
         hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
         ids = torch.empty(shape.rows, shape.length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
-        joint_backward = layout.is_v_shaped and not self.split_backward
+        joint_backward = layout.splits_backward and not self.split_backward
         stages = [
             _ScheduledStage(
                 stage,

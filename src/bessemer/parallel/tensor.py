@@ -4,6 +4,9 @@ Attention is sharded by key/value heads (with the query heads that share one), t
 matrix by ids (Shoeybi et al. 2019, section 3); elsewhere each rank has T / t of the tokens (Korthikanti et al. 2022, section
 4.2.2). All other parameters are replicated, and each rank's gradient of them is a partial sum.
 
+Not `parallelize_module` with torch's styles: each operation would go through DTensor's dispatch, which small steps feel, and they
+are styles of linear layers, embeddings and norms: joined matrices, attention and the loss need code of their own all the same.
+
 A sharded module becomes an instance of a generated subclass of its own class (`__class__` is replaced). FSDP2, the optimizer
 and the checkpoint need its parameters to stay DTensors under their names, while the model's code reads the local shards as
 plain tensors; torch.nn.utils.parametrize also replaces the class, but renames the parameters.

@@ -1,7 +1,8 @@
 """Tied embeddings in a pipeline: the first stage embeds with the matrix that the last stage predicts with.
 
 Each of the two has its own copy (`embedding.weight` and `head.weight`). They start equal, their gradients are summed before
-the update, and so they stay equal; norms, counts and checkpoints use `embedding.weight` only.
+the update, and so they stay equal; norms, counts and checkpoints use `embedding.weight` only (`owned_parameters`), what has to
+see every tensor of a process both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ def whole_name(model: Transformer, name: str) -> str:
 def owned_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
     """This process's parameters without the last stage's copy of a tied matrix."""
     return ((name, p) for name, p in model.named_parameters() if not (name == COPY and model.config.is_tied))
+
+
+def compared_parameters(model: Transformer) -> Iterator[tuple[str, nn.Parameter]]:
+    """All of this process's parameters. The copy of a tied matrix has the original's name, whose bits it must have; but its own
+    where both are on this process."""
+    names = dict(model.named_parameters())
+    return ((name if ORIGINAL in names else whole_name(model, name), p) for name, p in names.items())
 
 
 def tie_group(mesh: ProcessMesh) -> dist.ProcessGroup | None:

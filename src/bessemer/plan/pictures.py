@@ -45,7 +45,7 @@ def pipeline_picture(job: Job, step: Step) -> dict[str, Any] | None:
     if ranks == 1:
         return None
     rows = list(range(ranks)) if ranks <= ROWS else [*range(ROWS - 1), ranks - 1]
-    kinds = 3 if SCHEDULES[layout.schedule].is_v_shaped else 2
+    kinds = 3 if SCHEDULES[layout.schedule].splits_backward else 2
     # Interleaving wants a multiple of the ranks.
     most = max(CELLS // (len(rows) * virtual * kinds) // ranks * ranks, ranks)
     shown = min(job.micro_batches, max(most, SCHEDULES[layout.schedule].min_micro_batches(ranks)))

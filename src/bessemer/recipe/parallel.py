@@ -23,13 +23,16 @@ class ScheduleFacts:
     """What a pipeline schedule needs. stages_per_rank: its own number, where the recipe gives none; is_v_shaped: the stages are
     placed down the ranks and up again, so that rank r of p has stages r and 2p - 1 - r (Qi et al. 2024), and no other number of
     them; micro_batches_per_rank: as many a step at least, times the ranks; has_equal_rounds: they go in rounds of equal size
-    (`interleaved_rounds`); in_flight_rises: a later rank may hold the activations of more micro-batches than an earlier one."""
+    (`interleaved_rounds`); in_flight_rises: a later rank may hold the activations of more micro-batches than an earlier one;
+    splits_backward: into gradients of the input and of the weights; all_forward_first: every micro-batch is in flight at once."""
 
     stages_per_rank: int = 1
     is_v_shaped: bool = False
     micro_batches_per_rank: int = 1
     has_equal_rounds: bool = False
     in_flight_rises: bool = False
+    splits_backward: bool = False
+    all_forward_first: bool = False
 
     def min_micro_batches(self, ranks: int) -> int:
         """The smallest number of micro-batches a step."""
@@ -37,11 +40,11 @@ class ScheduleFacts:
 
 
 SCHEDULES: dict[str, ScheduleFacts] = {
-    "gpipe": ScheduleFacts(micro_batches_per_rank=0),
+    "gpipe": ScheduleFacts(micro_batches_per_rank=0, all_forward_first=True),
     "1f1b": ScheduleFacts(),
     "interleaved": ScheduleFacts(stages_per_rank=2, has_equal_rounds=True),
-    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, in_flight_rises=True),
-    "dualpipev": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, micro_batches_per_rank=2),
+    "zbv": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True, in_flight_rises=True),
+    "dualpipev": ScheduleFacts(stages_per_rank=2, is_v_shaped=True, splits_backward=True, micro_batches_per_rank=2),
 }
 
 
@@ -151,10 +154,15 @@ class Parallel(AxisSizes, Section):
         return self.pipeline > 1 and SCHEDULES[self.schedule].is_v_shaped
 
     @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule computes the gradients of a stage's input and of its weights at different times."""
+        return self.pipeline > 1 and SCHEDULES[self.schedule].splits_backward
+
+    @property
     def effective_zero(self) -> int:
-        """The ZeRO stage that runs. 1 in a V: torch's V-shaped schedules split the backward pass in two, of which FSDP2 does not
-        see the second half, and gradients are wrong where weights reshard after the forward pass (torch 2.13)."""
-        return 1 if self.is_v_shaped else self.zero
+        """The ZeRO stage that runs. 1 where the backward pass is split in two: FSDP2 does not see the second half, and gradients
+        are wrong where weights reshard after the forward pass (torch 2.13)."""
+        return 1 if self.splits_backward else self.zero
 
     @property
     def uses_ddp(self) -> bool:

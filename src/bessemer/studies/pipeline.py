@@ -136,7 +136,7 @@ def table(results: dict[str, Any]) -> str:
     lines += ["", f"All schedules on one model: the forward of a rank's part is 1, its backward {sizes['backward']:g}"]
     lines += [*text_table(titles, schedules, "rrl"), ""]
     lines += [row["why"] for row in results["schedules"] if "why" in row]
-    split = [name for name, facts in SCHEDULES.items() if facts.is_v_shaped]
+    split = [name for name, facts in SCHEDULES.items() if facts.splits_backward]
     lines += [
         "time: of a step, where a rank without a bubble takes "
         f"{1 + sizes['backward']:g} for each micro-batch; idle: of a rank; held: micro-batches whose",

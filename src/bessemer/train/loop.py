@@ -8,7 +8,7 @@ from typing import Any
 
 from bessemer.environment import describe
 from bessemer.errors import Stopped
-from bessemer.guard.pulse import Pulse
+from bessemer.guard.heartbeat import Heartbeat
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
@@ -59,7 +59,7 @@ class TrainSummary:
 
 def train_here(
     recipe: Recipe, run: RunFolder, plan: dict[str, Any], profile: bool, device: Device,
-    mesh: ProcessMesh, pulse: Pulse, observe: Observer | None = None, started: float | None = None,
+    mesh: ProcessMesh, heartbeat: Heartbeat, observe: Observer | None = None, started: float | None = None,
 ) -> TrainSummary:  # fmt: skip
     """Train a resolved recipe on this process of the mesh. plan: contents of plan.json; profile: a few steps, into profile/;
     observe: wraps the batches instead; started: by perf_counter, None: now."""
@@ -78,7 +78,7 @@ def train_here(
     journal = run_journal(run, mesh)
     checkpoint = run_checkpoint(run, journal, mesh, recipe)
     training = set_up(
-        recipe, config, run, store, device, mesh, pulse, journal, checkpoint, recomputed, started,
+        recipe, config, run, store, device, mesh, heartbeat, journal, checkpoint, recomputed, started,
         peak=plan["peak_flops"] * recipe.parallel.num_devices(recipe.cluster.nodes, device.is_cuda),
         planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
     )  # fmt: skip
@@ -163,7 +163,7 @@ def train(training: Training) -> TrainSummary:
                     f"stopped by {stopped_by} after step {state.step} of {pace.steps}; everything is saved in "
                     f"{training.run.path}: the same command goes on from there"
                 )
-        training.pulse.mark("end", state.step)
+        training.heartbeat.mark("end", state.step)
         return _finish(training, state, scores)
 
 
@@ -177,7 +177,7 @@ def _guarded_update(
     if restored is None:
         with training.watch(state.step + 1, batch, judgement.updates):
             state, rate = apply_step(training, state, batch, stats, judgement)
-        training.pulse.mark("step", state.step)
+        training.heartbeat.mark("step", state.step)
         restored = compare_replicas(training, state)
     return (state, rate) if restored is None else (restored, None)
 

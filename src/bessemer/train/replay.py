@@ -16,10 +16,10 @@ from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import verified
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN, centre
+from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.incidents import NONFINITE
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Verdict
-from bessemer.guard.pulse import Pulse
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.schema import Report
@@ -238,9 +238,9 @@ def _training_at(
     config = config_of(recipe, store.vocabulary, len(store.labels))
     recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
     with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
-        pulse = Pulse(None, 0, Path(place) / "stacks.txt", 0)
+        heartbeat = Heartbeat(None, 0, Path(place) / "stacks.txt", 0)
         yield set_up(
-            recipe, config, RunFolder(Path(place)), store, device, SINGLE_PROCESS, pulse, journal, checkpoint, recomputed,
+            recipe, config, RunFolder(Path(place)), store, device, SINGLE_PROCESS, heartbeat, journal, checkpoint, recomputed,
             perf_counter(),
         )  # fmt: skip
 

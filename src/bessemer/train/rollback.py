@@ -11,12 +11,12 @@ from bessemer.checkpoint.protocol import drop_newer, verified
 from bessemer.errors import BessemerError
 from bessemer.guard.detection import Alarm
 from bessemer.guard.goodput import BY_GUARD
-from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, record
+from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
 from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.replicas import Sums, bit_sums, differences
-from bessemer.parallel.tied import owned_parameters
+from bessemer.parallel.tied import compared_parameters
 from bessemer.run import published, read_steps
 from bessemer.terminal import counted, warn
 from bessemer.tokens import ledger
@@ -27,7 +27,6 @@ from bessemer.train.state import TrainState, restore
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
-STOPPED = "run stopped"
 REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
 
 
@@ -86,7 +85,7 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
     is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.pace.steps
     if mesh.is_single or not every or not (step % every == 0 or is_saved):
         return None
-    sums_by_rank = mesh.gather(bit_sums(owned_parameters(training.trainer.model)))
+    sums_by_rank = mesh.gather(bit_sums(compared_parameters(training.trainer.model)))
     replicas, differing = training.replicas, differences(sums_by_rank)
     if not differing:
         _report_corrupt_rank(training, step, sums_by_rank)
@@ -233,7 +232,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
         which = f", of {_steps(skipped[0] + 1, skipped[-1] + 1)}" if skipped else ""
         action += f"{len(skipped):,} {'batch' if len(skipped) == 1 else 'batches'} skipped{which}; {rate}"
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
-    with training.pulse.during("start"), training.clock.counting("recovery"):
+    with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
     pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
     _log(training, rollback, len(skipped))

@@ -19,10 +19,10 @@ from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
+from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState
-from bessemer.guard.pulse import Pulse
 from bessemer.guard.trends import Trends
 from bessemer.hashing import digest
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
@@ -69,7 +69,7 @@ class Training:
 
     journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
     is_on_disk: whether a checkpoint of that state is; planned_memory: bytes; observe: wraps the iterator of batches, for the
-    profiler; pulse: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
+    profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
     """
 
     recipe: Recipe
@@ -90,7 +90,7 @@ class Training:
     log: MetricsLog
     rates: Rates
     clock: WallClock
-    pulse: Pulse
+    heartbeat: Heartbeat
     watch: Watch
     trends: Trends
     stragglers: Stragglers
@@ -103,14 +103,14 @@ class Training:
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Count the time of a "validation", or of the "saving" of a checkpoint, apart from that of steps."""
-        with self.pulse.during(phase), self.clock.counting(phase):
+        with self.heartbeat.during(phase), self.clock.counting(phase):
             yield
 
 
 def set_up(
-    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh, pulse: Pulse,
-    journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *, peak: float = 1.0,
-    planned_memory: int = 0, observe: Observer = lambda batches: batches,
+    recipe: Recipe, config: ModelConfig, run: RunFolder, store: TokenStore, device: Device, mesh: ProcessMesh,
+    heartbeat: Heartbeat, journal: Journal, checkpoint: SavedCheckpoint | None, recomputed: int, started: float, *,
+    peak: float = 1.0, planned_memory: int = 0, observe: Observer = lambda batches: batches,
 ) -> Training:  # fmt: skip
     """Build the parts of a training at a checkpoint or, without one, at the start. Collective.
 
@@ -158,7 +158,7 @@ def set_up(
         log=log,
         rates=_rates(recipe, config, trainer, run, peak),
         clock=clock,
-        pulse=pulse,
+        heartbeat=heartbeat,
         watch=Watch(trainer, log, trends, recipe.train.watch_every),
         trends=trends,
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),

@@ -35,6 +35,7 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel.dtensors import clip_gradients
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
 from bessemer.recipe import Parallel, Recipe, Train
+from bessemer.recipe.parallel import SCHEDULES
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import split
@@ -342,7 +343,7 @@ def _num_micro_batches(train: Train, layout: Parallel, sequence_length: int) -> 
     if layout.pipeline == 1:
         return min(every, 2)
     enough = range(2 * layout.pipeline * layout.stages_per_rank, every)
-    if layout.schedule == "gpipe":
+    if SCHEDULES[layout.schedule].all_forward_first:
         return every
     return next((count for count in enough if layout.fits_micro_batches(count)), every)
 

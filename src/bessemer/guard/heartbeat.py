@@ -1,4 +1,4 @@
-"""The pulse of a training process: its phase, and since when, in shared memory that a watchdog reads.
+"""The heartbeat of a training process: its phase, and since when, in shared memory that a watchdog reads.
 
 A thread renews the time of the last beat each second, also while the main thread waits. A process that no longer beats was
 stopped, or holds the interpreter; one that beats without progress waits for something.
@@ -26,17 +26,19 @@ from bessemer.terminal import warn
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0  # without a beat
-SHORTEST_SECONDS, STEP_FACTOR = 60.0, 5.0  # of a step that hangs: at least; times the 99th percentile of the last steps
+# A step hangs that takes longer than so many times the 99th percentile of the last steps, and than so long.
+STEP_FACTOR, SHORTEST_SECONDS = 5.0, 60.0
 LONGEST_SECONDS = 1800.0  # of another phase
 PHASES = ("start", "step", "validation", "saving", "end")
-WINDOW = 256  # steps
+# The limit of a step follows the last WINDOW steps: from the first FEWEST_STEPS on, and every so many anew.
+WINDOW, FEWEST_STEPS, RENEWED_EVERY = 256, 8, 32
 
 _LAYOUT = struct.Struct("<qqqqddd")  # pid, rank, phase, step, time of the last beat, start of the phase, its limit
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The pulse of another process. silence: seconds since the last beat; waiting: since the last progress;
+    """The heartbeat of another process. silence: seconds since the last beat; waiting: since the last progress;
     limit: seconds after which waiting is a hang, 0 for never; step: the last that was completed."""
 
     pid: int
@@ -64,7 +66,7 @@ class Reading:
 
 
 def read(path: Path) -> Reading | None:
-    """The pulse in a file; None where there is none yet."""
+    """The heartbeat in a file; None where there is none yet."""
     try:
         data = path.read_bytes()
         pid, rank, phase, step, beat, since, limit = _LAYOUT.unpack(data[: _LAYOUT.size])
@@ -75,13 +77,13 @@ def read(path: Path) -> Reading | None:
 
 
 def last_step(place: Path) -> int:
-    """The largest step in the pulses of a folder; 0 without any."""
-    readings = [read(path) for path in place.glob("*.pulse")]
+    """The largest step in the heartbeats of a folder; 0 without any."""
+    readings = [read(path) for path in place.glob("*.heartbeat")]
     return max((one.step for one in readings if one is not None), default=0)
 
 
-class Pulse:
-    """This process's pulse, for a watchdog in another process or for its own thread."""
+class Heartbeat:
+    """This process's heartbeat, for a watchdog in another process or for its own thread."""
 
     def __init__(
         self, path: Path | None, rank: int, stacks: Path, hang_seconds: float | None = None,
@@ -107,7 +109,7 @@ class Pulse:
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._write(time.monotonic())
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -122,7 +124,7 @@ class Pulse:
         now = time.monotonic()
         if phase == self._phase == "step" and step == self._step + 1:
             self._seconds.append(now - self._since)
-            if len(self._seconds) == 8 or step % 32 == 0:
+            if len(self._seconds) == FEWEST_STEPS or step % RENEWED_EVERY == 0:
                 ascending = sorted(self._seconds)
                 self._slow_limit = max(SHORTEST_SECONDS, STEP_FACTOR * ascending[int(0.99 * len(ascending))])
         self._phase, self._step, self._since, self._limit = phase, step, now, self._limit_of(phase)
@@ -164,15 +166,15 @@ class Pulse:
                 )
 
 
-def unwatched_pulse(run: RunFolder, rank: int, hang_seconds: float | None) -> Pulse:
-    """The pulse of a process without a watchdog: it reports and records its own hang, with the stacks in the run folder."""
+def unwatched_heartbeat(run: RunFolder, rank: int, hang_seconds: float | None) -> Heartbeat:
+    """The heartbeat of a process without a watchdog: it reports and records its own hang, with the stacks in the run folder."""
     stacks = run.path / ("stacks.txt" if rank == 0 else f"stacks-{rank}.txt")
 
     def report(cause: str, step: int) -> None:
         warn(f"{cause}; where its threads are is in {stacks}")
         record(run.incidents, HANG, step=step, cause=cause, rank=rank)
 
-    return Pulse(None, rank, stacks, hang_seconds, report)
+    return Heartbeat(None, rank, stacks, hang_seconds, report)
 
 
 def _described(phase: str, step: int) -> str:
