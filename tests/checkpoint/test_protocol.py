@@ -1,4 +1,5 @@
 import errno
+import itertools
 import json
 import os
 import random
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -224,27 +227,43 @@ def test_a_write_that_fails_leaves_the_old_ones(folder: Path, monkeypatch: pytes
         assert latest(folder).step == 30  # type: ignore[union-attr]
 
 
+def in_fork(work: Callable[[], object]) -> int:
+    """Do some work in a fork of this process, which may be killed in the middle. Returns its exit code, negative for a signal."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def dies_before(module: Any, name: str, is_now: Callable[..., bool]) -> None:
+    """Have this process killed before a call of `module.name` with arguments for which `is_now` is true."""
+    honest = getattr(module, name)
+
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        if is_now(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(*arguments, **options)
+
+    setattr(module, name, deadly)
+
+
 def killed_save(folder: Path, step: int, function: str, of: str) -> None:
     """Save a step with keep=1 in a process that is killed before `os.FUNCTION` is called with a path or file named `of`."""
-    code = """
-import os, sys
-from pathlib import Path
-import torch
-from bessemer.checkpoint import save
-honest = getattr(os, sys.argv[3])
-def deadly(*arguments, **options):
-    names = [os.readlink(f"/proc/self/fd/{one}") if isinstance(one, int) else str(one) for one in arguments]
-    if any(name.endswith(sys.argv[4]) for name in names):
-        os.kill(os.getpid(), 9)
-    return honest(*arguments, **options)
-setattr(os, sys.argv[3], deadly)
-state = {"model": {"a": torch.full((40, 10), float(sys.argv[2])), "b": torch.arange(7)}, "optimizer": {"a/exp_avg": torch.full((40, 10), 1.0)}}
-save(Path(sys.argv[1]), int(sys.argv[2]), state, {"samples": 1}, keep=1)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(step), function, of], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def names_it(*arguments: Any) -> bool:
+        names = [os.readlink(f"/proc/self/fd/{one}") if isinstance(one, int) else str(one) for one in arguments]
+        return any(name.endswith(of) for name in names)
+
+    def work() -> None:
+        dies_before(os, function, names_it)
+        save(folder, step, tensors(float(step)), {"samples": 1}, keep=1)
+
+    assert in_fork(work) == -signal.SIGKILL
 
 
 @pytest.mark.fault(3)
@@ -283,47 +302,34 @@ def test_what_a_killed_save_has_left_is_no_used_space(folder: Path, monkeypatch:
 @pytest.mark.fault(3)
 def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(folder: Path) -> None:
     """Die before each operation on the file system in turn; what is there afterwards verifies."""
-    code = """
-import os, sys, shutil
-from pathlib import Path
-import torch
-from bessemer.checkpoint import save
-count, wanted = 0, int(sys.argv[2])
-def deadly(function):
-    def call(*arguments, **options):
-        global count
-        count += 1
-        if count == wanted:
-            os.kill(os.getpid(), 9)
-        return function(*arguments, **options)
-    return call
-for module, name in ((os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (shutil, "rmtree"), (os, "unlink"), (os, "rmdir")):
-    setattr(module, name, deadly(getattr(module, name)))
-state = {"model": {"a": torch.full((40, 10), 40.0), "b": torch.arange(7)}, "optimizer": {"a/exp_avg": torch.full((40, 10), 1.0)}}
-for step in (40, 40, 50):
-    save(Path(sys.argv[1]), step, state, {"samples": 1}, keep=1)
-print(count)
-"""
-    place = folder.parent / "copy"
-    died = 0
-    for operation in range(1, 200, 2):
+    operations = (
+        (os, "rename"), (os, "replace"), (os, "fsync"), (os, "open"), (shutil, "rmtree"), (os, "unlink"), (os, "rmdir"),
+    )  # fmt: skip
+    place, done = folder.parent / "copy", folder.parent / "done"
+
+    def work(operation: int) -> None:
+        calls = itertools.count(1)
+        for module, name in operations:
+            dies_before(module, name, lambda *_: next(calls) == operation)
+        for step in (40, 40, 50):
+            save(place, step, tensors(40.0), {"samples": 1}, keep=1)
+        done.write_text(str(next(calls) - 1))
+
+    for operation in range(1, 400):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(folder, place)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(place), str(operation)], capture_output=True, text=True, check=False
-        )
+        code = in_fork(partial(work, operation))
         found = latest(place)
         assert found is not None
         assert found.step in (30, 40, 50)
         for step in protocol.published(place):
             verify(place / f"step-{step:08d}")
-        if done.returncode == 0:
-            assert int(done.stdout) < operation
+        if code == 0:
+            assert int(done.read_text()) < operation
             assert found.step == 50
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        died += 1
-    assert died >= 30
+        assert code == -signal.SIGKILL
+    assert operation > 60
 
 
 @pytest.mark.fault(2)
