@@ -207,11 +207,10 @@ def cached_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: Atten
     return _masked(q_BHTK, k_BGTK, v_BGTK, spec.allows(index[length - new :, None], index), spec)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope) -> Tensor:
     """One fused call a document: on a CPU four times as fast as a boolean mask, and the only way with a backward.
 
-    Left out of compiled blocks, which would be compiled anew for each batch's documents.
+    `leave_out_of_compilation`: compiled blocks would be compiled anew for each batch's documents.
     """
     assert scope.documents is not None
     parts = [
@@ -226,6 +225,12 @@ def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
         return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
     joined = torch.cat([part[0] for part in parts], dim=1)
     return joined.view(heads, batch, length, head_dim).transpose(0, 1)
+
+
+def leave_out_of_compilation() -> None:
+    """Before blocks are compiled. As a decorator it would load the compiler, half a second, wherever the model is imported."""
+    global _per_document
+    _per_document = torch.compiler.disable(_per_document)  # type: ignore[no-untyped-call]
 
 
 def _one_document(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, first: int = 0) -> Tensor:

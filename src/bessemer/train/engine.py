@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from itertools import islice, repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import data, waiting
 from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.pipeline import Pipeline
 from bessemer.parallel.tensor import reduce_partial_gradients
 from bessemer.recipe import Dropout, Train
 from bessemer.tokens.held_out import HeldOut
@@ -33,6 +32,9 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.task import Task
+
+if TYPE_CHECKING:
+    from bessemer.parallel.pipeline import Pipeline
 
 NUM_WORKERS = 2
 Scores = tuple[Tensor, Tensor | None]  # nats of each target and, where it is scored, the likeliest prediction; (B, S)

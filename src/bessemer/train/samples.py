@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def log_sample(training: Training, state: TrainState) -> None:
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     prompt, length = options.prompts[0], min(options.sample_tokens, SHORT_TOKENS)
-    with torch.compiler.set_stance("force_eager"):  # other shapes than a step's: not worth a compilation
+    with _eager(trainer):
         text = complete(subject.model, subject.tokenizer, prompt, length, Sampling(), subject.framing, subject.ends)
     training.log.write("sample", state.step, prompt=prompt, text=text)
 
@@ -50,12 +51,17 @@ def log_tasks(training: Training, state: TrainState) -> None:
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     by_score: dict[str, dict[str, float]] = {}
-    with torch.compiler.set_stance("force_eager"):
+    with _eager(trainer):
         for reference in options.tasks:
             scored = score_task(opened_task(reference, options.task_items), subject)
             for name, score in scored.scores.items():
                 by_score.setdefault(name, {})[scored.name] = score["value"]
     training.log.write("tasks", state.step, **by_score)
+
+
+def _eager(trainer: Trainer) -> AbstractContextManager[object]:
+    """Not compiled: the shapes are others than a step's, and not worth a compilation."""
+    return torch.compiler.set_stance("force_eager") if trainer.device.compile else nullcontext()
 
 
 @cache

@@ -18,13 +18,13 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout import validity
 from bessemer.layout.pipeline_stages import StageSpan, stage_spans, stages_at
+from bessemer.model import attention
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
-from bessemer.parallel import context, data, pipeline, tensor, tied
+from bessemer.parallel import context, data, tensor, tied
 from bessemer.parallel.dtensors import put
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.pipeline import Pipeline, Stage
 from bessemer.recipe import Batches, Parallel, Recipe, Train
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
@@ -57,7 +57,10 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
     batches = Batches.of(train, length)
     for step in range(batches.ramp_steps + 1):
         validity.require_valid(config, layout, batches.sequences(step) // layout.data // train.micro_batch)
-    pipeline.require_schedule(layout, device)
+    if layout.pipeline > 1:
+        from bessemer.parallel import pipeline  # loads the compiler, half a second
+
+        pipeline.require_schedule(layout, device)
 
 
 def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:
@@ -89,6 +92,8 @@ def build(
     model.use_linear(precisions.product_of(device.arithmetic))
     local_spans: list[StageSpan] = []
     if mesh.layout.pipeline > 1:
+        from bessemer.parallel import pipeline
+
         all_spans = stage_spans(config, mesh.layout)
         local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
@@ -124,6 +129,8 @@ def _recompute_and_compile(
     """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
     compiled block is recomputed."""
     blocks = list(filter(None, model.blocks)) if device.compile else []
+    if blocks:
+        attention.leave_out_of_compilation()
     compile_first = is_sharded and train.recompute == "full"
     if compile_first:
         for block in blocks:
@@ -139,6 +146,8 @@ def _pipelined(
     weights: Weights | None, memory: AbstractContextManager[object],
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""
+    from bessemer.parallel.pipeline import Pipeline, Stage, stage_model
+
     arithmetic, dropout = device.arithmetic, train.dropout
 
     def read(
@@ -148,7 +157,7 @@ def _pipelined(
         return context.local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
     autocast = functools.partial(precisions.autocast, arithmetic, device.torch_device)
-    stages = [Stage(pipeline.stage_model(model, span), span, task, autocast, read) for span in local_spans]
+    stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in local_spans]
     if mesh.layout.uses_fsdp:
         for stage in stages:
             data.apply_fsdp(stage, stage.blocks, mesh, arithmetic.autocast)
