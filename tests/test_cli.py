@@ -629,6 +629,8 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed"))
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
+    card = (tmp_path / "whole" / "README.md").read_text()
+    assert ("the mean of the 2 newest checkpoints" in card) == ("Not evaluated" in card) == bool(average), card
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "streamed" / name).read_bytes()
 

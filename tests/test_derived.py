@@ -99,6 +99,8 @@ def test_a_run_that_starts_over_keeps_what_was_derived(here: Path, capsys: pytes
         assert run_command([*command, "--restart"]) == 0, capsys.readouterr().err
         assert read_json(run.derived) == derived and load(run.recipe) == trained
     assert (run.path / "previous-2" / "derived.json").exists()
+    run_command(["check", *command[1:]])
+    assert "written" not in capsys.readouterr().err, "what was derived is no change of the tokens"
 
 
 @pytest.mark.long

@@ -77,6 +77,15 @@ def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) ->
         record(run.incidents, RECIPE_CHANGED, step=0, cause="; ".join(lines), action=action)
 
 
+def changes(stored: Recipe, requested: Recipe, has_micro_batch: bool) -> list[str]:
+    """A line for each key in which two recipes differ, but for those that change nothing that is trained; has_micro_batch: as for
+    `refuse_other_recipe`."""
+    may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
+    # What the files of the data hold was compared when corpus and tokens were looked at.
+    lines = differences(without_folders(stored), without_folders(requested))
+    return [line for line in lines if not line.startswith(may_change)]
+
+
 def refuse_other_recipe(
     stored: Recipe, requested: Recipe, run: RunFolder, has_micro_batch: bool, accept: bool
 ) -> Callable[[bool], None]:
@@ -85,10 +94,7 @@ def refuse_other_recipe(
 
     has_micro_batch: whether the recipe sets train.micro_batch; else it follows from the layout.
     """
-    may_change = HARMLESS if has_micro_batch else (*HARMLESS, "train.micro_batch")
-    # What the files of the data hold was compared when corpus and tokens were looked at.
-    lines = differences(without_folders(stored), without_folders(requested))
-    lines = [line for line in lines if not line.startswith(may_change)]
+    lines = changes(stored, requested, has_micro_batch)
     changed = [line for line in lines if not line.startswith(HORIZON)]
     if shapes := [line for line in changed if line.startswith(SHAPES)]:
         raise InputError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from bessemer import derived
 from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
@@ -60,6 +61,7 @@ def require_unchanged(recipe: Recipe, run: RunFolder) -> None:
     """Raise InputError where corpus or tokens would be built anew under checkpoints that were trained on those that are there."""
     if not _is_trained(run):
         return
+    recipe = derived.filled(recipe, run)
     is_current = not recipe.corpus.sources or not run.corpus.exists() or corpus_inputs(recipe, run)[1]
     if is_current and run.corpus.exists():
         tokens_inputs(recipe, run)

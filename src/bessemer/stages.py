@@ -221,7 +221,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = changed_recipe.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
-        if extension is None and not finished and not session.accept_changes:
+        if extension is None and not finished and not changed_recipe.changes(stored, resolved, has_micro_batch):
             longer.refuse_stopped(resolved, run, done[-1])
         if extension is not None or not finished:
             longer.require_continuable(run, store, extension.newest if extension else None)

@@ -26,6 +26,7 @@ from bessemer.recipe.guard import Guard
 from bessemer.run import published, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch
+from bessemer.tokens.mixture import Phase
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import rollback
 from bessemer.train.measure import RunTiming
@@ -203,7 +204,8 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     shutil.copy(folder / "journal.jsonl", again / "small" / "journal.jsonl")
     repeated = train(recipe_file, again)
     assert weights(repeated) == weights(folder)
-    assert read_json_lines(repeated / "incidents.jsonl") == []
+    (taken_over,) = read_json_lines(repeated / "incidents.jsonl")
+    assert (taken_over["what"], taken_over["step"], taken_over["action"][:10]) == ("nonfinite", 63, "taken over")
     assert (repeated / "journal.jsonl").read_bytes() == (folder / "journal.jsonl").read_bytes()
     kept = (folder / "incidents.jsonl").read_text()
     (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one's
@@ -263,7 +265,10 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     said = capsys.readouterr().err
     assert "going on from step 40" in said and "learning rate is x" not in said
     monkeypatch.setattr(Trainer, "forward_backward", honest)
-    assert run_command(["train", str(recipe_file), *sets, *change]) == 0
+    assert run_command(["train", str(recipe_file), *sets, *change]) == 2, (
+        "nothing is changed by what was accepted before"
+    )
+    assert run_command(["train", str(recipe_file), *sets, *change, "--set", "guard.max_rollbacks=3"]) == 0
 
 
 def test_without_a_checkpoint_from_before_the_alarm_the_run_stops_at_the_oldest(
@@ -303,6 +308,17 @@ def test_a_slow_alarm_goes_back_to_the_oldest_where_none_is_from_before_it(tmp_p
 
     assert goes_to(DRIFT, 20) == 50 and goes_to(DRIFT, 75) == 60
     assert goes_to(SHIFT, 20) is None and goes_to(SHIFT, 55) == 50
+
+
+def test_an_alarm_at_the_beginning_of_a_phase_says_so() -> None:
+    phases = [Phase(0, (1, 1), (0, 0)), Phase(804, (1, 3), (402, 402), asked=1)]
+    sizes = SimpleNamespace(first=lambda step: 8 * step, after=lambda step: 8 * step)
+    training: Any = SimpleNamespace(
+        pace=SimpleNamespace(sizes=sizes), loader=SimpleNamespace(mixture=SimpleNamespace(phases=phases))
+    )
+    said = [rollback._phase_begun(training, Alarm(DRIFT, onset, "")) != "" for onset in (100, 101, 105, 106)]
+    assert said == [False, True, True, False]
+    assert "phase 2 of tokens.schedule" in rollback._phase_begun(training, Alarm(DRIFT, 103, ""))
 
 
 def test_too_many_skipped_updates_stop_the_run(

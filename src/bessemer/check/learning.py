@@ -49,6 +49,8 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
     )
     if last >= guess - MARGIN:
         said += f"; the learning rate is {recipe.train.optimizer.learning_rate:g}, {USUAL_RATES}"
+    if recipe.train.objective == "classify":  # whose head is new, also where the encoder is not
+        return judged(LEARNING, LEARNS, last < guess, said, otherwise="warn")
     if recipe.is_continued:
         if first >= guess:
             said += "; weights that are hardly trained or of another tokenizer begin so"
@@ -56,8 +58,6 @@ def learns(recipe: Recipe, trial: TrialResult, num_classes: int) -> CheckRow:
         return judged(
             LEARNING, BEGINS, first < guess and last < first + MARGIN, said, otherwise="warn" if falls else "FAIL"
         )
-    if recipe.train.objective == "classify":
-        return judged(LEARNING, LEARNS, last < guess, said, otherwise="warn")
     return judged(LEARNING, LEARNS, last < guess - MARGIN and last < first, said)
 
 

@@ -7,7 +7,7 @@
   let version = "", live = false, last = 0, lost = false, timer = null, asking = null;
 
   const parse = (id) => JSON.parse(document.getElementById(id).textContent);
-  const pulse = document.getElementById("pulse");
+  const heartbeat = document.getElementById("heartbeat");
 
   function ago(seconds) {
     if (seconds < 90) return `${Math.max(Math.round(seconds), 0)} s`;
@@ -16,8 +16,8 @@
 
   function tick() {
     const shown = lost ? "· no answer from bessemer watch: was it stopped?" : live ? `· last line ${ago(Date.now() / 1000 - last)} ago` : "";
-    if (pulse.textContent !== shown) pulse.textContent = shown;
-    pulse.classList.toggle("far", lost);
+    if (heartbeat.textContent !== shown) heartbeat.textContent = shown;
+    heartbeat.classList.toggle("far", lost);
   }
 
   // What one has unfolded stays so, by its heading and its place among those of the same one.

@@ -46,7 +46,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     device, store = choose(settings), TokenStore.open(run.tokens)
     checkpoints = trained_checkpoints(run, average)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
-    files = _export_files(recipe, run, store, config, checkpoints[0].step)
+    files = _export_files(recipe, run, store, config, checkpoints[0].step, average)
     streams = recipe.export.stream
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
@@ -67,7 +67,9 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     return f"{check.architecture} in {folder}: transformers' logits differ by {check.logits_max_difference:.1e}{greedy}"
 
 
-def _export_files(recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int) -> ExportFiles:
+def _export_files(
+    recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, average: int
+) -> ExportFiles:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
     source = run.source if (run.source / "config.json").exists() else None
     labels = tuple(store.labels) if config.labels else ()
@@ -75,7 +77,7 @@ def _export_files(recipe: Recipe, run: RunFolder, store: TokenStore, config: Mod
     dropout = recipe.train.dropout
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
-        card=lambda check: model_card(recipe, run, store, config, step, check),
+        card=lambda check: model_card(recipe, run, store, config, step, check, average),
         dropout=written_dropout(config, dropout) if dropout.is_on else carried_dropout(recipe.model, recipe.train),
         special=store.special, ends=store.ends,
     )  # fmt: skip
@@ -134,7 +136,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
             "architecture": architecture, "parameters": config.parameters, "tensors": tensors, "type": TYPES[dtype],
             "pre_tokenizer": vocabulary.pre, "gguf": name,
         }  # fmt: skip
-        write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check))
+        write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check, average))
         files = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         write_json(staged / RECORD, {**check, "files": files})
     return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"

@@ -90,7 +90,7 @@ def train_here(
         if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
             source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
         say(f"  going on from step {step} of {recipe.train.steps}{source}")
-        note_interrupted(training)
+    note_interrupted(training)
     summary = train(training)
     if profiler and profiler.seconds:
         in_all = recomputed_total(config, recipe.parallel, summary.recomputed)

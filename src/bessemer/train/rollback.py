@@ -18,7 +18,7 @@ from bessemer.parallel.control import on_rank_zero
 from bessemer.parallel.replicas import Sums, bit_sums, differences
 from bessemer.parallel.tied import compared_parameters
 from bessemer.run import published, read_steps
-from bessemer.terminal import counted, warn
+from bessemer.terminal import counted, say, warn
 from bessemer.tokens import ledger
 from bessemer.train.session import Training
 from bessemer.train.state import TrainState, restore
@@ -27,6 +27,8 @@ from bessemer.train.state import TrainState, restore
 DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
+TAKEN_OVER = "taken over"
+PHASE_STEPS = 4  # before the first bad step, in which a phase of the data that began may be the cause
 REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
 
 
@@ -55,12 +57,21 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def note_interrupted(training: Training) -> None:
-    """Record the rollbacks that a kill kept out of incidents.jsonl, and warn where the guard stopped the run and nothing that
-    trains was changed since."""
+    """Record the rollbacks that a kill kept out of incidents.jsonl, or that came with the journal of another run, and warn where
+    the guard stopped the run and nothing that trains was changed since."""
     journal, run = training.journal, training.run
     if not training.trainer.mesh.is_main:
         return
     recorded = {row.get("rollback") for row in read_steps(run.incidents)}
+    if not training.start_state.step:
+        is_recorded = any(str(row.get("action")).startswith(TAKEN_OVER) for row in read_steps(run.incidents))
+        for one in () if is_recorded else journal.rollbacks:
+            action = f"{TAKEN_OVER} from journal.jsonl: its skips, and rate x {one.rate_factor:g} after step {one.to}"
+            cause = f"a run before rolled back at step {one.at}"
+            record(run.incidents, INCIDENT_KINDS[one.what], step=one.at, cause=cause, action=action, onset=one.onset)
+        if journal.rollbacks:
+            say(f"  journal.jsonl is there: its {counted(journal.num_rollbacks, 'rollback')} and skips are repeated")
+        return
     for one in journal.rollbacks:
         if one.number not in recorded:
             action = f"went back to step {one.to}, {STOPPED}" if one.stops_run else f"rolled back to step {one.to}"
@@ -119,6 +130,7 @@ def _roll_back_or_stop(
 ) -> TrainState | None:  # fmt: skip
     """Roll back where a checkpoint allows it; else stop, or only record an alarm that is not fatal."""
     guard, no_way = training.recipe.guard, ""
+    alarm = replace(alarm, cause=f"{alarm.cause}{_phase_begun(training, alarm)}")
     if guard.roll_back:
         _undo_recipe_change(training, state, step, alarm)
         training.saver.finish(state)
@@ -133,6 +145,16 @@ def _roll_back_or_stop(
         _stop(training, step, alarm, why)
     _report(training, step, replace(alarm, cause=f"{alarm.cause}{no_way}"), RECORDED)
     return None
+
+
+def _phase_begun(training: Training, alarm: Alarm) -> str:
+    """That the first bad step is at the beginning of a phase of the data, in words; empty where it is not."""
+    sizes, near = training.pace.sizes, range(max(alarm.onset - 1 - PHASE_STEPS, 0), alarm.onset)
+    first, end = sizes.first(near.start), sizes.after(near.stop)
+    for phase in training.loader.mixture.phases[1:]:
+        if first <= phase.first < end and not alarm.kind.is_hardware_fault:
+            return f", since about when phase {phase.asked + 1} of tokens.schedule gives the data"
+    return ""
 
 
 def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm: Alarm) -> None:
