@@ -139,7 +139,7 @@ def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[.
 
 def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     one, other = (data.read(make_run(folder=tmp_path / name)) for name in ("one", "other"))
-    assert "one is ahead on its held-out text" in compare.headline([one, other], ["one", "other"])
+    assert "one and other are equal on their held-out text" in compare.headline([one, other], ["one", "other"])
     source = next(iter(other.manifest["sources"].values()))
     source["heldout"]["bytes"] += 1
     said = compare.headline([one, other], ["one", "other"])

@@ -64,6 +64,16 @@ def test_an_answer_is_a_number_a_letter_or_a_text(tmp_path: Path, answer: Any, r
     assert item.right == right
 
 
+def test_a_number_as_text_is_one_where_it_says_so(tmp_path: Path) -> None:
+    rows = [{"q": "2 - 1", "a": "1", "c": ["3", "4", "1"]}, {"q": "2 - 2", "a": "0", "c": ["0", "4"]}]
+    by_number = task(tmp_path, CHOICE.replace('"a"\n', '"a | int"\n'), rows).items
+    by_text = task(tmp_path, CHOICE.replace('"a"\n', '"c.index(a)"\n'), rows).items
+    assert [item.right for item in by_number] == [1, 0] and [item.right for item in by_text] == [2, 0]
+    (tmp_path / "t.csv").write_text("text\none two,\n")
+    with pytest.raises(InputError, match="row 1 has 2 cells, the header 1"):
+        open_task("lambada:t.csv", tmp_path)
+
+
 def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one two"}\n'))
     (tmp_path / "b.csv").write_text("text\none two\n")
@@ -90,6 +100,12 @@ def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
         (CHOICE, [{"q": "q", "a": "a", "c": ["a"]}], "row 1: choices: 1 of them"),
         (CHOICE, [{"q": "q", "a": "a", "c": "a"}], "row 1: choices: 'a' is no list"),
         (CHOICE, [], "holds no rows"),
+        (CHOICE, [{"q": "2 - 1", "a": "1", "c": ["3", "4", "1"]}], "row 1: answer: '1' may be the number of a choice"),
+        (CHOICE, [{"q": None, "a": "a", "c": ["a", "b"]}], "row 1: prompt: a field is empty (null)"),
+        (CHOICE, [{"q": "q", "a": "a", "c": ["a", None]}], "row 1: choices: a field is empty (null)"),
+        (CHOICE + 'stop = ["x"]\nmax_tokens = 3\n', None, "does not use max_tokens and stop"),
+        ('kind = "cloze"\nprompt = "x"\ntarget = "{{ a }}"\n', [{"a": None}], "row 1: target: a field is empty (null)"),
+        ('kind = "exact"\nprompt = "x"\nanswers = "a"\n', [{"a": None}], "row 1: answers: a field is empty (null)"),
         (CHOICE + "few_shot = 9\n", None, "few_shot = 9, and there are 4 rows"),
         ("kind = ", None, "not valid TOML"),
     ],

@@ -45,6 +45,10 @@ def study(args: argparse.Namespace) -> Any:
     if args.all:
         return _all_studies(args, folder)
     if args.name is None:
+        if args.html is not None or args.short or folder is not None:
+            raise InputError(
+                "study: --html, --short and --folder are of one study; give its NAME, or --all with --folder"
+            )
         rows = {name: study.what for name, study in studies.STUDIES.items()}
         if not args.json:
             print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))

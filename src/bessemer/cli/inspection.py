@@ -118,6 +118,8 @@ def report(args: argparse.Namespace) -> Any:
     if args.markdown is not None:
         written = markdown.write(Path(args.markdown), places)
     elif len(places) > 1:
+        if args.out is not None and (Path(args.out).is_dir() or not Path(args.out).parent.is_dir()):
+            raise InputError(f"--out {args.out}: give a file in a folder that exists, for example comparison.html")
         written = compare.write(Path(args.out or "comparison.html"), places)
     elif args.out is not None:
         raise InputError(

@@ -20,7 +20,7 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_again, write_atomic, write_json
 from bessemer.tasks.files import EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
-from bessemer.terminal import progress
+from bessemer.terminal import counted, progress
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -89,7 +89,7 @@ def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> st
             if touched is None:
                 return "searched for"
             return (
-                f"{touched} items found in the corpus; {done[settings.action]}"
+                f"{counted(int(touched), 'item')} found in the corpus; {done[settings.action]}"
                 if touched
                 else "none found in the corpus"
             )

@@ -7,6 +7,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import Section
+from bessemer.terminal import warn
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
 SAMPLE_BYTES = 8000  # of a file: looked at to tell a recipe, text and binary data apart
@@ -62,6 +64,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if path.exists():
         _refuse_results(path)
     if is_text(path):
+        if str(reference) in shipped():
+            _warn_of_namesake(str(reference))
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides)
     if path.is_dir():
         if not (path / "recipe.toml").exists():
@@ -118,6 +122,14 @@ def _refuse_results(path: Path) -> None:
             raise InputError(
                 f"{path}: a result of the run {folder}; give that folder, or a recipe, or text to train on"
             )
+
+
+@cache
+def _warn_of_namesake(name: str) -> None:
+    """Once in a command, which may load its recipe several times."""
+    warn(
+        f"{name}: the text in ./{name} is meant, not the shipped recipe of that name (bessemer recipe {name} > my.toml writes that)"
+    )
 
 
 def is_text(path: Path) -> bool:

@@ -59,6 +59,8 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
             if len({_held_out(data) for data in datas}) > 1:
                 each = ", ".join(f"{name} {value}" for name, value in shown.items())
                 return f"{each} ({unit}): they hold out other texts, so these do not compare."
+            if len(set(shown.values())) == 1:
+                return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {unit}."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
             return f"{best} is ahead on its held-out text with {shown[best]} {unit}{by}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
@@ -108,7 +110,11 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
         values, by = scores(datas, name)
         row(f"{title}{by}", values, shown.format)
     for task, name in _tasks(datas):
-        row(f"{task}, {parts.words(name)}", [_task_score(data, task, name) for data in datas], "{:.4f}".format)
+        row(
+            f"{task}, {parts.words(name)}",
+            [_task_score(data, task, name) for data in datas],
+            "{:.4f}".format if name != "perplexity" else amount,
+        )
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)

@@ -67,8 +67,10 @@ class TaskFile(Section):
         missing = [key for key in needed[self.kind] if not getattr(self, key)]
         if missing:
             raise ValueError(f"a task of kind {self.kind!r} needs {' and '.join(missing)}")
-        given = self.model_fields_set & {"prompt", "choices", "answer", "target", "answers", "text"}
-        if unused := sorted(given - set(needed[self.kind])):
+        of_prompts = {"few_shot", "examples", "separator", "description"}
+        of_kinds = {"exact": {"stop", "max_tokens", "ignore_case", "joiner", *of_prompts}, "text": set()}
+        used = {*needed[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
+        if unused := sorted(self.model_fields_set - used - {"name", "kind", "data", "limit"}):
             raise ValueError(f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out")
         return self
 
@@ -174,6 +176,16 @@ def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any
         yield Item(before + item.context, item.continuations, item.right, item.answers)
 
 
+NULL = "a field is empty (null)"
+
+
+def _not_null(value: Any) -> Any:
+    """What a template writes. Raises ValueError for null, which it would write as the word None."""
+    if value is None:
+        raise ValueError(NULL)
+    return value
+
+
 class _Filler:
     """Fills the templates of a task in."""
 
@@ -182,7 +194,9 @@ class _Filler:
         from jinja2.sandbox import SandboxedEnvironment
 
         self._file, self._place = file, place
-        self._environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        self._environment = SandboxedEnvironment(
+            undefined=StrictUndefined, keep_trailing_newline=True, finalize=_not_null
+        )
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         file = self._file
@@ -194,6 +208,8 @@ class _Filler:
         if file.kind == "exact":
             answers = self._value("answers", file.answers, number, row)
             listed = answers if isinstance(answers, list) else [answers]
+            if None in listed:
+                raise self._error(number, "answers", NULL)
             return Item(context, (), answers=tuple(str(answer) for answer in listed))
         choices = self._choices(number, row)
         answer = self._value("answer", file.answer, number, row)
@@ -210,6 +226,8 @@ class _Filler:
             found = self._value("choices", given, number, row)
             if not isinstance(found, list):
                 raise self._error(number, "choices", f"{found!r} is no list")
+            if None in found:
+                raise self._error(number, "choices", NULL)
             choices = [str(choice) for choice in found]
         else:
             choices = [self._text("choices", choice, number, row) for choice in given]
@@ -218,14 +236,24 @@ class _Filler:
         return choices
 
     def _right(self, answer: Any, choices: list[str], number: int) -> int:
-        """The number of the right choice, of its number from 0, its letter or its text."""
+        """The number of the right choice, of its number from 0, its letter or its text; a string that may be a number or a text,
+        and means another choice as either, is refused."""
         if isinstance(answer, bool):
             answer = int(answer)
-        text = str(answer).strip()
+        text, place = str(answer).strip(), None
         if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
-            return int(text)
-        if text in choices:
-            return choices.index(text)
+            place = int(text)
+        if isinstance(answer, str) and text in choices:
+            found = choices.index(text)
+            if place not in (None, found):
+                key = self._file.answer
+                raise self._error(
+                    number, "answer", f"{text!r} may be the number of a choice from 0, or the text of another one; write "
+                    f"answer = \"{key} | int\" for the number, or \".index({key})\" after the list of choices for the text"
+                )  # fmt: skip
+            return found
+        if place is not None:
+            return place
         if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
             return ord(text.upper()) - ord("A")
         raise self._error(
@@ -293,7 +321,13 @@ def _decoded(raw: bytes, place: str) -> list[Any]:
     if place.endswith(".txt"):
         return [{"text": text}]
     if place.endswith((".csv", ".tsv")):
-        return list(csv.DictReader(io.StringIO(text), delimiter="\t" if place.endswith(".tsv") else ","))
+        records = list(csv.DictReader(io.StringIO(text), delimiter="\t" if place.endswith(".tsv") else ","))
+        for number, record in enumerate(records, 1):
+            if None in record:
+                raise ValueError(
+                    f"row {number} has {len(record) - 1 + len(record[None])} cells, the header {len(record) - 1}"
+                )
+        return records
     if place.endswith(".json"):
         found = json.loads(text)
         return found if isinstance(found, list) else [found]
