@@ -128,7 +128,7 @@ def _refuse_results(path: Path) -> None:
 def _warn_of_namesake(name: str) -> None:
     """Once in a command, which may load its recipe several times."""
     warn(
-        f"{name}: the text in ./{name} is meant, not the shipped recipe of that name (bessemer recipe {name} > my.toml writes that)"
+        f"{name}: the text in ./{name} is meant, not the shipped recipe of that name (bessemer recipe {name} writes that)"
     )
 
 
