@@ -25,7 +25,7 @@ MODULES = {
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "checkpoint": ("protocol", "format", "reading", "retention", "mirror"),
     "defaults": ("derived_keys", "scaling_rules"),
-    "layout": ("fit", "memory", "flops", "communication", "pipeline_schedules", "devices"),
+    "layout": ("validity", "memory", "flops", "communication", "pipeline_schedules", "devices"),
     "plan": ("jobs", "search", "here", "sizing", "laws", "failures", "money"),
     "evaluate": ("final", "ngram", "chat"),
     "tasks": ("files", "scoring"),
