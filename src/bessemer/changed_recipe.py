@@ -25,6 +25,14 @@ SHAPES = tuple(f"model.{key}:" for key in ("family", "layers", "width", "heads",
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.
 HORIZON = ("train.steps", "train.tokens", "train.minutes", "train.max_epochs")
 
+# Keys of training that are derived where a recipe leaves them out, and stay as derived when a run goes on.
+GIVEN: dict[str, Callable[[Train], Any]] = {
+    "train.optimizer.learning_rate": lambda train: train.optimizer.learning_rate,
+    "train.optimizer.betas": lambda train: train.optimizer.betas,
+    "train.schedule.warmup_steps": lambda train: train.schedule.warmup_steps,
+    "train.global_batch_tokens": lambda train: train.global_batch_tokens,
+}
+
 
 def stored_recipe(run: RunFolder) -> Recipe | None:
     """The recipe that a run was last planned by; None before the first plan. Where its file is gone or was edited, that of the
@@ -75,6 +83,11 @@ def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) ->
         )
         action = f"began anew: the steps before ended without a checkpoint, and are in {place.name}"
         record(run.incidents, RECIPE_CHANGED, step=0, cause="; ".join(lines), action=action)
+
+
+def given_keys(recipe: Recipe) -> list[str]:
+    """Of the keys of training that are derived where they are left out, those that a recipe, not yet resolved, gives."""
+    return [key for key, value in GIVEN.items() if value(recipe.train) is not None]
 
 
 def changes(stored: Recipe, requested: Recipe, has_micro_batch: bool) -> list[str]:

@@ -11,7 +11,7 @@ cosine, linear           re-planned: their rate depends on the number of steps f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bessemer import previous
-from bessemer.changed_recipe import HARMLESS, HORIZON, accepted_changes
+from bessemer.changed_recipe import GIVEN, HARMLESS, HORIZON, accepted_changes, given_keys
 from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import verified
@@ -33,7 +33,7 @@ from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RESTORED, r
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, load, parse
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import RunFolder, checkpoint_name, published, read_steps
+from bessemer.run import RunFolder, checkpoint_name, published, read_json_again, read_steps
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.shards import TokenStore
@@ -346,26 +346,30 @@ def report_kept_batch(fresh: Train, kept: Train) -> None:
         )
 
 
-def keep_derived(requested: Recipe, stored: Recipe, done: int) -> Recipe:
-    """The requested recipe with the run's values for the keys that it leaves open. done: step of the newest checkpoint.
+def keep_derived(requested: Recipe, stored: Recipe, done: int, taken_out: Collection[str] = ()) -> Recipe:
+    """The requested recipe with the run's values for the keys that it leaves open. done: step of the newest checkpoint;
+    taken_out: keys that the run's recipe gave and this one does not, which are derived anew.
 
     For another number of steps, another device or a later version, other values would be derived.
     """
     train, old = requested.train, stored.train
     optimizer, schedule = train.optimizer, train.schedule
     changed: dict[str, object] = {"revised": old.revised, "validate_every": train.validate_every or old.validate_every}
+
+    def kept_of(key: str) -> Any:
+        return GIVEN[key](train) if GIVEN[key](train) is not None or key in taken_out else GIVEN[key](old)
+
     if requested.tokens.sequence_length == stored.tokens.sequence_length:
-        changed["global_batch_tokens"] = train.global_batch_tokens or old.global_batch_tokens
+        changed["global_batch_tokens"] = kept_of("train.global_batch_tokens")
         changed["micro_batch"] = train.micro_batch or kept_micro_batch(requested, stored)
     if not train.has_horizon:
         changed |= {"steps": old.steps, "minutes": old.minutes}
     if optimizer.kind == old.optimizer.kind:
         changed["optimizer"] = {
-            "learning_rate": optimizer.learning_rate or old.optimizer.learning_rate,
-            "betas": optimizer.betas or old.optimizer.betas,
+            "learning_rate": kept_of("train.optimizer.learning_rate"),
+            "betas": kept_of("train.optimizer.betas"),
         }
-    warmup = old.schedule.warmup_steps if schedule.warmup_steps is None else schedule.warmup_steps
-    kept = {"warmup_steps": warmup, "decay_at": old.schedule.decay_at}
+    kept = {"warmup_steps": kept_of("train.schedule.warmup_steps"), "decay_at": old.schedule.decay_at}
     is_over = schedule.rewarm_at is None or schedule.rewarm_at + schedule.rewarm_steps <= done + 1
     if old.schedule.rewarm_at is not None and old.schedule.rewarm_at <= done + 1 and is_over:  # perhaps by an extension
         kept |= old.schedule.model_dump(include={"rewarm_at", "rewarm_steps", "rewarm_from"})
@@ -412,7 +416,8 @@ def resolved_for(
     if stored is None:
         return recipe, resolve(recipe, None)
     if done:
-        recipe = keep_derived(recipe, stored, done[-1])
+        taken_out = set((read_json_again(run.given) or {}).get("keys", ())) - set(given_keys(recipe))
+        recipe = keep_derived(recipe, stored, done[-1], taken_out & GIVEN.keys())
     elif recipe.train.micro_batch is None:  # another device would choose another
         recipe = recipe.changed(train={"micro_batch": kept_micro_batch(recipe, stored)})
     resolved, planned = resolve(recipe, steps_of_minutes(recipe, stored, run, held_out_tokens)), stored.train

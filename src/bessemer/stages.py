@@ -44,6 +44,7 @@ class Session:
     recipe: Recipe
     run: RunFolder
     accept_changes: bool = False
+    is_of_folder: bool = False  # the recipe is the run's own, resolved
     has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     results: list[dict[str, Any]] = field(default_factory=list)
 
@@ -263,6 +264,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     if stored is not None and not done:
         changed_recipe.set_aside_other_attempt(stored, prepared.recipe, run)
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
+    if not session.is_of_folder:
+        write_json(run.given, {"keys": changed_recipe.given_keys(session.recipe)})
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
     return prepared
 

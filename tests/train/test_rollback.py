@@ -362,7 +362,8 @@ def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
     folder = first / "small"
     saved = latest(folder / "checkpoints")
     assert saved is not None and saved.step == at
-    said = go_on(f"{rate}={right}")
+    assert f"another recipe ({rate}: 0.9 -> {right})" in go_on(flags=(), expected=2)
+    said = go_on()  # the key is taken out: derived anew, as before
     assert f"going on from step {at} of {STEPS}" in said and "the learning rate is x" not in said
     assert weights(folder) == weights(straight)
     alarm = next(row for row in incidents(folder) if row["action"] == "went back to step 60, run stopped")

@@ -47,7 +47,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
         from bessemer.chosen_layout import with_chosen_layout
 
         recipe = with_chosen_layout(recipe, folder)
-    return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon)
+    return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon=has_horizon)
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
@@ -91,7 +91,7 @@ def open_run(args: argparse.Namespace) -> Session:
         raise InputError(
             f"{error}; put the run's recipe back, or give the recipe that the run was made of instead of its folder"
         ) from None
-    return Session(recipe, run)
+    return Session(recipe, run, is_of_folder=True)
 
 
 def folder_of(place: str, overrides: list[str]) -> RunFolder:

@@ -29,6 +29,7 @@ from bessemer.run import RunFolder, checkpoint_name, read_steps
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
+SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
 ALONE_SHARE = (
     1 / 8
 )  # of the neighbours: where more are as bad, and earlier weights make nothing of it, the batch is no outlier
@@ -159,7 +160,7 @@ class _Tests:
         limit = min(SPIKE_DEVIATIONS, deviations / 2) if math.isfinite(deviations) else SPIKE_DEVIATIONS
         if (precise := self.replayed.high_precision) is not None:
             findings.append(f"in higher precision: {precise}")
-            if precise.deviations_above(history) < limit:
+            if precise.deviations_above(history) < limit and not precise.equals(current.step, SAME_RESULT):
                 return "numerics", [*findings, f"so {self.replayed.precision} is at fault"]
         num_bad = sum(neighbour.deviations_above(history) >= limit for neighbour in current.neighbours)
         findings.append(f"of {len(current.neighbours)} batches around it, {num_bad} are as bad with the same weights")

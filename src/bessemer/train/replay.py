@@ -211,7 +211,7 @@ class _Replay:
 def _on_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
     """A resolved recipe for one process, in another precision where one is given."""
     train = recipe.train if precision is None else recipe.train.model_copy(update={"precision": precision})
-    checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False})
+    checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False, "mirror": None})
     return recipe.model_copy(
         update={"train": train, "checkpoint": checkpoint, "parallel": Parallel(), "report": Report(tensorboard=False)}
     )
