@@ -41,7 +41,11 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
     if found is not None and damages and all(f"`{LATEST}` names" in damage for damage in damages):
         yield CheckRow(SAVED, WHOLE, "warn", f"{damages[0]}, that of step {found.step}, every byte verified")
     elif found is None or damages:
-        yield CheckRow(SAVED, WHOLE, "FAIL", "; ".join(damages) or f"{run.checkpoints}: none is whole")
+        said = "; ".join(damages) or f"{run.checkpoints}: none is whole"
+        if found is not None:
+            said += f". The newest whole one is that of step {found.step}: a run that is not finished goes on from there; of a "
+            said += "finished one remove the damaged ones first, and `bessemer run` trains the steps after it again"
+        yield CheckRow(SAVED, WHOLE, "FAIL", said)
     else:
         said = f"step {found.step}, every byte verified; there are {len(steps)}"
         yield CheckRow(SAVED, WHOLE, "ok", said)
