@@ -16,7 +16,7 @@ RESULTS = (
 )  # fmt: skip
 # What a training that goes on keeps writing to.
 TRAINED = (
-    "recipe.toml", "derived.json", "plan.json", "*.jsonl", "tensorboard", "environment.json", *RESULTS,
+    "recipe.toml", "given.json", "derived.json", "plan.json", "*.jsonl", "tensorboard", "environment.json", *RESULTS,
 )  # fmt: skip
 
 

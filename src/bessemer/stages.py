@@ -194,9 +194,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     from bessemer import changed_recipe, longer
     from bessemer.defaults import derived_keys
     from bessemer.guard.journal import Journal
-    from bessemer.plan import here
     from bessemer.tokens.loader import loader_of
-    from bessemer.tokens.outlook import num_tokens, outlook
+    from bessemer.tokens.outlook import num_tokens
     from bessemer.tokens.shards import TokenStore
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
@@ -263,11 +262,21 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         note(extension is not None and extension.rewarm is not None)
     if stored is not None and not done:
         changed_recipe.set_aside_other_attempt(stored, prepared.recipe, run)
+    _write_plan(session, prepared)
+    return prepared
+
+
+def _write_plan(session: Session, prepared: Prepared) -> None:
+    """The resolved recipe with what was derived, the keys that were given, and the plan."""
+    from bessemer.changed_recipe import given_keys
+    from bessemer.plan import here
+    from bessemer.tokens.outlook import outlook
+
+    run = session.run
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     if not session.is_of_folder:
-        write_json(run.given, {"keys": changed_recipe.given_keys(session.recipe)})
+        write_json(run.given, {"keys": given_keys(session.recipe)})
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
-    return prepared
 
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:

@@ -98,13 +98,16 @@ def _damaged(lines: Sequence[bytes]) -> list[int]:
             kinds[row.get("kind")] += 1
             keys.update((row.get("kind"), key) for key in row)
 
+    usual = {
+        kind: {key for (of, key), number in keys.items() if of == kind and 2 * number > kinds[kind]} for kind in kinds
+    }
+
     def is_damaged(row: dict[str, Any] | None) -> bool:
         if row is None or "step" not in row:
             return True
         if (kind := row.get("kind")) is None:  # of incidents, which have keys of their own
             return False
-        usual = {key for (of, key), number in keys.items() if of == kind and 2 * number > kinds[kind]}
-        return not usual <= row.keys() and any(keys[kind, key] == 1 for key in row)
+        return not usual[kind] <= row.keys() and any(keys[kind, key] == 1 for key in row)
 
     return [number for number, row in enumerate(rows, 1) if is_damaged(row)]
 

@@ -36,7 +36,7 @@ from bessemer.run import (
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
-RUN_FILES = ("recipe.toml", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
+RUN_FILES = ("recipe.toml", "given.json", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
 FINISH_SECONDS = 600.0  # that the end of a run waits for copies
 
