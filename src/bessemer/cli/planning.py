@@ -79,7 +79,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
                 f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()
             ),
             "memory": f"{size(1e9 * entry['bandwidth'])}/s",
-            "all-reduce": f"{size(1e9 * entry['intra'])}/s from each process",
+            "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
             "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
             + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
             "kept in": f"{args.out}: `bessemer plan --catalogue {args.out} --gpus '8x{entry['name']}'` plans with it",
