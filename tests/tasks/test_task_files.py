@@ -167,3 +167,11 @@ def test_a_key_that_is_none_of_a_task_is_named_with_the_one_that_was_meant(tmp_p
 def test_a_template_cannot_reach_into_python(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         task(tmp_path, CHOICE.replace("{{ q }}", "{{ q.__class__.__mro__ }}"))
+
+
+def test_a_template_that_is_none_is_an_error_of_the_task_and_not_of_a_row(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    path = tmp_path / "task.toml"
+    path.write_text('name = "t"\nkind = "cloze"\ndata = "data.jsonl"\nprompt = "{{ a"\ntarget = "{{ b }}"\n')
+    with pytest.raises(InputError, match=r"task t: prompt: no valid template: unexpected end of template"):
+        open_task(str(path))

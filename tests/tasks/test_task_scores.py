@@ -13,6 +13,7 @@ import torch
 
 from bessemer.cli import run_command
 from bessemer.errors import InputError
+from bessemer.evaluate.final import contamination_of
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.stages import opened
@@ -206,3 +207,29 @@ def test_an_empty_text_is_no_item(tmp_path: Path, rows: list[str]) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
     with pytest.raises(InputError, match=f"row {len(rows)}: an empty text, of which there is nothing to score"):
         open_task("text:rows.jsonl", tmp_path)
+
+
+def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Path) -> None:
+    for name, text in (("mine", "a row"), ("copy", "a row"), ("other", "another row")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        f'''[run]\nname = "r"\ndir = "{tmp_path}"\n[[corpus.sources]]\nname = "a"\npaths = ["{tmp_path}/*.txt"]
+[[corpus.contamination.sets]]\nname = "lambada"\npath = "{tmp_path}/other.jsonl"\nfields = ["text"]
+[[corpus.contamination.sets]]\nname = "quiz"\npath = "{tmp_path}/copy.jsonl"\nfields = ["text"]\n'''
+    )
+    run = RunFolder(tmp_path / "r")
+    run.corpus.mkdir(parents=True)
+    found = [{"name": "lambada", "items_touched": 3}, {"name": "quiz", "items_touched": 0}]
+    (run.corpus / "statistics.json").write_text(json.dumps({"contamination": found}))
+
+    def said(reference: str) -> str:
+        return contamination_of(open_task(reference), load(recipe), run)
+
+    assert said(f"lambada:{tmp_path}/mine.jsonl") == "none found in the corpus", "a copy was searched for as quiz"
+    assert said(f"lambada:{tmp_path}/other.jsonl").startswith("3 items found in the corpus; their documents were")
+    (tmp_path / "copy.jsonl").unlink()
+    assert said(f"lambada:{tmp_path}/mine.jsonl").endswith(
+        f"(by the set of that name, of other data: {tmp_path}/other.jsonl)"
+    )
+    assert said(f"text:{tmp_path}/mine.jsonl") == "the corpus was not searched for it"

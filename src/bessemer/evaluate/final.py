@@ -14,9 +14,10 @@ import torch
 
 from bessemer.errors import InputError
 from bessemer.evaluate.ngram import MAX_ORDER, NgramModel
+from bessemer.hashing import file_sha256
 from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
-from bessemer.recipe import Recipe
+from bessemer.recipe import Contamination, EvaluationSet, Recipe
 from bessemer.run import RunFolder, read_json_again, write_atomic, write_json
 from bessemer.tasks.files import EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
@@ -78,22 +79,36 @@ def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trai
 
 
 def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> str:
-    """Whether the training text was searched for a task's text, and with what result; by the set's name or file."""
+    """Whether the training text was searched for a task's text, and with what result: for a set of the same data, else for one
+    of the task's name, whose data it then names."""
     settings = recipe.corpus.contamination
-    for one in settings.sets:
-        if one.name == task.file.name or Path(one.path).name == Path(task.place).name:
-            statistics = read_json_again(run.corpus / "statistics.json") or {}
-            rows = statistics.get("contamination") or []
-            touched = next((row.get("items_touched") for row in rows if row.get("name") == one.name), None)
-            done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
-            if touched is None:
-                return "searched for"
-            return (
-                f"{counted(int(touched), 'item')} found in the corpus; {done[settings.action]}"
-                if touched
-                else "none found in the corpus"
-            )
+    same = [one for one in settings.sets if _is_same_file(one.path, task.place)]
+    named = [one for one in settings.sets if one.name == task.file.name]
+    for one in (*same, *named)[:1]:
+        other = "" if same else f" (by the set of that name, of other data: {one.path})"
+        return _searched(one, settings, run) + other
     return "the corpus was not searched for it"
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    """Whether two files are one, or hold the same bytes; of those that are not there, whether they have one path."""
+    try:
+        return file_sha256(Path(one).expanduser()) == file_sha256(Path(other))
+    except OSError:
+        return one == other
+
+
+def _searched(one: EvaluationSet, settings: Contamination, run: RunFolder) -> str:
+    """What the corpus' search for an evaluation set found."""
+    statistics = read_json_again(run.corpus / "statistics.json") or {}
+    rows = statistics.get("contamination") or []
+    touched = next((row.get("items_touched") for row in rows if row.get("name") == one.name), None)
+    done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}
+    if touched is None:
+        return "searched for"
+    if not touched:
+        return "none found in the corpus"
+    return f"{counted(int(touched), 'item')} found in the corpus; {done[settings.action]}"
 
 
 def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Validation) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -190,13 +191,30 @@ class _Filler:
     """Fills the templates of a task in."""
 
     def __init__(self, file: TaskFile, place: str) -> None:
-        from jinja2 import StrictUndefined
+        from jinja2 import StrictUndefined, TemplateSyntaxError
         from jinja2.sandbox import SandboxedEnvironment
 
         self._file, self._place = file, place
         self._environment = SandboxedEnvironment(
             undefined=StrictUndefined, keep_trailing_newline=True, finalize=_not_null
         )
+
+        self._template = cache(self._environment.from_string)
+        of_kind = {
+            "choice": ("prompt", "choices"),
+            "cloze": ("prompt", "target"),
+            "exact": ("prompt",),
+            "text": ("text",),
+        }
+        for key in of_kind[file.kind]:
+            given = getattr(file, key)
+            if key == "choices" and isinstance(given, str):  # a field or an expression
+                continue
+            try:
+                for template in (given,) if isinstance(given, str) else given:
+                    self._template(template)
+            except TemplateSyntaxError as error:
+                raise InputError(f"task {file.name}: {key}: no valid template: {error}") from None
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         file = self._file
@@ -278,7 +296,7 @@ class _Filler:
         from jinja2 import TemplateError
 
         try:
-            return self._environment.from_string(template).render(**row)
+            return self._template(template).render(**row)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise self._error(number, key, f"{error}; the row has {', '.join(row)}") from None
 
