@@ -124,7 +124,7 @@ def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
 
 def _tasks(recipe: Recipe) -> None:
     """Raise InputError for tasks that cannot be read, or that the model cannot be asked."""
-    from bessemer.tasks.files import open_task
+    from bessemer.tasks.files import ONE_NAME, open_task
 
     if recipe.evaluate.tasks and recipe.train.objective != "causal":
         raise InputError(
@@ -132,7 +132,7 @@ def _tasks(recipe: Recipe) -> None:
         )
     names = [open_task(reference).file.name for reference in recipe.evaluate.tasks]
     if len(set(names)) < len(names):
-        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(names)}); give each its own")
+        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(names)}); {ONE_NAME}")
 
 
 def _export(config: ModelConfig) -> None:

@@ -347,8 +347,12 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
     average: score the mean of so many newest checkpoints.
     """
+    from bessemer.tasks.files import open_task
+
     run = session.run
-    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], stage_facts(run.tokens).get("inputs"))
+    asked = [open_task(reference).content for reference in recipe.evaluate.tasks]
+    tokens = stage_facts(run.tokens).get("inputs")
+    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked)
     current = (read_json_again(run.evaluation) or {}).get("inputs") == inputs
 
     def work() -> str:

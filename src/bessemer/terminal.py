@@ -246,10 +246,15 @@ def _of_unit(number: float, unit: str) -> str:
 
 def amount(number: float) -> str:
     """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T."""
-    for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for unit, suffix in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= unit:
-            return f"{number / unit:.3g}{suffix}"
+            return f"{number / unit:.3g}{suffix}" if suffix else f"{number:.3g}"
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+
+
+def score(number: float) -> str:
+    """A score: 0.2500, 202.1000, or of a perplexity without bounds 5.16M."""
+    return f"{number:.4f}" if abs(number) < 1e5 else amount(number)
 
 
 def printable(text: str) -> str:

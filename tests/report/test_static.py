@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -112,3 +113,32 @@ def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., Run
     datas = [run_data.read(run) for run in runs]
     assert compare.names_of(datas, [run.path for run in runs]) == [str(run.path) for run in runs]
     assert compare.differences(datas, ["a", "b"])[1] == []
+
+
+def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
+    for run, data, items in zip(runs, ("x.jsonl", "y.jsonl"), (8, 1), strict=True):
+        tasks = [
+            {
+                "name": name,
+                "items": items,
+                "data": f"data/{data}",
+                "content": content,
+                "scores": {"accuracy": {"value": 1 / items}},
+            }
+            for name, content in (("quiz", data), ("same", "equal"))
+        ]
+        found = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else {}
+        run.evaluation.write_text(json.dumps({**found, "tasks": tasks}))
+    outcome = {row[0]: row[1:] for row in compare.results([run_data.read(run) for run in runs], ["a", "b"])[1]}
+    assert outcome["quiz of x.jsonl (8 items), accuracy"] == ["0.1250", "–"]
+    assert outcome["quiz of y.jsonl (1 item), accuracy"] == ["–", "1.0000"]
+    assert outcome["same, accuracy"] == ["0.1250", "1.0000"]
+
+
+def test_a_damaged_recipe_differs_in_nothing(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [make_run(steps=5, folder=tmp_path / name) for name in "abc"]
+    runs[1].recipe.write_text(runs[1].recipe.read_text().replace("clip_norm = 1.0", "clip_norm = 0.5"))
+    runs[2].recipe.write_text("[run")
+    datas = [run_data.read(run) for run in runs]
+    assert compare.differences(datas, ["a", "b", "c"])[1] == [["train.optimizer.clip_norm", "1", "0.5", "?"]]

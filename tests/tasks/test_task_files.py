@@ -175,3 +175,59 @@ def test_a_template_that_is_none_is_an_error_of_the_task_and_not_of_a_row(tmp_pa
     path.write_text('name = "t"\nkind = "cloze"\ndata = "data.jsonl"\nprompt = "{{ a"\ntarget = "{{ b }}"\n')
     with pytest.raises(InputError, match=r"task t: prompt: no valid template: unexpected end of template"):
         open_task(str(path))
+
+
+def test_a_template_that_is_the_name_of_a_field_is_not_scored_as_that_word(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"a": "x", "b": "y"}\n')
+    (tmp_path / "task.toml").write_text('name = "t"\nkind = "cloze"\ndata = "data.jsonl"\nprompt = "q"\ntarget = "b"\n')
+    with pytest.raises(InputError, match=r"row 1: target: 'b' is a field of the row; write {{ b }} for what it holds"):
+        open_task(str(tmp_path / "task.toml"))
+
+
+def test_a_line_of_text_is_a_row_and_a_text_of_any_ending_is_one(tmp_path: Path) -> None:
+    for name in ("lines.txt", "module.py"):
+        (tmp_path / name).write_text("one two\n\nthree four\n")
+    items = open_task(f"lambada:{tmp_path}/lines.txt").items
+    assert [(item.context, item.continuations) for item in items] == [("one", (" two",)), ("three", (" four",))]
+    for name in ("lines.txt", "module.py"):
+        (item,) = open_task(f"text:{tmp_path}/{name}").items
+        assert item.continuations == ("one two\n\nthree four\n",)
+    with pytest.raises(InputError, match=r"module.py: data is one of \.jsonl"):
+        open_task(f"lambada:{tmp_path}/module.py")
+
+
+def test_a_shipped_task_may_have_a_name_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two\n")
+    assert open_task(f"lambada:{tmp_path}/a.txt").file.name == "lambada"
+    assert open_task(f"hard=lambada:{tmp_path}/a.txt").file.name == "hard"
+    assert open_task(f"text:{tmp_path}/a.txt").file.name == "text-a"
+    assert open_task(f"mine=text:{tmp_path}/a.txt").file.name == "mine"
+    with pytest.raises(InputError, match="'a b' is no name"):
+        open_task(f"a b=text:{tmp_path}/a.txt")
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "right"),
+    [
+        (["no", "yes"], "True", 1),
+        (["no", "yes"], False, 0),
+        (["True", "False"], True, 0),
+        (["True", "False"], "false", 1),
+    ],
+)
+def test_truth_values_are_answers(tmp_path: Path, choices: list[str], answer: object, right: int) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"answer": answer}) + "\n")
+    (tmp_path / "task.toml").write_text(
+        f'name = "t"\nkind = "choice"\ndata = "data.jsonl"\nprompt = "Is it?"\nchoices = {json.dumps(choices)}\nanswer = "answer"\n'
+    )
+    assert open_task(str(tmp_path / "task.toml")).items[0].right == right
+
+
+def test_what_a_task_asks_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two\n")
+    (tmp_path / "b.txt").write_text("one two\n")
+    contents = {
+        open_task(f"{name}:{tmp_path}/{file}.txt").content for name in ("lambada", "x=lambada") for file in "ab"
+    }
+    (tmp_path / "a.txt").write_text("one three\n")
+    assert len(contents) == 1 and open_task(f"lambada:{tmp_path}/a.txt").content not in contents

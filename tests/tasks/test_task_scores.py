@@ -152,6 +152,12 @@ def test_tasks_are_scored_while_training_and_after(
         "lambada",
         "other",
     }
+    # Data that were changed are scored anew by the same command.
+    assert run_command(["evaluate", str(runs / "small")]) == 0
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))
+    assert run_command(["evaluate", str(runs / "small")]) == 0
+    found = {task["name"]: task["items"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]}
+    assert found["piqa"] == found["lambada"] == 20
     capsys.readouterr()
     (tmp_path / "again.toml").write_text((tmp_path / "other.toml").read_text())
     both = ["--task", str(tmp_path / "other.toml"), "--task", str(tmp_path / "again.toml")]

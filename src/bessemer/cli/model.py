@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.cli import options, runs
 from bessemer.errors import InputError
 from bessemer.terminal import amount, say
+from bessemer.terminal import score as shown
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +44,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
 
     shots = f", {task['few_shot']}-shot" if task["few_shot"] else ""
     rows = [
-        f"  {SCORE_NAMES[name]:<19} {score['value']:.4f}  ({score['low']:.4f} to {score['high']:.4f})"
+        f"  {SCORE_NAMES[name]:<19} {shown(score['value'])}  ({shown(score['low'])} to {shown(score['high'])})"
         for name, score in task["scores"].items()
     ]
     if cut := task.get("cut"):

@@ -163,6 +163,9 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
     made = next((pair for pair in PAIRS if all(name in fields for name in pair)), ()) if text_key == "messages" else ()
     if text_key == "messages" and speaks:
         fix = f'; set text_key = "{speaks[0]}"'
+    elif speaks:
+        key = "" if speaks[0] == "messages" else f' and text_key = "{speaks[0]}"'
+        fix = f'; {speaks[0]} holds conversations, which format = "chat"{key} reads, without pair_keys'
     elif made:
         fix = f"; set pair_keys = {json.dumps(made)}"
     elif likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):

@@ -19,7 +19,7 @@ from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
 from bessemer.recipe import Contamination, EvaluationSet, Recipe
 from bessemer.run import RunFolder, read_json_again, write_atomic, write_json
-from bessemer.tasks.files import EvaluationTask, open_task
+from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
 from bessemer.terminal import counted, progress
 from bessemer.tokens.held_out import held_out
@@ -65,7 +65,7 @@ def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trai
     require_writer(trainer.model.config)
     tasks = [open_task(reference) for reference in recipe.evaluate.tasks]
     if twice := [name for name, count in Counter(task.file.name for task in tasks).items() if count > 1]:
-        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(twice)}); give each a name of its own")
+        raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(twice)}); {ONE_NAME}")
     subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
     num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
     with progress("tasks", num_texts, "text") as advance:
@@ -74,7 +74,8 @@ def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trai
             place = run.path / "tasks" / f"{scored.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
-            rows.append({**scored.to_dict(), "data": task.place, "contamination": contamination_of(task, recipe, run)})
+            facts = {"data": task.place, "content": task.content, "contamination": contamination_of(task, recipe, run)}
+            rows.append({**scored.to_dict(), **facts})
     return rows
 
 

@@ -16,6 +16,7 @@ from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, counted, duration, size, step_time
+from bessemer.terminal import score as shown_score
 
 NO_DIFFERENCE = ("run.name", "run.dir", "train.revised")
 
@@ -84,10 +85,15 @@ def _held_out(data: RunData) -> tuple[Any, ...]:
 
 
 def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
-    """The keys of the recipes that differ, with the value of each run."""
+    """The keys of the recipes that differ, with the value of each run; a recipe that is missing or damaged differs in nothing."""
     flat = [dict(_flattened(data.recipe)) for data in datas]
-    keys = dict.fromkeys(key for one in flat for key in one if not key.startswith(NO_DIFFERENCE))
-    rows = [[key, *(one.get(key, "–") for one in flat)] for key in keys if len({one.get(key, "–") for one in flat}) > 1]
+    read = [one for one in flat if one]
+    keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
+    rows = [
+        [key, *(one.get(key, "–") if one else "?" for one in flat)]
+        for key in keys
+        if len({one.get(key, "–") for one in read}) > 1
+    ]
     return ["Key", *names], rows
 
 
@@ -109,11 +115,11 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     ):  # fmt: skip
         values, by = scores(datas, name)
         row(f"{title}{by}", values, shown.format)
-    for task, name in _tasks(datas):
+    for title, content, name in _tasks(datas):
         row(
-            f"{task}, {parts.words(name)}",
-            [_task_score(data, task, name) for data in datas],
-            "{:.4f}".format if name != "perplexity" else amount,
+            f"{title}, {parts.words(name)}",
+            [_task_score(data, content, name) for data in datas],
+            shown_score,
         )
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
@@ -125,19 +131,29 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     return ["", *(f"n|{name}" for name in names)], rows
 
 
-def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, str]]:
-    """The tasks that any of the runs was scored on, each with the names of its scores."""
-    rows = (row for data in datas for row in as_objects(data.evaluation, "tasks"))
-    yield from dict.fromkeys((as_text(row, "name"), score) for row in rows for score in as_object(row, "scores"))
+def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """The tasks that any of the runs was scored on, each with the names of its scores: what it is called, its name and what it
+    asks, by which scores are of the same. Two of one name that ask for different things are called by their data as well."""
+    rows = [row for data in datas for row in as_objects(data.evaluation, "tasks")]
+    asked = dict.fromkeys(map(_content, rows))
+    for content in asked:
+        row = next(row for row in rows if _content(row) == content)
+        title = as_text(row, "name")
+        if sum(other == title for other, _ in asked) > 1:
+            title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')})"
+        for name in dict.fromkeys(
+            name for one in rows if _content(one) == content for name in as_object(one, "scores")
+        ):
+            yield title, content, name
 
 
-def _task_score(data: RunData, task: str, name: str) -> float | None:
-    found = (
-        as_number(row, "scores", name, "value")
-        for row in as_objects(data.evaluation, "tasks")
-        if row.get("name") == task
-    )
-    return next(found, None)
+def _content(row: Json) -> tuple[str, str]:
+    return as_text(row, "name"), as_text(row, "content")
+
+
+def _task_score(data: RunData, content: tuple[str, str], name: str) -> float | None:
+    rows = as_objects(data.evaluation, "tasks")
+    return next((as_number(row, "scores", name, "value") for row in rows if _content(row) == content), None)
 
 
 def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EVERYTHING) -> list[Figure]:

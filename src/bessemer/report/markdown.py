@@ -14,6 +14,7 @@ from bessemer.report.data import RunData, as_object, as_objects, as_text, number
 from bessemer.report.parts import Figure, words
 from bessemer.report.static import svg
 from bessemer.run import RunFolder, write_atomic
+from bessemer.terminal import score as shown
 
 FIGURES = ("loss", "bits", "accuracy", "held-out")
 """Those that a README shows, of those that there are."""
@@ -48,8 +49,8 @@ def _one(data: RunData, figures: Sequence[tuple[Figure, str]]) -> str:
     if compared:
         parts += ["### Planned and measured", _table(["", "planned", "measured"], compared, numbers=True)]
     tasks = [
-        [as_text(task, "name"), words(name), f"{number_or_0(score, 'value'):.4f}",
-         f"{number_or_0(score, 'low'):.4f} to {number_or_0(score, 'high'):.4f}"]
+        [as_text(task, "name"), words(name), shown(number_or_0(score, "value")),
+         f"{shown(number_or_0(score, 'low'))} to {shown(number_or_0(score, 'high'))}"]
         for task in as_objects(data.evaluation, "tasks") for name, score in as_object(task, "scores").items()
     ]  # fmt: skip
     if tasks:

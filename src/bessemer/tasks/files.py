@@ -20,7 +20,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -30,11 +30,14 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
+from bessemer.hashing import digest
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.section import Positive, Section, Words
 
 Kind = Literal["choice", "cloze", "exact", "text"]
+ONE_NAME = "give each a name of its own, a shipped one by OWN=NAME:DATA"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a task
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 
 
@@ -42,7 +45,7 @@ class TaskFile(Section):
     """A task file. Templates are Jinja over the fields of a row; `answer` is the number of the right choice, from 0, its letter
     or its text; few_shot rows of `examples`, else of the data's own beginning, stand answered before each prompt."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=f"^{NAME}$")
     kind: Kind
     data: str | None = None
     description: str = ""
@@ -95,6 +98,12 @@ class EvaluationTask:
     place: str
     items: tuple[Item, ...]
 
+    @property
+    def content(self) -> str:
+        """Digest of what is asked and how it is scored: equal scores of two tasks are of the same."""
+        settings = self.file.model_dump(mode="json", exclude={"name", "data", "examples", "limit"})
+        return digest(settings, [asdict(item) for item in self.items])[:16]
+
 
 def shipped_tasks() -> dict[str, str]:
     """EvaluationTask files that come with Bessemer: name to TOML text."""
@@ -105,14 +114,20 @@ def shipped_tasks() -> dict[str, str]:
 
 
 def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -> EvaluationTask:
-    """Read a task and its data. reference: a TOML file, or NAME:DATA of a shipped one, relative to `folder`; limit: of the items.
-    Raises InputError that names the file, the row and the key."""
-    name, colon, data = reference.partition(":")
+    """Read a task and its data. reference: a TOML file, or NAME:DATA of a shipped one, or OWN=NAME:DATA with a name of one's
+    own, relative to `folder`; limit: of the items. Raises InputError that names the file, the row and the key."""
+    names, colon, data = reference.partition(":")
+    own, _, name = names.rpartition("=")
     shipped = shipped_tasks()
     if colon and name in shipped:
         file, base = _parse(shipped[name], f"task {name}"), folder
-        named = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(data).stem)  # of texts of one's own there may be several
-        file = file.changed(data=data, **({"name": f"{name}-{named}"} if file.kind == "text" else {}))
+        if file.kind == "text" and not own:  # of texts of one's own there may be several
+            own = f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(data.removesuffix('.gz')).stem)}"
+        if own and not re.fullmatch(NAME, own):
+            raise InputError(
+                f"evaluate.tasks: {reference}: {own!r} is no name of letters, digits, dots, dashes and underscores"
+            )
+        file = file.changed(data=data, name=own or name)
     elif reference in shipped:
         raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {reference}:PATH/TO/FILE.jsonl")
     else:
@@ -130,9 +145,9 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
         raise InputError(f'task {file.name}: it names no data; add data = "FILE"')
     place = file.data if "://" in file.data else str(base / file.data)
     limits = [one for one in (limit, file.limit) if one is not None]
-    rows = _rows(place, file.name, min(limits, default=None))
+    rows = _rows(place, file, min(limits, default=None))
     shots = rows if file.examples is None else _rows(
-        file.examples if "://" in file.examples else str(base / file.examples), file.name, file.few_shot
+        file.examples if "://" in file.examples else str(base / file.examples), file, file.few_shot
     )  # fmt: skip
     others = len(shots) - (file.examples is None)  # a row is never its own example
     if others < file.few_shot:
@@ -256,9 +271,12 @@ class _Filler:
     def _right(self, answer: Any, choices: list[str], number: int) -> int:
         """The number of the right choice, of its number from 0, its letter or its text; a string that may be a number or a text,
         and means another choice as either, is refused."""
-        if isinstance(answer, bool):
-            answer = int(answer)
         text, place = str(answer).strip(), None
+        if text.lower() in ("true", "false"):  # of JSON, or as CSV has it
+            lowered = [choice.lower() for choice in choices]
+            if text.lower() in lowered:
+                return lowered.index(text.lower())
+            text = str(int(text.lower() == "true"))
         if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
             place = int(text)
         if isinstance(answer, str) and text in choices:
@@ -295,6 +313,10 @@ class _Filler:
     def _text(self, key: str, template: str, number: int, row: dict[str, Any]) -> str:
         from jinja2 import TemplateError
 
+        if template in row:
+            raise self._error(
+                number, key, f"{template!r} is a field of the row; write {{{{ {template} }}}} for what it holds"
+            )
         try:
             return self._template(template).render(**row)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -304,18 +326,19 @@ class _Filler:
         return InputError(f"task {self._file.name}: {self._place}, row {number}: {key}: {what}")
 
 
-def _rows(place: str, name: str, limit: int | None) -> list[dict[str, Any]]:
-    """The rows of a data file, each a JSON object; of a .txt file one with the field `text`."""
+def _rows(place: str, task: TaskFile, limit: int | None) -> list[dict[str, Any]]:
+    """The rows of a data file, each a JSON object. Of a text with the field `text`: a row a line, for a task of kind text one row
+    of all, whatever its ending."""
     from bessemer import storage
 
-    plain = place.removesuffix(".gz")
-    if not plain.endswith(ENDINGS):
+    name, plain = task.name, place.removesuffix(".gz")
+    if not plain.endswith(ENDINGS) and task.kind != "text":
         raise InputError(f"task {name}: {place}: data is one of {', '.join(ENDINGS)}, or one of them with .gz")
     try:
         with storage.open_file(place, Source(name="task", paths=(place,))) as file:
             raw = file.read()
         raw = gzip.decompress(raw) if place.endswith(".gz") else raw
-        rows = _decoded(raw, plain)
+        rows = _decoded(raw, plain, task.kind)
     except (OSError, EOFError) as error:
         raise InputError(
             f"task {name}: {place}: cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -330,14 +353,14 @@ def _rows(place: str, name: str, limit: int | None) -> list[dict[str, Any]]:
     return rows[:limit]
 
 
-def _decoded(raw: bytes, place: str) -> list[Any]:
+def _decoded(raw: bytes, place: str, kind: Kind) -> list[Any]:
     if place.endswith(".parquet"):
         import pyarrow.parquet as pq
 
         return list(pq.read_table(io.BytesIO(raw)).to_pylist())
     text = raw.decode("utf-8-sig")
-    if place.endswith(".txt"):
-        return [{"text": text}]
+    if place.endswith(".txt") or not place.endswith(ENDINGS):
+        return [{"text": text}] if kind == "text" else [{"text": line} for line in text.splitlines() if line.strip()]
     if place.endswith((".csv", ".tsv")):
         records = list(csv.DictReader(io.StringIO(text), delimiter="\t" if place.endswith(".tsv") else ","))
         for number, record in enumerate(records, 1):

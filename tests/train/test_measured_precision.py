@@ -1,0 +1,81 @@
+"""train.precision = "auto" on a CPU: the faster of bf16 and fp32, measured once and kept by the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.defaults import derived_keys
+from bessemer.model.huggingface.config import model_config
+from bessemer.recipe import Recipe, load
+from bessemer.run import read_json_lines
+from bessemer.train import measure
+
+
+@pytest.fixture
+def recipe(recipe_file: Path) -> Recipe:
+    return derived_keys.resolve(load(recipe_file), 400)
+
+
+def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float, float] = (2.0, 1.0)) -> None:
+    """A CPU whose bf16 products are `gain` times as fast as in fp32, and on which a step takes `seconds` in fp32 and bf16."""
+    monkeypatch.setattr(measure, "MIN_PRODUCT_GAIN", 1.5)
+    monkeypatch.setattr(measure, "bf16_product_gain", lambda *_: gain)
+    timed = measure._timed_steps
+    monkeypatch.setattr(
+        measure,
+        "_timed_steps",
+        lambda trainers, *more, **given: (
+            list(seconds)
+            if [one.device.precision for one in trainers] == ["fp32", "bf16"]
+            else timed(trainers, *more, **given)
+        ),
+    )
+
+
+def test_products_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model_config(recipe, 400)
+    has_units(monkeypatch, 4.0)
+    assert measure.faster_precision(recipe, config, 1.0) == (
+        "bf16",
+        "a step takes 2 s in fp32 and 1 s in bf16; this CPU's products of these shapes are 4.0 times as fast in bf16",
+    )
+    assert measure.faster_precision(recipe, config, 0.0)[0] == "bf16", "no time for steps"
+    has_units(monkeypatch, 4.0, (1.05, 1.0))
+    assert measure.faster_precision(recipe, config, 1.0)[0] == "fp32", "what is between the products takes as long"
+    has_units(monkeypatch, 0.1)
+    name, why = measure.faster_precision(recipe, config, 1.0)
+    assert name == "fp32" and why.endswith("10.0 times slower in bf16")
+
+
+def test_what_is_timed_is_the_products_of_the_model(recipe: Recipe) -> None:
+    assert 1e-3 < measure.bf16_product_gain(recipe, model_config(recipe, 400)) < 1e3
+
+
+def trained(runs: Path) -> tuple[str, list[float]]:
+    rows = read_json_lines(runs / "small" / "metrics.jsonl")
+    losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
+    return load(runs / "small").train.precision, [losses[step] for step in sorted(losses)]
+
+
+def test_a_run_keeps_what_was_chosen_at_its_start(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = ["--set", f"run.dir={runs}", "--set", "train.log_every=1", "--set", "train.steps=8"]
+    has_units(monkeypatch, 4.0)
+    assert run_command(["train", str(recipe_file), *sets]) == 0
+    assert "train.precision = bf16: a step takes 2 s in fp32 and 1 s in bf16" in capsys.readouterr().err
+    assert trained(runs)[0] == "bf16"
+    has_units(monkeypatch, 0.1)  # another moment would choose otherwise
+    assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
+    assert "a step takes" not in capsys.readouterr().err
+    precision, losses = trained(runs)
+    assert precision == "bf16" and len(losses) == 10
+    # Asked for by name and trained anew it computes the same; asking for another is another recipe.
+    assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=fp32"]) == 2
+    assert "train.precision" in capsys.readouterr().err
+    assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0
+    assert "its products are 10.0 times slower than in fp32" in " ".join(capsys.readouterr().err.split())
+    assert trained(runs)[1] == losses[:8]
