@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
-from bessemer.recipe import Recipe, parse
+from bessemer.recipe import Recipe, Train, parse
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run import RunFolder, published, read_json, read_json_again, stage_facts, write_json
 from bessemer.terminal import counted, rate, say, size, warn
-
-if TYPE_CHECKING:
-    from bessemer.train.device import Device
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
 PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
@@ -165,21 +162,29 @@ def _machine(recipe: Recipe) -> Basis:
     from bessemer.train import device as devices
 
     device = devices.choose(recipe.train)
-    flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(device)
+    flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(recipe.train)
     return Basis(0, 0, device.name, float(f"{flops * recipe.parallel.world:.2g}"))
 
 
-def _probed(device: Device) -> float:
-    """FLOP/s of a CPU in training steps of a small model."""
+def _probed(train: Train) -> float:
+    """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
     from bessemer.defaults.derived_keys import resolve
     from bessemer.layout.flops import flops_per_token
-    from bessemer.train.measure import step_seconds
+    from bessemer.train import device as devices
+    from bessemer.train import measure
     from bessemer.train.task import config_of
 
     recipe = resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
+    names = [train.precision]
+    if train.precision == "auto" and measure.bf16_product_gain(recipe, config) >= measure.MIN_PRODUCT_GAIN:
+        names.append("bf16")
     # The quickest: a size that follows from a busy moment would stay for the whole run.
-    return flops_per_token(config) * 1024 / step_seconds(recipe, config, device, PROBE_SECONDS, typical=min)
+    seconds = (
+        measure.step_seconds(recipe, config, devices.choose(train.changed(precision=name)), PROBE_SECONDS, typical=min)
+        for name in names
+    )
+    return flops_per_token(config) * 1024 / min(seconds)
 
 
 def _is_here(recipe: Recipe) -> bool:

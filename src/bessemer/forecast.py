@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer import derived, preflight
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
-from bessemer.terminal import counted, say
+from bessemer.terminal import counted, say, warn
 
 if TYPE_CHECKING:
     from bessemer.layout.memory import Memory
@@ -66,7 +66,11 @@ def planned_run(
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
-    planner = Planner.of(resolved, config_of(resolved, vocabulary, labels), known.get("held_out_tokens"))
+    config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
+    planner = Planner.of(resolved, config, held_out)
+    if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
+        recipe, resolved = (one.changed(train={"precision": precision}) for one in (recipe, resolved))
+        planner = Planner.of(resolved, config, held_out)
     timing = None
     if measure_seconds > 0:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -145,6 +149,28 @@ class Planner:
 
     def devices(self, recipe: Recipe) -> int:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
+
+    def precision(self, recipe: Recipe, seconds: float) -> str:
+        """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow bf16.
+        seconds: for timing steps."""
+        from bessemer.train.measure import bf16_product_gain, faster_precision
+
+        asked = recipe.train.precision
+        if self.device.is_cuda or asked not in ("auto", "bf16"):
+            return asked
+        if asked == "bf16":
+            if (gain := bf16_product_gain(recipe, self.config)) < 1.0:
+                warn(
+                    f"train.precision = bf16: this CPU has no units for it, its products are {1 / gain:.1f} times slower than in "
+                    "fp32; auto takes the faster one"
+                )
+            return asked
+        alone = recipe.changed(parallel=Parallel())
+        fits_twice = 2 * self.memory(alone).total < self.free
+        is_timed = fits_twice and self._micro_batch_seconds(recipe, self.config, self.recomputed) < MEASURABLE_SECONDS
+        name, why = faster_precision(alone, self.config, seconds / 4 if is_timed else 0.0)
+        say(f"  train.precision = {name}: {why}")
+        return name
 
     def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
         """The run timed within `seconds`, about, on one process; by its first layers where the whole model is too slow or

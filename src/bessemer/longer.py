@@ -415,6 +415,8 @@ def resolved_for(
     """
     if stored is None:
         return recipe, resolve(recipe, None)
+    if recipe.train.precision == "auto":  # another moment, or device, would choose another
+        recipe = recipe.changed(train={"precision": stored.train.precision})
     if done:
         taken_out = set((read_json_again(run.given) or {}).get("keys", ())) - set(given_keys(recipe))
         recipe = keep_derived(recipe, stored, done[-1], taken_out & GIVEN.keys())

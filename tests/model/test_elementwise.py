@@ -120,3 +120,19 @@ def test_narrow_types_are_normed_in_fp32() -> None:
     found = rms_norm(x, torch.ones(64), 1e-5)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, plain_norm(x.float(), torch.ones(64)).bfloat16())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bf16_is_the_formula_to_its_rounding(name: str) -> None:
+    """In values and gradients, of operands that are bf16; weights and angles are fp32."""
+    ours, plain, values = CASES[name]
+    narrow = [(value.bfloat16() if value.dim() > 1 else value.float()).requires_grad_() for value in values]
+    exact = [value.detach().double().requires_grad_() for value in narrow]
+    upstream = drawn(*values[0].shape, seed=2).bfloat16()
+    upstream = upstream[..., : upstream.shape[-1] // 2] if name == "swiglu" else upstream
+    wanted, found = plain(*exact), ours(*narrow)
+    assert found.dtype == torch.bfloat16
+    wanted.backward(upstream.double())
+    found.backward(upstream)
+    for x, y in [(found, wanted), *((a.grad, b.grad) for a, b in zip(narrow, exact, strict=True))]:
+        assert float((x.detach().double() - y.detach()).norm() / y.norm()) <= 2**-7.5

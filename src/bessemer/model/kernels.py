@@ -2,8 +2,8 @@
 
 Eager torch composes a norm, a rotation or a gate from many elementwise calls, each a pass over memory, and keeps their
 intermediate results. The functions here do the same arithmetic in fewer passes and recompute instead of keeping. They
-serve fp32 and fp64 on a CPU in eager mode; anywhere else (CUDA, autocast to bf16, torch.compile, which fuses better) the
-same function is the textbook formula. Differentiable once.
+serve fp32, fp64 and bf16 on a CPU in eager mode; anywhere else (CUDA, torch.compile, which fuses better) the same function is
+the textbook formula. Differentiable once.
 
 torch multiplies fp32 matrices on a CPU with MKL, which gives AMD processors its AVX2 code even where they have AVX-512.
 oneDNN, which torch carries too, does not: on a Zen 4 core its matmuls with a weight run 8 to 28% faster
@@ -16,6 +16,9 @@ of a head, F hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,13 +97,26 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def is_eager_cpu(*tensors: Tensor) -> bool:
-    """True where the fused CPU functions here apply: eager mode, fp32 or fp64, all tensors on a CPU and of one dtype."""
-    first = tensors[0]
+_AS_ON_GPU = ContextVar("_AS_ON_GPU", default=False)
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Within, narrow types are computed by the formulas that a GPU gets: for what simulates one."""
+    before = _AS_ON_GPU.set(True)
+    try:
+        yield
+    finally:
+        _AS_ON_GPU.reset(before)
+
+
+def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
+    """True where the fused CPU functions here apply: eager mode, on a CPU, in fp32, fp64 or bf16, with which fp32 may go."""
     return (
-        first.device.type == "cpu"
-        and first.dtype in (torch.float32, torch.float64)
-        and all(x.dtype == first.dtype for x in tensors)
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64, torch.bfloat16)
+        and all(one.dtype == x.dtype or x.dtype == torch.bfloat16 for one in others)
+        and not (x.dtype == torch.bfloat16 and _AS_ON_GPU.get())
         and not torch.compiler.is_compiling()
     )
 
@@ -123,16 +139,17 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        wide = upcast(x)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight_D, scale)
-        return torch.mul(x, scale).mul_(weight_D)
+        return (torch.mul(x, scale) if wide is x else wide.mul_(scale)).mul_(weight_D).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # With s = scale, g = gradient * weight: dx = s g - x s^3 / D * sum(g x); dweight = sum of gradient * x * s.
-        x, weight_D, scale = ctx.saved_tensors
-        gradient = gradients[0]
+        narrow_x, weight_D, scale = ctx.saved_tensors
+        gradient, x = upcast(gradients[0]), upcast(narrow_x)
         product = torch.mul(gradient, x)
         rows_MD, scale_M = product.flatten(0, -2), scale.flatten()
         weight_grad = torch.mv(rows_MD.T, scale_M) if ctx.needs_input_grad[1] else None
@@ -141,7 +158,7 @@ class _RMSNorm(torch.autograd.Function):
         dot = torch.mv(rows_MD, weight_D).view(scale.shape)
         shrink = scale.pow(3).mul_(dot).div_(x.shape[-1])
         x_grad = torch.mul(gradient, weight_D, out=product).mul_(scale).addcmul_(x, shrink, value=-1)
-        return x_grad, weight_grad, None
+        return x_grad.to(narrow_x.dtype), weight_grad, None
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -182,7 +199,7 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     stays as it is (partial rotary positions).
     """
     if is_eager_cpu(x_BTHK, *rotation):
-        turned: Tensor = _Rotate.apply(x_BTHK, *rotation)  # type: ignore[no-untyped-call]
+        turned: Tensor = _Rotate.apply(x_BTHK, *(part.to(x_BTHK.dtype) for part in rotation))  # type: ignore[no-untyped-call]
         return turned
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
     first, second, rest = _halves(x_BTHK, cos)

@@ -17,9 +17,11 @@ from bessemer.checkpoint.protocol import save
 from bessemer.errors import BessemerError
 from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
+from bessemer.model.kernels import linear_kernel, matmul_kernel
 from bessemer.model.transformer import build_model
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
+from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import MicroBatch, concurrent_micro_batches
@@ -30,6 +32,8 @@ MAX_STEPS = 40
 SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
+MIN_PRODUCT_GAIN, MIN_STEP_GAIN = 1.5, 1.1  # from which bf16 may be, and is, the better choice on a CPU
+PRODUCT_ROWS, PRODUCT_TURNS = 512, 4  # of a product that is timed: a CPU without units for bf16 takes seconds for more
 FEW_LAYERS = (1, 3)  # the models whose difference is what a layer takes
 
 
@@ -78,6 +82,54 @@ def time_layers(
     step, scored_token = (first + scale * max(second - first, 0.0) for first, second in (seconds, scored))
     saving = _timed_saving(trainers[-1], folder) * config.parameters / few[-1].parameters
     return RunTiming(step, scored_token, saving, FEW_LAYERS[-1])
+
+
+def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
+    """bf16 or fp32, in which a CPU trains a resolved recipe faster, and why, in a sentence.
+
+    Its products are timed first: bf16 is out of the question where the CPU has no units for it. Then steps of both in turns,
+    since what is between the products gains less; budget_seconds: for them, 0: the products decide.
+    """
+    gain = bf16_product_gain(recipe, config)
+    products = f"this CPU's products of these shapes are {_times(gain)} in bf16"
+    if gain < MIN_PRODUCT_GAIN:
+        return "fp32", products
+    if not budget_seconds:
+        return "bf16", products
+    both = [devices.choose(recipe.train.changed(precision=name)) for name in ("fp32", "bf16")]
+    trainers = [_built_trainer(recipe, config, one, None) for one in both]
+    wide, narrow = _timed_steps(trainers, budget_seconds, typical=min)
+    name = "bf16" if wide > MIN_STEP_GAIN * narrow else "fp32"
+    return name, f"a step takes {wide:.3g} s in fp32 and {narrow:.3g} s in bf16; {products}"
+
+
+def _times(gain: float) -> str:
+    return f"{gain:.1f} times as fast" if gain >= 1.0 else f"{1 / gain:.1f} times slower"
+
+
+def bf16_product_gain(recipe: Recipe, config: ModelConfig) -> float:
+    """How many times as fast a CPU computes the products of a block in bf16 as in fp32, backward pass included: the best of
+    a few turns of each."""
+    rows = min((recipe.train.micro_batch or 1) * config.sequence_length, PRODUCT_ROWS)
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    up = config.mlp_width * (2 if config.gated else 1)
+    shapes = ((config.width, config.heads * config.head_dim), (config.width, up), (config.mlp_width, config.width))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(PRODUCT_TURNS):
+        for dtype in seconds:
+            taken = 0.0
+            for inner, outer in shapes:
+                x, weight, gradient = (
+                    torch.randn(size, generator=generator).to(dtype)
+                    for size in ((rows, inner), (outer, inner), (rows, outer))
+                )
+                began = perf_counter()
+                linear_kernel(x, weight)
+                matmul_kernel(gradient, weight)
+                torch.mm(gradient.T, x)
+                taken += perf_counter() - began
+            seconds[dtype] = min(seconds[dtype], taken)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:

@@ -31,6 +31,7 @@ from bessemer.errors import InputError
 from bessemer.layout.memory import rank_memory
 from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.model.config import ModelConfig
+from bessemer.model.kernels import as_on_gpu
 from bessemer.model.transformer import Transformer
 from bessemer.parallel.dtensors import clip_gradients
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
@@ -239,7 +240,7 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
         built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
         recomputed = blocks_recomputed(train, config)
         model, engine = split.build(recipe.train, config, built_mesh, task, device, recomputed, None, fake)
-        with fake, AssumedValues():  # type: ignore[no-untyped-call]
+        with fake, AssumedValues(), as_on_gpu() if is_cuda else contextlib.nullcontext():  # type: ignore[no-untyped-call]
             moments = watch_step(recipe.train, layout, config, model, engine, in_buckets=uses_ddp)
     return Simulated(rank, place, moments, perf_counter() - begun)
 
