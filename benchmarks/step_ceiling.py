@@ -27,7 +27,7 @@ TOKENS = SEQUENCES * LENGTH
 Call = Callable[[], object]
 
 
-def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
+def products(micro_batch: int, dtype: torch.dtype) -> dict[str, tuple[int, int, Call, Call]]:
     """name: (how often in a step, FLOPs of one, the step's way, torch.mm's way)."""
     from bessemer.model.config import loss_chunk
     from bessemer.model.kernels import linear_kernel, matmul_kernel
@@ -42,8 +42,9 @@ def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
         ("down", LAYERS * passes, rows, MLP, WIDTH),
         ("head", TOKENS // chunk, chunk, WIDTH, VOCABULARY),
     ):
-        x, w, dy = torch.randn(m, inputs), torch.randn(outputs, inputs), torch.randn(m, outputs)
-        y, dx, dw = torch.empty(m, outputs), torch.empty(m, inputs), torch.zeros(outputs, inputs)
+        shapes = (m, inputs), (outputs, inputs), (m, outputs)
+        x, w, dy = (torch.randn(shape).to(dtype) for shape in shapes)
+        dx, dw, y = (torch.zeros(shape, dtype=dtype) for shape in shapes)
         flops = 2 * m * inputs * outputs
 
         def forward(x: torch.Tensor = x, w: torch.Tensor = w) -> object:
@@ -67,15 +68,15 @@ def products(micro_batch: int) -> dict[str, tuple[int, int, Call, Call]]:
     return found
 
 
-def attention(micro_batch: int) -> tuple[int, int, Call, Call]:
+def attention(micro_batch: int, dtype: torch.dtype) -> tuple[int, int, Call, Call]:
     """The same for attention, forward and backward; FLOPs of the causal half."""
     from bessemer.model.attention import AttentionScope, AttentionSpec
     from bessemer.model.attention import attention as attend
 
     scope = AttentionScope.of(AttentionSpec(), None, LENGTH, torch.device("cpu"))
     size = micro_batch, HEADS, LENGTH, WIDTH // HEADS
-    q, k, v = (torch.randn(size, requires_grad=True) for _ in range(3))
-    upstream = torch.randn(size)
+    q, k, v = (torch.randn(size).to(dtype).requires_grad_() for _ in range(3))
+    upstream = torch.randn(size).to(dtype)
 
     def ours() -> None:
         attend(q, k, v, scope).backward(upstream)
@@ -89,6 +90,7 @@ def attention(micro_batch: int) -> tuple[int, int, Call, Call]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cpu-time", action="store_true", help="count the thread's own seconds; needs --threads 1")
@@ -99,9 +101,10 @@ def main() -> None:
         parser.error("--cpu-time counts one thread's seconds: add --threads 1")
     clock = thread_time if given.cpu_time else perf_counter
     torch.set_num_threads(given.threads)
-    take, facts = bessemer(0, False)
-    parts = products(facts["micro_batch"])
-    parts["attention"] = attention(facts["micro_batch"])
+    take, facts = bessemer(0, False, given.precision)
+    dtype = torch.bfloat16 if given.precision == "bf16" else torch.float32
+    parts = products(facts["micro_batch"], dtype)
+    parts["attention"] = attention(facts["micro_batch"], dtype)
 
     def timed(call: Call, repeats: int = 1) -> float:
         started = clock()
@@ -158,7 +161,9 @@ def main() -> None:
     told = beside(facts["plan"], steps, peak_resident())
     print_beside("step", told)
     if given.json:
-        machine = describe(threads=given.threads, rounds=given.rounds, cpu_time=given.cpu_time)
+        machine = describe(
+            threads=given.threads, precision=given.precision, rounds=given.rounds, cpu_time=given.cpu_time
+        )
         result = {
             "machine": machine,
             "tokens_per_second": TOKENS / median(steps),

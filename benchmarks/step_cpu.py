@@ -1,4 +1,4 @@
-"""The training step on a CPU in fp32, side by side with nanoGPT, litgpt and the Hugging Face Trainer.
+"""The training step on a CPU, side by side with nanoGPT, litgpt and the Hugging Face Trainer, in fp32 or in bf16 autocast.
 
 Every side is a process of its own that stays alive; they take turns, a few steps each, in a rotated order, so that a
 drift of the machine touches all alike. 6 layers of width 384, 10.6M parameters without embeddings, vocabulary 8,192,
@@ -6,7 +6,8 @@ drift of the machine touches all alike. 6 layers of width 384, 10.6M parameters 
 
     python benchmarks/step_cpu.py --nanogpt CHECKOUT --litgpt-python PYTHON --trainer-python PYTHON --json FILE
 
-A peer that is not given is left out. The environment of each Python must have the same torch.
+With --precision bf16 Bessemer's own fp32 is a side too. A peer that is not given is left
+out. The environment of each Python must have the same torch.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ class Side:
         return json.loads(line)
 
 
-def matmul_rate(threads: int) -> float:
-    """FLOP/s of a 1024^3 fp32 product: the best of several."""
+def matmul_rate(threads: int, precision: str) -> float:
+    """FLOP/s of a 1024^3 product: the best of several."""
     torch.set_num_threads(threads)
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(20):
         started = perf_counter()
@@ -84,6 +86,7 @@ def main() -> None:
     parser.add_argument("--litgpt-python", help="a Python that has litgpt")
     parser.add_argument("--trainer-python", help="a Python that has transformers and accelerate")
     parser.add_argument("--compiled", action="store_true", help="also a compiled side of each")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="steps of a side in its turn")
@@ -101,9 +104,17 @@ def main() -> None:
     sides = []
     for compiled in (False, True) if given.compiled else (False,):
         for name, python, arguments in wanted:
-            more = ["--threads", str(given.threads), *(["--compile"] if compiled else [])]
+            more = [
+                "--threads",
+                str(given.threads),
+                "--precision",
+                given.precision,
+                *(["--compile"] if compiled else []),
+            ]
             sides.append(Side(name + ", compiled" * compiled, python, *arguments, *more))
-    peak = matmul_rate(given.threads)
+    if given.precision != "fp32":
+        sides.append(Side("Bessemer, fp32", sys.executable, "bessemer", "--threads", str(given.threads)))
+    peak = matmul_rate(given.threads, given.precision)
     for side in sides:
         side.facts["first_step_seconds"] = side.take(1)[0]
     for number in range(given.rounds):
@@ -143,7 +154,9 @@ def main() -> None:
     for name, told in compared.items():
         print_beside(name, told)
     if given.json:
-        machine = describe(threads=given.threads, matmul_flops=peak, rounds=given.rounds, steps=given.steps)
+        machine = describe(
+            threads=given.threads, precision=given.precision, matmul_flops=peak, rounds=given.rounds, steps=given.steps
+        )
         given.json.write_text(json.dumps({"machine": machine, "sides": rows}, indent=1) + "\n")
 
 

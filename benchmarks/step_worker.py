@@ -7,6 +7,7 @@ steps (so that a compiler's memory does not count). First line out: JSON facts a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -40,7 +41,12 @@ def timed(step: Callable[[], Any]) -> Take:
     return take
 
 
-def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
+def narrowed(precision: str) -> contextlib.AbstractContextManager[object]:
+    """Autocast to bf16, where that is asked for: what the peers' own training scripts enter around the forward pass."""
+    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def bessemer(micro_batch: int, compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     import numpy as np
     from planned import plan_of
 
@@ -68,7 +74,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
             [train]
             steps = 1000
             device = "cpu"
-            precision = "fp32"
+            precision = "{precision}"
             compile = "{"on" if compiled else "off"}"
             global_batch_tokens = {SEQUENCES * LENGTH}
             {micro}
@@ -93,7 +99,7 @@ def bessemer(micro_batch: int, compiled: bool) -> tuple[Take, dict[str, Any]]:
     return timed(lambda: trainer.update(0, trainer.forward_backward(data).grad_norm)), facts
 
 
-def nanogpt(checkout: str, compiled: bool) -> tuple[Take, dict[str, Any]]:
+def nanogpt(checkout: str, compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     sys.path.insert(0, checkout)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -107,7 +113,8 @@ def nanogpt(checkout: str, compiled: bool) -> tuple[Take, dict[str, Any]]:
     inputs, targets = batch()
 
     def step() -> None:
-        _, loss = model(inputs, targets)
+        with narrowed(precision):
+            _, loss = model(inputs, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -116,7 +123,7 @@ def nanogpt(checkout: str, compiled: bool) -> tuple[Take, dict[str, Any]]:
     return timed(step), {"parameters": parameters}
 
 
-def litgpt(compiled: bool) -> tuple[Take, dict[str, Any]]:
+def litgpt(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     import lightning
     from litgpt import GPT, Config  # type: ignore[import-not-found]
     from litgpt.utils import chunked_cross_entropy  # type: ignore[import-not-found]
@@ -126,7 +133,9 @@ def litgpt(compiled: bool) -> tuple[Take, dict[str, Any]]:
         n_embd=WIDTH, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
         mlp_class_name="LLaMAMLP", intermediate_size=MLP,
     )  # fmt: skip
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="32-true")
+    fabric = lightning.Fabric(
+        accelerator="cpu", devices=1, precision="bf16-mixed" if precision == "bf16" else "32-true"
+    )
     fabric.launch()
     model = GPT(config)
     parameters = sum(p.numel() for p in model.parameters())
@@ -160,7 +169,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def bare(compiled: bool) -> tuple[Take, dict[str, Any]]:
+def bare(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     """transformers' model in a loop written by hand."""
     model = llama()
     parameters = sum(p.numel() for p in model.parameters())
@@ -170,7 +179,9 @@ def bare(compiled: bool) -> tuple[Take, dict[str, Any]]:
     inputs, _ = batch()
 
     def step() -> None:
-        model(input_ids=inputs, labels=inputs).loss.backward()
+        with narrowed(precision):
+            loss = model(input_ids=inputs, labels=inputs).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -178,7 +189,7 @@ def bare(compiled: bool) -> tuple[Take, dict[str, Any]]:
     return timed(step), {"parameters": parameters}
 
 
-def trainer(compiled: bool) -> tuple[Take, dict[str, Any]]:
+def trainer(compiled: bool, precision: str) -> tuple[Take, dict[str, Any]]:
     import tempfile
 
     import transformers
@@ -201,7 +212,7 @@ def trainer(compiled: bool) -> tuple[Take, dict[str, Any]]:
                 folder, max_steps=count + 1, per_device_train_batch_size=SEQUENCES, use_cpu=True, report_to=[],
                 learning_rate=1e-4, weight_decay=0.1, optim="adamw_torch_fused", logging_strategy="no",
                 save_strategy="no", disable_tqdm=True, max_grad_norm=1.0, dataloader_pin_memory=False,
-                torch_compile=compiled,
+                torch_compile=compiled, bf16=precision == "bf16",
             )  # fmt: skip
             transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
         # From the end of one step to the end of the next; the first one, which starts the loop up, is not counted.
@@ -230,16 +241,17 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--micro-batch", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries print; answers go out alone
     if given.side == "bessemer":
-        take, facts = bessemer(given.micro_batch, given.compile)
+        take, facts = bessemer(given.micro_batch, given.compile, given.precision)
     elif given.side == "nanogpt":
-        take, facts = nanogpt(str(given.nanogpt), given.compile)
+        take, facts = nanogpt(str(given.nanogpt), given.compile, given.precision)
     else:
-        take, facts = {"litgpt": litgpt, "bare": bare, "trainer": trainer}[given.side](given.compile)
+        take, facts = {"litgpt": litgpt, "bare": bare, "trainer": trainer}[given.side](given.compile, given.precision)
     print(json.dumps({**facts, "torch": torch.__version__}), file=answers, flush=True)
     first = True
     for line in sys.stdin:
