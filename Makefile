@@ -3,6 +3,7 @@
 # make test   the test suite
 # make test-long   the tests that take minutes each
 # make faults   every fault of tests/fault_matrix.toml, injected; the table goes to docs/fault-matrix.md
+# make gpu   all that wants a CUDA device, within 9 minutes; results in build/gpu
 # make check  lint and types
 # make docs   the documentation as a site, in build/site
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
-.PHONY: install demo test test-long faults check docs clean
+.PHONY: install demo test test-long faults gpu check docs clean
 
 install: $(INSTALLED)
 
@@ -25,6 +26,9 @@ test-long: $(INSTALLED)
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/fault-matrix.md
+
+gpu: $(INSTALLED)
+	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -10,7 +10,8 @@ three that warm up. A case that the recipe refuses or that does not fit is repor
 MFU is measured against the published dense bf16 peak, also for fp8. Its FLOPs are 6 a parameter that multiplies a token plus
 attention inside the documents; `mfu_causal` counts attention over the causal half of the whole sequence, as if there were no
 documents. nanochat trains another model (value embeddings, relu^2, Muon) of the same depth and width and counts its own FLOPs;
-litgpt trains the same dimensions. Neither masks documents.
+litgpt trains the same dimensions, and so does the plain side: a Llama of two dozen lines of torch, compiled, in autocast, with
+torch's fused AdamW. None of them masks documents.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ SIZES = {
 }
 CASES = {
     "0.5B": ("0.5B", ()),
+    "0.5B plain": ("0.5B", ()),
     "1.3B": ("1.3B", ()),
+    "1.3B plain": ("1.3B", ()),
     "3B": ("3B", ()),
     "0.5B fp8": ("0.5B", ("train.precision=fp8",)),
     "1.3B fp8": ("1.3B", ("train.precision=fp8",)),
@@ -189,6 +192,71 @@ def litgpt(size: str, length: int, tiny: bool) -> tuple[Step, dict[str, Any]]:
     return step, facts
 
 
+class PlainBlock(torch.nn.Module):
+    """Attention with rotary positions and grouped keys, and SwiGLU, as a reader of the Llama paper would write them."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, mlp: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width, eps=1e-6) for _ in range(2))
+        self.qkv = torch.nn.Linear(width, (heads + 2 * kv_heads) * self.head_dim, bias=False)
+        self.out = torch.nn.Linear(width, width, bias=False)
+        self.gate_up, self.down = torch.nn.Linear(width, 2 * mlp, bias=False), torch.nn.Linear(mlp, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        joined = self.qkv(self.norms[0](x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = joined.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        q, k = (
+            torch.cat([a * cos - b * sin, b * cos + a * sin], -1) for a, b in (each.chunk(2, -1) for each in (q, k))
+        )
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads
+        )
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.norms[1](x)).chunk(2, -1)
+        return x + self.down(torch.nn.functional.silu(gate) * up)
+
+
+def plain(size: str, length: int, tiny: bool) -> tuple[Step, dict[str, Any]]:
+    layers, width, heads, kv_heads, mlp, vocabulary, micro, passes = SIZES[size]
+    with place():
+        embedding, head = torch.nn.Embedding(vocabulary, width), torch.nn.Linear(width, vocabulary, bias=False)
+        blocks = torch.nn.ModuleList(PlainBlock(width, heads, kv_heads, mlp) for _ in range(layers))
+        norm = torch.nn.RMSNorm(width, eps=1e-6)
+        angles = torch.arange(length)[:, None] * 10_000.0 ** -(torch.arange(0, width // heads, 2) / (width // heads))
+        cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    model = torch.nn.ModuleList([embedding, blocks, norm, head])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = embedding(inputs)
+        for block in blocks:
+            x = block(x, cos, sin)
+        return torch.nn.functional.cross_entropy(head(norm(x)).flatten(0, 1).float(), targets.flatten())
+
+    compiled = loss_of if tiny else torch.compile(loss_of)
+    tokens = torch.from_numpy(batch(size, length))
+
+    def step() -> float:
+        total = 0.0
+        for part in tokens.split(micro):
+            part = part.to(place(), non_blocking=True)
+            with torch.autocast(place().type, dtype=torch.bfloat16):
+                loss = compiled(part[:, :-1].contiguous(), part[:, 1:].contiguous())
+            (loss / passes).backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(total)
+
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) - vocabulary * width
+    return step, {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "flops": 6.0 * matrices + 12 * layers * width * (length + 1) / 2,
+    }
+
+
 def place() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -200,6 +268,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     length = 128 if given.tiny else 4096
     if name == "bessemer":
         step, facts = bessemer(size, length, tuple(overrides), given.tiny)
+    elif name == "plain":
+        step, facts = plain(size, length, given.tiny)
     elif name == "nanochat":
         step, facts = nanochat(given.nanochat, size, length, given.tiny)
     else:
@@ -247,6 +317,7 @@ def main() -> None:
     parser.add_argument("--nanochat", help="a checkout of nanochat; runs in this Python")
     parser.add_argument("--litgpt-python", help="a Python that has litgpt")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--once", action="store_true", help="one run of each case, with a cold cache")
     parser.add_argument("--tiny", action="store_true", help="a model of no use, on any device, without compile")
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -256,9 +327,16 @@ def main() -> None:
         return
     if not given.tiny and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
-    cases = {"tiny": ("tiny", ())} if given.tiny else {name: CASES[name] for name in given.cases or CASES}
+    cases = (
+        {"tiny": ("tiny", ()), "tiny plain": ("tiny", ())}
+        if given.tiny
+        else {name: CASES[name] for name in given.cases or CASES}
+    )
     sides = []
     for name, (size, overrides) in cases.items():
+        if name.endswith(" plain"):
+            sides.append((name, sys.executable, ["plain", size]))
+            continue
         sides.append((f"Bessemer {name}", sys.executable, ["bessemer", size, *overrides, *given.set]))
         if not overrides and given.nanochat:
             sides.append((f"nanochat {name}", sys.executable, ["nanochat", size]))
@@ -272,7 +350,8 @@ def main() -> None:
     print(f"{'case':<22} {'tokens/s':>10} {'MFU':>6} {'peak GB':>8} {'first step, cold':>17} {'warm':>6}")
     for name, python, case in sides:
         with tempfile.TemporaryDirectory() as cache:
-            cold, warm = run(python, case, given, cache), run(python, case, given, cache)
+            cold = run(python, case, given, cache)
+            warm = cold if given.once else run(python, case, given, cache)
         row: dict[str, Any] = {"case": name, "cold": cold, "warm": warm}
         rows.append(row)
         if "failed" in cold or "failed" in warm:

