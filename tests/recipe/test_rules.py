@@ -48,7 +48,7 @@ def test_paths_lie_beside_the_recipe(tmp_path: Path) -> None:
         ("[corpus.rules.c4]\nmin_sentence = 3", "did you mean corpus.rules.c4.min_sentences"),
         ("[corpus.rules.goper_quality]", "did you mean corpus.rules.gopher_quality"),
         ("[corpus.rules.fineweb]\nmax_short_line_share = 2.0", "max_short_line_share"),
-        ("[corpus.rules.toxic]", "nothing to judge by"),
+        ('[corpus.rules.toxic]\nclassifier = "toxic.bin"', "belong together"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, lines: str, message: str) -> None:

