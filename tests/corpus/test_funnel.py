@@ -10,6 +10,7 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.corpus import units
 from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent, separate_sources
+from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.errors import InputError
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
@@ -56,6 +57,15 @@ def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(da
     assert "2 .pdf, 1 .docx" in shown[-1] and "e.g. data/a.pdf" in shown[-1]
     assert statistics["totals"]["files_not_read"] == 3
     assert statistics["sources"][1]["not_read"][".pdf"] == {"files": 2, "bytes": 16, "example": "data/a.pdf"}
+
+
+def test_pages_extracted_otherwise_than_asked_are_counted(data: Path, build) -> None:
+    for name, depth in (("a.html", 0), ("b.html", 600)):
+        (data / name).write_text("<div>" * depth + "".join(f"<p>{line}</p>" for line in prose(depth).split("\n")))
+    documents, _, statistics = build(recipe({"name": "s", "format": "html", "paths": [str(data)]}))
+    assert sorted(json.loads(each["metadata"]).get("extraction", "") for each in documents) == ["", ALL_TEXT]
+    (line,) = funnel_lines(statistics)
+    assert line.split()[:3] == ["extraction", "1", "50.0%"] and line.endswith(f"as asked: {ALL_TEXT}")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus import readers, tables
+from bessemer.corpus import readers, tables, webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Piece, Unit
@@ -67,8 +67,11 @@ def test_html(data: Path) -> None:
     assert record.text.strip() == "Some text of the page."
     path.write_text("<div>" * 10_000)
     (record,) = records(path, "html")
+    assert (record.reason, record.metadata) == (None, {"extraction": webpage.ALL_TEXT})
+    path.write_text("<b>" * 10_000)
+    (record,) = records(path, "html")
     assert record.reason == "bad_record"
-    assert record.detail.startswith("HTML nested deeper")
+    assert record.detail.startswith("HTML nested too deeply")
 
 
 def test_descriptions(data: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_records_stand_where_another_library_finds_them() -> None:
         (http(b'{"a": 1}', content_type="application/json; charset=utf-8"), "not_html", "application/json"),
         (http(b"\x89PNG", content_type=""), "not_html", "no content type"),
         (b"no answer at all", "http_status", "no status"),
-        (http(b"<div>" * 2000), "bad_record", "HTML nested deeper than 512 elements"),
+        (http(b"<b>" * 5000), "bad_record", "HTML nested too deeply: 5000 formatting elements are open at one time"),
         (http(b"<p>" + b"x" * (9 << 20)), "too_long", f"more than {8 << 20} bytes of HTML"),
     ],
     ids=lambda value: str(value)[:20],

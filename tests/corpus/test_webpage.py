@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from bessemer.corpus import encodings, webpage
-from bessemer.corpus.extract import NotText
 from bessemer.errors import InputError
 from bessemer.recipe import Extract
 from tests.costs import no_quadratic_pass
@@ -46,11 +45,14 @@ def test_main_content() -> None:
     assert "x=1" not in text
 
 
-@pytest.mark.parametrize("page", ["<div>" * 20_000 + "x" + "</div>" * 20_000, "</x><div>" * 20_000])
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+@pytest.mark.parametrize("page", ["<div>" * 100_000 + "x" + "</div>" * 100_000, "</y><div>" * 20_000 + "x"])
 @pytest.mark.fault(24)
-def test_deeply_nested_html_is_refused_quickly(page: str) -> None:
-    with no_quadratic_pass(), pytest.raises(NotText, match="nested deeper"):
-        webpage.page_text(page, PLAIN)
+def test_deeply_nested_html_is_read_quickly(page: str, engine: str) -> None:
+    metadata: dict[str, str] = {}
+    with no_quadratic_pass():
+        assert webpage.page_text(page, Extract(engine=engine), metadata).strip() == "x"
+    assert metadata == {"extraction": webpage.ALL_TEXT}
 
 
 ARTICLE = "<main><p>" + "The council voted on the new bridge on Monday. " * 20 + "</p></main>"
@@ -78,11 +80,23 @@ def test_depth_is_that_of_the_parsed_tree(what: str, engine: str) -> None:
 def test_the_depth_limit_is_exact_where_a_page_is_measured() -> None:
     for depth, fits in ((508, True), (509, False)):  # with html, body, main and p
         page = "<svg>" + "<path/>" * 600 + "</svg>" + "<div>" * depth + ARTICLE
-        if fits:
-            assert "voted" in webpage.page_text(page, PLAIN)
-        else:
-            with pytest.raises(NotText, match="nested deeper than 512"):
-                webpage.page_text(page, PLAIN)
+        metadata: dict[str, str] = {}
+        assert "voted" in webpage.page_text(page, PLAIN, metadata)
+        assert metadata == ({} if fits else {"extraction": webpage.ALL_TEXT})
+
+
+def test_pages_too_large_or_deep_for_trafilatura_are_resiliparses() -> None:
+    pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
+    fits = f"<body>{'<p>A paragraph of the report. </p>' * 10_000}{ARTICLE}"
+    for page, fallback in (
+        (fits, None),
+        (fits + "<br>" * webpage.MAX_TAGS, webpage.BY_RESILIPARSE),
+        ("<div>" * 300 + ARTICLE, webpage.BY_RESILIPARSE),
+        ("<div>" * 600 + ARTICLE, webpage.ALL_TEXT),
+    ):
+        metadata: dict[str, str] = {}
+        assert "voted on the new bridge" in webpage.page_text(page, Extract(engine="trafilatura"), metadata)
+        assert metadata.get("extraction") == fallback
 
 
 PATHOLOGICAL = (
@@ -112,7 +126,8 @@ for page in ({", ".join(PATHOLOGICAL)}):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == len(PATHOLOGICAL)
-    assert "refused" in done.stdout.splitlines()[0]
+    assert "read" in done.stdout.splitlines()[0]
+    assert "refused" in done.stdout.splitlines()[1]
 
 
 FULL = """<!doctype html><html><head><title>Sorting</title><style>p{color:red}</style></head><body>
@@ -200,7 +215,7 @@ def test_trafilatura() -> None:
     for word in ("Home", "cookies", "Privacy"):
         assert word not in text
     assert "Home" in webpage.page_text(FULL, Extract(engine="trafilatura", main_content=False))
-    assert webpage.max_html_bytes(settings) < webpage.max_html_bytes(PLAIN)
+    assert webpage.max_html_bytes(settings) == webpage.max_html_bytes(PLAIN) == 8 << 20
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules import apply, judge_url
 from bessemer.corpus.unwrap import unwrapped
+from bessemer.corpus.webpage import EXTRACTION
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
 from bessemer.terminal import counted
@@ -227,6 +228,8 @@ def clean_record(record: Record, settings: CleaningContext, tally: Tally) -> Non
     tally.count(BYTES, "in", record.num_bytes)
     last = READ
     tally.count(ENTERED, READ)
+    if record.format in ("html", "warc") and isinstance(extraction := record.metadata.get(EXTRACTION), str):
+        tally.count(EXTRACTION, extraction)
     for last, step in STEPS if record.reason is None else ():
         tally.count(ENTERED, last)
         try:

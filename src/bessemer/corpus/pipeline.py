@@ -50,7 +50,7 @@ from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, st
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
 
-VERSION = 4  # increased when the same sources would give other documents, or the folder another layout
+VERSION = 5  # increased when the same sources would give other documents, or the folder another layout
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 
 Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bessemer import storage
 from bessemer.corpus import extract, mediawiki, record_files, tables, warc, webpage
@@ -107,8 +107,10 @@ def _whole(file: BinaryIO, unit: Unit, piece: Piece, rules: Rules, settings: Ext
     elif foreign := foreign_format(raw):
         yield Record("", piece.size, reason="wrong_format", detail=foreign)
     elif unit.format == "html":
-        share = settings.max_undecodable_share
-        yield _text(raw, lambda: webpage.page_text(decode_html(raw, encoding, share), settings))
+        share, metadata = settings.max_undecodable_share, dict[str, Any]()
+        page = _text(raw, lambda: webpage.page_text(decode_html(raw, encoding, share), settings, metadata))
+        page.metadata |= metadata
+        yield page
     elif unit.format == "descriptions" and piece.name.endswith(TOPICS):
         yield from _topics(raw)
     elif unit.format == "descriptions" and piece.name.endswith("METADATA"):

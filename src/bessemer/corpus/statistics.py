@@ -16,6 +16,7 @@ from bessemer.corpus.clean import UNWRAPPED, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.units import Unit
+from bessemer.corpus.webpage import EXTRACTION
 from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
@@ -240,7 +241,7 @@ def funnel_lines(statistics: dict[str, Any]) -> list[str]:
 
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
     rows.sort(key=lambda row: -row[1])
-    ignored = [*_unwrapped_line(statistics), *_not_read_line(statistics)]
+    ignored = [*_not_dropped_lines(statistics), *_not_read_line(statistics)]
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []
     lines = [
@@ -275,12 +276,18 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
     return f"e.g. {'; '.join(shown)}" if shown else ""
 
 
-def _unwrapped_line(statistics: dict[str, Any]) -> list[str]:
-    """One line for documents of which lines were joined; none without them."""
+def _not_dropped_lines(statistics: dict[str, Any]) -> list[str]:
+    """A line for documents of which lines were joined, and for pages extracted otherwise than asked; none without them."""
     sums = statistics["totals"]
-    count = sums["tables"].get("edited_documents", {}).get(UNWRAPPED, 0)
-    said = "not dropped: hard-wrapped, their lines joined to paragraphs before the rules (corpus.rules.unwrap)"
-    return [f"{UNWRAPPED:<16} {count:>9,}  {percent(count, sums['documents_in']):>6}  {said}"] if count else []
+    wrapped = "hard-wrapped, their lines joined to paragraphs before the rules (corpus.rules.unwrap)"
+    found = [(UNWRAPPED, sums["tables"].get("edited_documents", {}).get(UNWRAPPED, 0), wrapped)]
+    for extraction, count in sums["tables"].get(EXTRACTION, {}).items():
+        found.append((EXTRACTION, count, f"pages too large or deep to be extracted as asked: {extraction}"))
+    return [
+        f"{name:<16} {count:>9,}  {percent(count, sums['documents_in']):>6}  not dropped: {said}"
+        for name, count, said in found
+        if count
+    ]
 
 
 def _not_read_line(statistics: dict[str, Any]) -> list[str]:

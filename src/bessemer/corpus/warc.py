@@ -259,7 +259,7 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
     if len(raw) > limit:
         return record.reject("too_long", f"more than {limit} bytes of HTML")
     html = decode_html(raw, archived.http_charset, settings.max_undecodable_share)
-    record.text = webpage.page_text(html, settings)
+    record.text = webpage.page_text(html, settings, record.metadata)
     return None
 
 

@@ -16,12 +16,17 @@ from bessemer.errors import InputError
 if TYPE_CHECKING:
     from bessemer.recipe import Extract
 
-# Longest page by engine: about a second of work. Common Crawl cuts pages at 5 MiB.
-MAX_HTML_BYTES = {"resiliparse": 8 << 20, "trafilatura": 256 << 10}
-# Deepest nesting of elements by engine: parsing takes linear time in the depth, the extraction quadratic (4 s at
-# 10,000). Browsers flatten beyond 512 as well (Blink, WebKit); libxml2, which trafilatura parses with, gives no text
-# from 254 on.
+# Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.
+MAX_HTML_BYTES = 8 << 20
+# Most tags of a page for trafilatura: 100,000 take it 1 to 2 s, but 5 s in pages of divisions without paragraphs, where
+# one of its queries is quadratic (13.6 s at 167,000). A limit in time would give other texts on other machines.
+MAX_TAGS = 100_000
+# Deepest nesting of elements by engine. libxml2 gives no text from 254 on. The main content takes resiliparse quadratic
+# time in the depth (11 s at 10,000 with text at each level), all text linear time (2 s at 1.6 million). Browsers flatten
+# beyond 512 as well (Blink, WebKit).
 MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
+EXTRACTION = "extraction"  # of the metadata: how a page was extracted that could not be as [corpus.extract] wants it
+BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
 # unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
 # 13.2.4.3), which could fill the memory
 MAX_REOPENED = 1 << 24
@@ -36,46 +41,58 @@ _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
-def page_text(html: str, settings: Extract) -> str:
-    """The text of a page, as [corpus.extract] wants it. Raises NotText for pages that nest too deeply."""
+def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
+    """The text of a page, as [corpus.extract] wants it; where the page is too large or deep for that, by resiliparse in
+    place of trafilatura or all text in place of the main content, which `metadata` then says.
+
+    Raises NotText where parsing would open formatting elements again without end.
+    """
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
-    limit = MAX_DEPTH[settings.engine]
-    _check_formatting(html, limit)
-    tree = HTMLTree.parse(html)
-    # One selector: it is matched in compiled code, where a walk in Python takes 12 us an element.
-    if tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None:
-        raise NotText(f"HTML nested deeper than {limit} elements")
-    if settings.engine == "trafilatura":
+    _check_formatting(html)
+    tree, main_content, fallback = HTMLTree.parse(html), settings.main_content, ""
+    if settings.engine == "trafilatura" and (html.count("<") > MAX_TAGS or _is_deeper(tree, MAX_DEPTH["trafilatura"])):
+        fallback = BY_RESILIPARSE
+    if (settings.engine == "resiliparse" or fallback) and main_content and _is_deeper(tree, MAX_DEPTH["resiliparse"]):
+        main_content, fallback = False, ALL_TEXT
+    if fallback and metadata is not None:
+        metadata[EXTRACTION] = fallback
+    if settings.engine == "trafilatura" and not fallback:
         import trafilatura
 
-        if not settings.main_content:
+        if not main_content:
             return str(trafilatura.html2txt(html) or "")
         return str(trafilatura.extract(html, include_comments=False, include_tables=True) or "")
-    if settings.main_content and tree.body is not None:
+    if main_content and tree.body is not None:
         _keep_lists(tree, settings.max_list_link_share)
     return str(
         extract_plain_text(
-            tree, preserve_formatting=True, main_content=settings.main_content, alt_texts=False,
+            tree, preserve_formatting=True, main_content=main_content, alt_texts=False,
             skip_elements=list(LINE_NUMBERS),
         )
     )  # fmt: skip
 
 
-def _check_formatting(html: str, limit: int) -> None:
+def _is_deeper(tree: Any, limit: int) -> bool:
+    """Whether elements are nested deeper than `limit`."""
+    # One selector: it is matched in compiled code, where a walk in Python takes 12 us an element.
+    return tree.document is not None and tree.document.query_selector("*" + " > *" * limit) is not None
+
+
+def _check_formatting(html: str) -> None:
     """Raise NotText where parsing would open formatting elements again too often."""
     unclosed = most = 0
     for match in _FORMATTING.finditer(html):
         unclosed = max(unclosed + (-1 if match[1] else 1), 0)
         most = max(most, unclosed)
     if most > 2 and most * html.count("<") > MAX_REOPENED:
-        raise NotText(f"HTML nested deeper than {limit} elements: {most} formatting elements are open at one time")
+        raise NotText(f"HTML nested too deeply: {most} formatting elements are open at one time")
 
 
 def max_html_bytes(settings: Extract) -> int:
     """Longest page that is read."""
-    return settings.max_html_bytes or MAX_HTML_BYTES[settings.engine]
+    return settings.max_html_bytes or MAX_HTML_BYTES
 
 
 def check_engine(settings: Extract) -> None:

@@ -14,6 +14,7 @@ MAX_BARS = 12
 MAX_SUFFIXES = 12  # of files not read, of a source; all stand in statistics.json
 TITLES = {
     "personal_data": "Personal data found",
+    "extraction": "Pages too large or deep to be extracted as asked",
     "edited_characters": "Characters edited out, by rule",
     "edited_documents": "Documents edited, by rule",
 }  # names of the steps' tables; another table's name is shown as it is
