@@ -32,8 +32,7 @@ from machine import describe
 from readers import pack
 
 from bessemer.cli import run_command
-from bessemer.corpus import clean, partition, publish, warc
-from bessemer.corpus.dedup import judging
+from bessemer.corpus import clean, partition, publish, warc, whole
 from bessemer.corpus.dedup.verdicts import parquet_tables
 from bessemer.corpus.rules import apply
 from bessemer.recipe import Rules
@@ -43,7 +42,7 @@ from bessemer.tokens.tokenizer import Tokenizer
 RATES = Path(__file__).parent.parent / "src" / "bessemer" / "plan" / "corpus_rates.json"
 VOCABULARY = 32_000
 END = "<|endoftext|>"
-ON = {"link duplicates": "core", "verify duplicates": "core", "tokenise": "machine"}  # not on the whole cluster
+ON = {"tokenise": "machine"}  # not on the whole cluster
 STAGES = {
     "read WARC": ("raw", "the archive's records, gzip by record, decompression included"),
     "extract": ("raw", "charset, resiliparse's main content"),
@@ -52,8 +51,8 @@ STAGES = {
     "rules": ("in_language", "Gopher quality and repetition, C4, FineWeb, NeMo, textbook; the first reason ends it"),
     "hash and sign": ("passed", "identity, BLAKE2b of the folded text, 140 MinHash values over 5-word shingles"),
     "write partitions": ("passed", "Parquet, zstd, sorted by identity"),
-    "link duplicates": ("passed", "identities, hashes and signatures read, 20 bands of 7 linked; one task"),
-    "verify duplicates": ("passed", "texts with a candidate read again, folded and cut into shingles; one task"),
+    "link duplicates": ("passed", "identities, hashes and signatures read, 20 bands of 7 linked"),
+    "verify duplicates": ("passed", "texts with a candidate read again, folded and cut into shingles"),
     "publish": ("passed", "a bucket of all partitions read, merged and written again"),
     "tokenise": ("kept", f"byte-level BPE by tiktoken, GPT-4 pattern, {VOCABULARY} ids"),
 }
@@ -157,7 +156,7 @@ class Round:
             patch.object(partition, "_row", self.row),
             patch.object(partition, "_table", self.timed("hash and sign", partition._table)),
             patch.object(partition, "_write", self.timed("write partitions", partition._write)),
-            patch.object(judging, "judge", self.duplicates),
+            patch.object(whole, "find_duplicates", self.duplicates),
             patch.object(publish.PublishBucket, "make", self.timed("publish", publish.PublishBucket.make)),
             contextlib.redirect_stdout(io.StringIO()),
         ):
@@ -221,14 +220,14 @@ class Round:
         with self.clock("hash and sign"):
             return ROW(record, *given)
 
-    def duplicates(self, tables: Any, settings: Any, scratch: Path, *given: Any) -> Any:
+    def duplicates(self, parts: Any, settings: Any, folder: Path, *given: Any) -> Any:
         with self.clock("link duplicates"):
-            JUDGE(tables, settings.model_copy(update={"verify": False}), scratch, *given)
+            SEARCH(parts, settings.model_copy(update={"verify": False}), folder.with_name("linked"), *given)
         with self.clock("verify duplicates"):
-            return JUDGE(tables, settings, scratch, *given)
+            return SEARCH(parts, settings, folder, *given)
 
 
-READ, ROW, JUDGE = partition.read, partition._row, judging.judge
+READ, ROW, SEARCH = partition.read, partition._row, whole.find_duplicates
 
 
 def as_text(rates: dict[str, Any]) -> str:

@@ -25,26 +25,28 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
-from bessemer.corpus.dedup.judging import judge
 from bessemer.corpus.dedup.paragraphs import paragraph_filter, remove_paragraphs
+from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.dedup.substrings import remove_substrings
-from bessemer.corpus.dedup.verdicts import KEPT, NEAR, Verdicts, identity_of
+from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import NotText, description, fold, normalise
 from bessemer.recipe import Dedup, Paragraphs, Substrings
@@ -110,59 +112,78 @@ def planted(texts: list[str], seed: int) -> tuple[list[dict[str, str]], list[Pai
     return records, pairs[:count], pairs[count:]
 
 
-def jsonl_tables(path: Path) -> Callable[[Sequence[str]], Iterator[pa.Table]]:
-    def read(columns: Sequence[str]) -> Iterator[pa.Table]:
+@dataclass(frozen=True)
+class JsonlPart:
+    """Documents of a JSONL file."""
+
+    path: Path
+    size: int
+    corpus: str = ""
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Tables of identities and texts."""
         names: list[str] = []
         texts: list[str] = []
-        size = 0
-        with path.open(encoding="utf-8") as file:
+        num_bytes = 0
+        with self.path.open(encoding="utf-8") as file:
             for line in file:
                 record = json.loads(line)
                 names.append(record["id"])
                 texts.append(record["text"])
-                size += len(line)
-                if size > TABLE_BYTES:
+                num_bytes += len(line)
+                if num_bytes > TABLE_BYTES:
                     yield pa.table({"identity": names, "text": pa.array(texts, pa.large_string())})
-                    names, texts, size = [], [], 0
+                    names, texts, num_bytes = [], [], 0
         if names:
             yield pa.table({"identity": names, "text": pa.array(texts, pa.large_string())})
 
-    return read
+
+class Found(NamedTuple):
+    """What was decided: for each document that went the one that stays instead, and the counts."""
+
+    keepers: dict[str, str]
+    removed: dict[str, int]
 
 
-def ours(source: Path, target: Path, settings: Dedup) -> tuple[float, Verdicts]:
+def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple[float, Found]:
     """CPU seconds from the JSONL to the JSONL of what stays, and what was decided."""
+    scratch = target.parent / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
     started = process_time()
-    verdicts = judge(jsonl_tables(source), settings, target.parent / "scratch")
-    kept = {identity_of(name) for name in verdicts.identities[verdicts.verdict == KEPT]}
+    found = find_duplicates([JsonlPart(source, len(names))], settings, scratch, "benchmark")
+    gone = verdicts_of(scratch, found["parts"], settings)(0).found
+    keepers = {
+        names[row]: identity_of(keeper)
+        for row, keeper in zip(gone["row"].tolist(), gone["keeper"].tolist(), strict=True)
+    }
     with source.open(encoding="utf-8") as file, target.open("w", encoding="utf-8") as out:
-        out.writelines(line for line in file if line[8:40] in kept)
-    return process_time() - started, verdicts
+        out.writelines(line for line in file if line[8:40] not in keepers)
+    return process_time() - started, Found(keepers, found["statistics"]["removed"])
 
 
-def our_outcome(verdicts: Verdicts, names: list[str], target: Path) -> Outcome:
+def our_outcome(found: Found, names: list[str], target: Path) -> Outcome:
     """By document; what stays as it was written out."""
     with target.open(encoding="utf-8") as file:
         kept = {line[8:40] for line in file}
-    component = verdicts.keeper[verdicts.rows(names)].tolist()
-    return Outcome(component, [name in kept for name in names])
+    numbers = {name: number for number, name in enumerate(names)}
+    return Outcome([numbers[found.keepers.get(name, name)] for name in names], [name in kept for name in names])
 
 
 def edits(source: Path, folder: Path) -> dict[str, dict[str, float]]:
     """CPU seconds and characters removed of what cuts parts out, reading included."""
-    num_words = sum(len(text.split()) for table in jsonl_tables(source)(["text"]) for text in table["text"].to_pylist())
+    num_words = sum(len(text.split()) for table in JsonlPart(source, 0)(["text"]) for text in table["text"].to_pylist())
     rows: dict[str, dict[str, float]] = {}
     for mode in ("paragraph", "ngram"):
         settings = Paragraphs(mode=mode)
         started = process_time()
-        done = list(remove_paragraphs(jsonl_tables(source)(["text"]), paragraph_filter(num_words, settings), settings))
+        done = list(remove_paragraphs(JsonlPart(source, 0)(["text"]), paragraph_filter(num_words, settings), settings))
         rows[f"paragraphs, {mode}"] = {
             "cpu_seconds": process_time() - started,
             "removed_characters": sum(edit.removed_characters for _, found in done for edit in found),
         }
     for unit, least in (("words", 50), ("bytes", 200)):
         started = process_time()
-        spans = remove_substrings(jsonl_tables(source), Substrings(unit=unit, min_tokens=least), folder / "spans")
+        spans = remove_substrings(JsonlPart(source, 0), Substrings(unit=unit, min_tokens=least), folder / "spans")
         removed = sum(edit.removed_characters for _, found in spans for edit in found)
         rows[f"substrings of {least} {unit}"] = {"cpu_seconds": process_time() - started, "removed_characters": removed}
     return rows
@@ -189,33 +210,41 @@ def _seconds(work: Callable[[], object]) -> float:
     return process_time() - started
 
 
+@dataclass(frozen=True)
+class RandomPart:
+    """Documents of random signatures, 10% of them near copies of another. first: of the documents."""
+
+    first: int
+    size: int
+    corpus: str = ""
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """One table without texts."""
+        num_hashes = Dedup().bands * Dedup().rows
+        rng, count = np.random.default_rng(self.first), self.size
+        signed = rng.integers(0, 1 << 32, (count, num_hashes), dtype=np.uint32)
+        copies = count // 10
+        same = rng.random((copies, num_hashes)) < 0.9
+        signed[count - copies :] = np.where(same, signed[:copies], signed[count - copies :])
+        names = rng.bytes(16 * count).hex()
+        yield pa.table({
+            "identity": [names[32 * i : 32 * i + 32] for i in range(count)],
+            "exact": pa.array([rng.bytes(16) for _ in range(count)], pa.binary()),
+            "characters": rng.integers(200, 20_000, count),
+            "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), num_hashes),
+        })  # fmt: skip
+
+
 def scale(num_documents: int, folder: Path) -> dict[str, float]:
     """Peak memory and CPU seconds for so many random signatures, 10% of them planted near copies of another."""
     settings, size = Dedup(verify=False), 100_000  # there are no texts to read again
-    num_hashes = settings.bands * settings.rows
-
-    def read(columns: Sequence[str]) -> Iterator[pa.Table]:
-        for start in range(0, num_documents, size):
-            rng = np.random.default_rng(start)
-            count = min(size, num_documents - start)
-            signed = rng.integers(0, 1 << 32, (count, num_hashes), dtype=np.uint32)
-            copies = count // 10
-            same = rng.random((copies, num_hashes)) < 0.9
-            signed[count - copies :] = np.where(same, signed[:copies], signed[count - copies :])
-            names = rng.bytes(16 * count).hex()
-            yield pa.table({
-                "identity": [names[32 * i : 32 * i + 32] for i in range(count)],
-                "exact": pa.array([rng.bytes(16) for _ in range(count)], pa.binary()),
-                "characters": rng.integers(200, 20_000, count),
-                "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), num_hashes),
-            })  # fmt: skip
-
+    parts = [RandomPart(start, min(size, num_documents - start)) for start in range(0, num_documents, size)]
     before = peak_mib()
     started = process_time()
-    found = judge(read, settings, folder / "scale")
+    found = find_duplicates(parts, settings, folder / "scale", "benchmark")
     return {
         "documents": num_documents,
-        "near_duplicates": int((found.verdict != KEPT).sum()),
+        "near_duplicates": found["statistics"]["removed"]["near"],
         "cpu_seconds": process_time() - started,
         "peak_mib_before": before,
         "peak_mib": peak_mib(),
@@ -267,7 +296,7 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     small, target = folder / "small.jsonl", folder / "kept.jsonl"
     small.write_text("".join(json.dumps(record) + "\n" for record in records[:50]), encoding="utf-8")
     for settings in SETTINGS.values():
-        ours(small, target, settings)
+        ours(small, names[:50], target, settings)
     edits(small, folder)
 
     data, offsets = utf8(folded)
@@ -276,13 +305,10 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     alike = alike_pairs(sets, LEAST)
     rows: list[dict[str, Any]] = []
     for name, settings in SETTINGS.items():
-        rounds = [ours(source, target, settings) for _ in range(ROUNDS)]
-        verdicts = rounds[-1][1]
-        row = judged(our_outcome(verdicts, names, target), folded, sets, alike, exact, near)
-        assert (row["removed_near"], row["removed"]) == (
-            int((verdicts.verdict == NEAR).sum()),
-            int((verdicts.verdict != KEPT).sum()),
-        )
+        rounds = [ours(source, names, target, settings) for _ in range(ROUNDS)]
+        found = rounds[-1][1]
+        row = judged(our_outcome(found, names, target), folded, sets, alike, exact, near)
+        assert (row["removed_near"], row["removed"]) == (found.removed["near"], sum(found.removed.values()))
         rows.append({"side": f"bessemer, {name}", "cpu_seconds": median(seconds for seconds, _ in rounds), **row})
     if given.datatrove_python:
         for bands, in_band in PEER_SETTINGS:

@@ -140,22 +140,25 @@ def _logging_to(path: Path) -> Iterator[None]:
             os.environ[LOG] = before
 
 
-def write_atomic(path: Path, data: str | bytes) -> None:
-    """Replace a file as a whole: after a crash it holds either the old or the new content."""
+def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None:
+    """Replace a file as a whole: after a crash it holds either the old or the new content. Without `is_durable` a power loss
+    may cost both."""
     temporary = path.with_name(f".{path.name}.tmp")
     raw = data.encode() if isinstance(data, str) else data
     try:
         with open(temporary, "wb") as file:
             file.write(raw)
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:  # of a full disk
             error.filename = str(path)
         raise
-    sync_folder(path.parent)
+    if is_durable:
+        sync_folder(path.parent)
 
 
 LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a witness that there was one
@@ -179,9 +182,9 @@ def published(folder: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
+    """Write a value as indented JSON, atomically; `is_durable` as for `write_atomic`."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", is_durable)
 
 
 def read_json(path: Path) -> Any:
@@ -322,12 +325,13 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def mark_stage(folder: Path, inputs: str, **facts: Any) -> None:
-    """Record inside a staged folder what it was made from; called last, before it is published."""
+def mark_stage(folder: Path, inputs: str, is_durable: bool = True, **facts: Any) -> None:
+    """Record inside a staged folder what it was made from; called last, before it is published. `is_durable`: as for
+    `write_atomic`."""
     outputs = {
         str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
     }
-    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, **facts})
+    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, **facts}, is_durable)
 
 
 def stage_is_current(folder: Path, inputs: str) -> bool:

@@ -97,6 +97,10 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         killed_in.add(
             next(kind for kind in ("published", "duplicates", "partitions", "plan", "") if kind in str(after))
         )
+        if any("duplicates/result" in path for path in after):  # what the search no longer needs is removed
+            before = {
+                path: value for path, value in before.items() if "duplicates" not in path or "NameKeepers" in path
+            }
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5
@@ -198,7 +202,8 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
         patched.setattr(publish, "assemble", stopped)
         for module, name in ((pipeline, "plan"), (partition, "read")):
             patched.setattr(module, name, lambda *_: pytest.fail("done again"))
-        patched.setattr("bessemer.corpus.dedup.judging.judge", lambda *_: pytest.fail("done again"))
+        patched.setattr("bessemer.corpus.dedup.task.DedupTask.make", lambda *_: pytest.fail("done again"))
+        patched.setattr("bessemer.corpus.dedup.keys.DocumentKeys.make", lambda *_: pytest.fail("done again"))
         with pytest.raises(BessemerError, match="stopped here"):
             pipeline.build(of, run)
     assert receipts(run.path) == before

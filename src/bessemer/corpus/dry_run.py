@@ -141,18 +141,18 @@ def _document(record: Record, name: str) -> Row:
 def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
     """Exact and near duplicates among the documents that stay."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    from bessemer.corpus.dedup.judging import judge
+    from bessemer.corpus.dedup.search import find_duplicates
+    from bessemer.corpus.dedup.verdicts import ParquetPart
 
     if not corpus.dedup.exact and not corpus.dedup.minhash:
         return {}
-    table = pa.Table.from_pylist(list(kept))
+    scratch.mkdir()
+    pq.write_table(pa.Table.from_pylist(list(kept)), scratch / "sample.parquet")
     settings = corpus.dedup.model_copy(update={"against": (), "keep": "longest"})
-
-    def tables(columns: Sequence[str]) -> Iterator[pa.Table]:
-        yield table.select([name for name in columns if name in table.column_names])
-
-    removed: dict[str, int] = judge(tables, settings, scratch).statistics["removed"]
+    found = find_duplicates([ParquetPart(scratch / "sample.parquet")], settings, scratch / "duplicates", "sample")
+    removed: dict[str, int] = found["statistics"]["removed"]
     return removed
 
 

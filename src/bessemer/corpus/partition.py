@@ -86,12 +86,13 @@ def cut(units: list[Unit], work: Path) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities are in one range. pieces: (partition, row group, rows) of each
-    partition that has some."""
+    """The documents of one source whose identities are in one range. place: among the buckets of all sources; pieces:
+    (partition, row group, rows) of each partition that has some."""
 
     work: Path
     source: str
     number: int
+    place: int
     pieces: tuple[tuple[int, int, int], ...]
 
     @property
@@ -122,7 +123,8 @@ def buckets_of(work: Path, receipts: list[dict[str, Any]]) -> list[Bucket]:
     for done in receipts:
         for group, (bucket, rows) in enumerate(done["buckets"]):
             pieces.setdefault((done["source"], bucket), []).append((done["partition"], group, rows))
-    return [Bucket(work, source, number, tuple(pieces[source, number])) for source, number in sorted(pieces)]
+    names = enumerate(sorted(pieces))
+    return [Bucket(work, source, number, place, tuple(pieces[source, number])) for place, (source, number) in names]
 
 
 def num_buckets(num_bytes: int) -> int:

@@ -19,8 +19,9 @@ import pickle
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -154,14 +155,9 @@ def _build(
         for done in receipts:
             tallies[done["source"]].merge(done["counts"])
         buckets = buckets_of(work, receipts)
-
-    def step(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        with _timed(seconds, name):
-            return engine.run(make)
-
     made_of = digest("whole", inputs, [done["outputs"] for done in receipts])
     passed = sum(tally.passed for tally in tallies.values())
-    whole = run_global_steps(corpus, work, buckets, made_of, passed, step)
+    whole = run_global_steps(corpus, work, buckets, made_of, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
         tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
         funnels = _publish(corpus, partitions, tasks, tallies)

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import index
-from bessemer.corpus.dedup.verdicts import KEPT
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
@@ -145,7 +144,8 @@ def _split(
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
     new = {} if decided.edited is None else decided.edited(bucket)
-    reasons = _reasons(table["identity"].take(pa.array(passed)).to_pylist(), decided, new, corpus.rules.min_characters)
+    names = table["identity"].take(pa.array(passed)).to_pylist()
+    reasons = _reasons(names, bucket.place, decided, new, corpus.rules.min_characters)
     later = {int(passed[place]): verdict for place, verdict in reasons.items()}
     kept[list(later)] = False
     good = with_edited(table.filter(pa.array(kept)), new)
@@ -167,7 +167,7 @@ def _split(
 
 
 def _reasons(
-    names: list[str], decided: Decisions, new: dict[str, str], min_characters: int
+    names: list[str], place_of_bucket: int, decided: Decisions, new: dict[str, str], min_characters: int
 ) -> dict[int, tuple[str, str]]:
     """Reason and detail of each document that the steps over the whole corpus reject, by its place among `names`; new:
     edited texts by identity."""
@@ -180,10 +180,7 @@ def _reasons(
         low = ~quality.stays[rows]
         found |= {place: ("low_quality", quality.detail(rows[place])) for place in places[low].tolist()}
         places = places[~low]
-    if len(places):
-        rows = verdicts.rows([names[place] for place in places.tolist()])
-        gone = np.asarray(verdicts.verdict[rows]) != KEPT
-        found |= dict(zip(places[gone].tolist(), verdicts.reasons(rows[gone]), strict=True))
+    found |= {int(places[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
     for place, name in enumerate(names):
         if name in new and len(new[name].strip()) < min_characters:
             found[place] = "only_repeats", f"{len(new[name].strip())} characters are left"

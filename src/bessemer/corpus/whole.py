@@ -1,37 +1,39 @@
 """Steps over the whole corpus: quality classifier, duplicates, repeated paragraphs and spans.
 
-Each runs once, in canonical order and bucket by bucket, on the documents kept so far, into a folder with a receipt:
+Each runs on the documents kept so far, into a folder with a receipt; duplicates as tasks, the others once, in canonical
+order and bucket by bucket:
 
-    quality/{identities,scores,stays,band}.npy              one row a document, sorted by identity
-    quality/report/                                         quality.json and the model, published with the corpus
-    duplicates/{identities,verdict,keeper,similarity}.npy   one row a document, sorted by identity
-    duplicates/keepers.arrow                                row and path of each document with duplicates
-    repeats/texts.parquet                                   identity, text of edited documents; a row group a bucket
+    quality/{identities,scores,stays,band}.npy      one row a document, sorted by identity
+    quality/report/                                 quality.json and the model, published with the corpus
+    duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
+    repeats/texts.parquet                           identity, text of edited documents; a row group a bucket
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
+from bessemer.corpus.dedup.search import RESULT, find_duplicates, verdicts_of
 from bessemer.corpus.dedup.verdicts import (
-    KEPT,
+    DuplicateVerdicts,
     Edit,
     EditStatistics,
-    Verdicts,
     earlier_files,
     parquet_tables,
     with_texts,
 )  # fmt: skip
 from bessemer.corpus.partition import Bucket
-from bessemer.corpus.work import build_once
+from bessemer.corpus.work import CorpusTask, build_once
+from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Dedup
 from bessemer.run import STAGE_FILE, read_json
@@ -42,8 +44,10 @@ if TYPE_CHECKING:
 QUALITY_REPORT = "report"
 EDITED_TEXTS = "texts.parquet"
 
-TimedStep = Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]]
-"""Runs a named step and records its seconds."""
+# of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
+DEDUP_BYTES = 25
+
+Clock: TypeAlias = "Callable[[str], AbstractContextManager[None]]"  # records the seconds of a named step
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Decisions:
     """What the steps that are finished decided about each document, mapped into memory."""
 
     quality: QualityVerdicts | None = None
-    verdicts: Verdicts | None = None
+    verdicts: DuplicateVerdicts | None = None
     edited: EditedTexts | None = None
 
     @classmethod
@@ -63,7 +67,12 @@ class Decisions:
 
             quality = QualityVerdicts.load(work / "quality")
         edited = EditedTexts.load(work / "repeats") if cuts_repeats(corpus.dedup) else None
-        return cls(quality, Verdicts.load(work / "duplicates"), edited)
+        return cls(quality, _verdicts(work, corpus.dedup), edited)
+
+
+def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
+    folder = work / "duplicates"
+    return verdicts_of(folder, read_json(folder / RESULT / STAGE_FILE)["parts"], settings)
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,7 @@ class KeptDocuments:
                 table = table.append_column("quality", pa.array(quality.scores[rows]))
                 table = table.filter(pa.array(quality.stays[rows]))
             if verdicts is not None:
-                kept = verdicts.verdict[verdicts.rows(table["identity"].to_pylist())] == KEPT
-                table = table.filter(pa.array(kept))
+                table = table.filter(pa.array(verdicts(bucket.place).stays(table.num_rows)))
             if edited is not None and "text" in columns:
                 table = with_edited(table, edited(bucket))
             if "source" in columns:
@@ -123,7 +131,7 @@ class GlobalStepReceipts:
 
 
 def run_global_steps(
-    corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: TimedStep
+    corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
 ) -> GlobalStepReceipts:
     """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
     documents = KeptDocuments(buckets)
@@ -131,7 +139,8 @@ def run_global_steps(
     quality = repeats = None
 
     def step(name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        return timed(name, lambda: build_once(work / name, digest(name, inputs), make))
+        with timed(name):
+            return engine.run(lambda: build_once(work / name, digest(name, inputs), make))
 
     if corpus.quality.on:
         from bessemer.corpus.quality.classify import QualityVerdicts
@@ -139,9 +148,11 @@ def run_global_steps(
         quality = step("quality", lambda staged: _score(corpus, names, documents, staged))
         expected -= quality["rejected"]
         documents = replace(documents, decided=Decisions(QualityVerdicts.load(work / "quality")))
-    duplicates = step("duplicates", lambda staged: run_dedup_step(documents, corpus.dedup, staged, expected, names))
+    with timed("duplicates"):
+        parts = [BucketPart(bucket, corpus.quality.on) for bucket in buckets]
+        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates", inputs), expected)
     if cuts_repeats(corpus.dedup):
-        decided = replace(documents.decided, verdicts=Verdicts.load(work / "duplicates"))
+        decided = replace(documents.decided, verdicts=_verdicts(work, corpus.dedup))
         documents = replace(documents, decided=decided)
         repeats = step("repeats", lambda staged: _cut_repeats(documents, corpus.dedup, staged))
     return GlobalStepReceipts(quality, duplicates, repeats)
@@ -158,19 +169,44 @@ def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: P
     return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
 
 
-def run_dedup_step(
-    documents: KeptDocuments, settings: Dedup, staged: Path, expected: int, sources: list[str]
-) -> dict[str, Any]:
-    """Find the duplicates. `sources`: in the order of the recipe. Raises BessemerError when another number than
-    `expected` arrives, or when a document was read twice."""
-    from bessemer.corpus.dedup.judging import judge
+@dataclass(frozen=True)
+class BucketPart:
+    """The documents of one bucket that the steps before the search for duplicates kept."""
 
-    verdicts = judge(documents, settings, staged / "scratch", sources)
-    came = verdicts.num_documents
+    bucket: Bucket
+    is_scored: bool  # there are quality scores
+    corpus: str = ""
+
+    @property
+    def size(self) -> int:
+        """Documents, rejected ones included."""
+        return self.bucket.size
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """They as a table, with those of the columns that exist."""
+        decided = Decisions()
+        if self.is_scored:
+            from bessemer.corpus.quality.classify import QualityVerdicts
+
+            decided = Decisions(QualityVerdicts.load(self.bucket.work / "quality"))
+        return KeptDocuments([self.bucket], decided)(columns)
+
+
+def run_dedup_step(
+    parts: Sequence[BucketPart], corpus: Corpus, folder: Path, made_of: str, expected: int
+) -> dict[str, Any]:
+    """Find the duplicates, as tasks. Raises BessemerError when another number of documents than `expected` arrives,
+    InputError when one was read twice."""
+
+    def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+        return run_tasks("finding duplicates", "documents", tasks, DEDUP_BYTES, corpus)
+
+    names = [source.name for source in corpus.sources]
+    done = find_duplicates(parts, corpus.dedup, folder, made_of, names, perform)
+    came = done["statistics"]["documents"]
     problem = f"{expected} documents passed the steps but {came} came to the search for duplicates"
     engine.require(came == expected, problem)
-    verdicts.save(staged)
-    return {"documents": expected, "statistics": verdicts.statistics}
+    return done
 
 
 # --- Repeated paragraphs and spans

@@ -5,7 +5,8 @@
       spool/                    decompressed JSONL and archives
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
-      quality/ duplicates/ repeats/  results of the steps over the whole corpus (whole.py)
+      quality/ repeats/         results of steps over the whole corpus (whole.py)
+      duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
@@ -20,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, stage_is_current, sync_folder
 
@@ -32,6 +33,8 @@ class CorpusTask(ABC):
     """Work whose result is a folder with a receipt: idempotent, in any order, process and machine. `str` names it."""
 
     work: Path
+
+    is_durable: ClassVar[bool] = True  # the result is synced to disk; else a power loss may cost it
 
     @property
     @abstractmethod
@@ -52,9 +55,9 @@ class CorpusTask(ABC):
     def make(self, folder: Path) -> dict[str, Any]:
         """Write the result into a temporary folder; returns the facts for the receipt."""
 
-    def run(self) -> None:
-        """Do the task unless it is done."""
-        build_once(self.folder, self.inputs, self.make)
+    def run(self) -> dict[str, Any]:
+        """Do the task unless it is done; its receipt."""
+        return build_once(self.folder, self.inputs, self.make, self.is_durable)
 
     def receipt(self) -> dict[str, Any] | None:
         """The receipt of the finished task; None when it has to be done."""
@@ -90,7 +93,9 @@ def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
     return recorded
 
 
-def build_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def build_once(
+    folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]], is_durable: bool = True
+) -> dict[str, Any]:
     """The receipt of `folder`, which `make` fills first unless it is finished: a temporary folder that is then renamed.
 
     The receipt holds what `make` returns, and all file sizes. When two processes write the same folder, the first to
@@ -104,10 +109,10 @@ def build_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]
     try:
         facts = make(temporary)
         for path in temporary.rglob("*"):
-            if path.is_file():
+            if is_durable and path.is_file():
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
-        mark_stage(temporary, inputs, **facts)
+        mark_stage(temporary, inputs, is_durable, **facts)
         if folder.exists() and not stage_is_current(folder, inputs):
             shutil.rmtree(folder)
         try:
@@ -115,7 +120,8 @@ def build_once(folder: Path, inputs: str, make: Callable[[Path], dict[str, Any]]
         except OSError:
             if not stage_is_current(folder, inputs):
                 raise
-        sync_folder(folder.parent)
+        if is_durable:
+            sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     recorded = receipt(folder, inputs)

@@ -1,15 +1,23 @@
-"""Documents with edits of known Jaccard, and the same decisions by brute force."""
+"""Documents with edits of known Jaccard, the search for duplicates among them, and the same decisions by brute force."""
 
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from bessemer.corpus.dedup.search import Perform, find_duplicates, perform_here, verdicts_of
+from bessemer.corpus.dedup.verdicts import ParquetPart
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import fold
+from bessemer.recipe import Dedup
+
+KEPT = 0
 
 Document = dict[str, Any]
 
@@ -30,6 +38,39 @@ def tables(documents: Sequence[Document], size: int = 7) -> Callable[[Sequence[s
             yield pa.table({name: [row[name] for row in part] for name in columns if name in documents[0]})
 
     return read
+
+
+class Verdict(NamedTuple):
+    """What became of a document."""
+
+    kind: int  # KEPT, EXACT or NEAR
+    keeper: str  # identity of what stays; its own where it is kept
+    similarity: float
+    path: str | None = None  # of what stays instead
+
+
+def search(
+    documents: Sequence[Document] | pa.Table, settings: Dedup, folder: Path, sources: Sequence[str] = (),
+    size: int = 1000, perform: Perform = perform_here,
+) -> tuple[dict[str, Verdict], dict[str, Any]]:  # fmt: skip
+    """The verdict on each document by identity, and the statistics; the documents are in parts of `size`."""
+    table = documents if isinstance(documents, pa.Table) else pa.Table.from_pylist(list(documents))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    parts = []
+    for number, start in enumerate(range(0, table.num_rows, size)):
+        parts.append(ParquetPart(folder / f"{number:06d}.parquet"))
+        pq.write_table(table.slice(start, size), parts[-1].path, row_group_size=max(size // 2, 1))
+    found = find_duplicates(parts, settings, folder / "duplicates", "test", sources, perform)
+    verdicts = {}
+    for number, part in enumerate(parts):
+        names = [name for one in part(["identity"]) for name in one["identity"].to_pylist()]
+        verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
+        gone = verdicts_of(folder / "duplicates", found["parts"], settings)(number)
+        for (row, kind, similarity, keeper, _), path in zip(gone.found.tolist(), gone.paths, strict=True):
+            kept = keeper.ljust(16, b"\0").hex()
+            verdicts[names[row]] = Verdict(kind, kept, round(similarity, 4), path)
+    return verdicts, found["statistics"]
 
 
 def edited(words: list[str], changes: int, draw: random.Random) -> list[str]:

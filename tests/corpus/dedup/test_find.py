@@ -184,11 +184,11 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     partition_of = {}
     run_dedup_step = whole.run_dedup_step
 
-    def watched(passed, *given):
-        for file in sorted((passed.buckets[0].work / "partitions").glob("*/rows.parquet")):
+    def watched(parts, *given):
+        for file in sorted((parts[0].bucket.work / "partitions").glob("*/rows.parquet")):
             rows = pq.read_table(file, columns=["path"])["path"].to_pylist()
             partition_of.update(dict.fromkeys(rows, file.parent.name))
-        return run_dedup_step(passed, *given)
+        return run_dedup_step(parts, *given)
 
     monkeypatch.setattr(whole, "run_dedup_step", watched)
     settings = f"chains = true\nbands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"

@@ -1,5 +1,5 @@
 """Deduplication of whole documents (exact, near), paragraphs, and long spans; see docs/dedup.md.
 
-`judging.judge` finds duplicate documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` edit the
+`search.find_duplicates` finds duplicate documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` edit the
 others. `verdicts` is light; the other modules load NumPy.
 """

@@ -1,10 +1,9 @@
-"""Compiled passes of deduplication: MinHash, comparison within buckets, Bloom filter, token windows. Imported inside
+"""Compiled passes of deduplication: MinHash, comparison of pairs, Bloom filter, token windows. Imported inside
 functions only, since Numba takes half a second to load.
 
-A token is the 64-bit hash of a word or character; a shingle is n tokens. Components are a union-find forest with path
-halving, rooted at the smallest row. The Bloom filter is blocked (Putze, Sanders and Singler 2007): all bits of an item
-are in one block of 512 bits. Two 64-bit polynomial hashes identify a window: among 10^10 windows the probability of a
-collision is below 10^-18.
+A token is the 64-bit hash of a word or character; a shingle is n tokens. The Bloom filter is blocked (Putze, Sanders and
+Singler 2007): all bits of an item are in one block of 512 bits. Two 64-bit polynomial hashes identify a window: among
+10^10 windows the probability of a collision is below 10^-18.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import numpy as np
 
 from bessemer.corpus.text.hashing import BASE, NEWLINE, Array, compiled, hash_characters, hash_ngrams, hash_words, mix
 
-UNDECIDED, STAYS, GOES = 0, 1, 2  # what is known of a document while its keeper is sought
 NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 SALT = np.uint64(0xD6E8FEB86659FD93)
 OTHER_BASE = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -70,30 +68,14 @@ def band_keys(signatures: Array, rows: int, salts: Array, keys: Array) -> None:
 
 
 @compiled
-def root_of(parents: Array, row: int) -> int:
-    """The root of a row's component."""
-    while parents[row] != row:
-        parents[row] = parents[parents[row]]
-        row = parents[row]
-    return row
-
-
-@compiled
-def roots(parents: Array) -> Array:
-    """The root of every row."""
-    out = np.empty_like(parents)
-    for row in range(len(parents)):
-        out[row] = root_of(parents, row)
-    return out
-
-
-@compiled
-def _equal_places(left: Array, right: Array) -> np.int32:
-    """Places in which two signatures agree."""
-    count = np.int32(0)
-    for k in range(len(left)):
-        count += np.int32(left[k] == right[k])
-    return count
+def equal_places(left: Array, left_rows: Array, right: Array, right_rows: Array, out: Array) -> None:
+    """Places in which pairs of signatures (left[left_rows[i]], right[right_rows[i]]) agree."""
+    for i in range(len(out)):
+        one, other = left[left_rows[i]], right[right_rows[i]]
+        count = np.int32(0)
+        for k in range(len(one)):
+            count += np.int32(one[k] == other[k])
+        out[i] = count
 
 
 @compiled
@@ -109,81 +91,42 @@ def jaccard(left: Array, right: Array) -> float:
 
 
 @compiled
-def _are_similar(
-    i: int, j: int, signatures: Array, sets: Array, starts: Array, min_equal: int, min_jaccard: float
-) -> bool:  # fmt: skip
-    """Whether the signatures of two members agree in `min_equal` places and, with `min_jaccard` above 0, their sets
-    sets[starts[i]:starts[i + 1]] have that Jaccard."""
-    if _equal_places(signatures[i], signatures[j]) < min_equal:
-        return False
-    if min_jaccard <= 0.0:
-        return True
-    return jaccard(sets[starts[i] : starts[i + 1]], sets[starts[j] : starts[j + 1]]) >= min_jaccard
+def jaccards(
+    sets: Array, starts: Array, chosen: Array, other_sets: Array, other_starts: Array, other_chosen: Array, out: Array
+) -> None:  # fmt: skip
+    """Jaccard similarity of pairs of sets; set number i is sets[starts[i] : starts[i + 1]]."""
+    for i in range(len(out)):
+        one, other = chosen[i], other_chosen[i]
+        out[i] = jaccard(sets[starts[one] : starts[one + 1]], other_sets[other_starts[other] : other_starts[other + 1]])
 
 
 @compiled
-def link(
-    rows: Array, keys: Array, signatures: Array, sets: Array, starts: Array, min_equal: int, min_jaccard: float,
-    reach: int, parents: Array,
-) -> None:  # fmt: skip
-    """Link similar members of buckets, sorted by (key, row).
+def first_neighbours(left: Array, right: Array, can_go: Array, through: Array) -> None:
+    """Taken in order, each document stays unless it is like one that stays already.
 
-    A member is compared with the first of its bucket and the `reach` members before it, by `_are_similar`.
+    Edges join left[i] < right[i], places in the order, and are sorted by (right, left). through[place]: the edge to the
+    first like it that stays, for each that goes (-1 before).
     """
-    first = 0
-    for i in range(len(rows)):
-        if keys[i] != keys[first]:
-            first = i
-        for step in range(reach + 1):
-            j = first if step == 0 else i - step
-            if j < first or j >= i or (step and j == first):
-                continue
-            mine, other = root_of(parents, rows[i]), root_of(parents, rows[j])
-            if mine == other or not _are_similar(i, j, signatures, sets, starts, min_equal, min_jaccard):
-                continue
-            if mine < other:
-                parents[other] = mine
-            else:
-                parents[mine] = other
+    for i in range(len(left)):
+        if can_go[right[i]] and through[right[i]] < 0 and through[left[i]] < 0:
+            through[right[i]] = i
 
 
 @compiled
-def seek(
-    rows: Array, keys: Array, order: Array, state: Array, signatures: Array, sets: Array, starts: Array, min_equal: int,
-    min_jaccard: float, reach: int, keeper: Array, is_blocked: Array,
-) -> None:  # fmt: skip
-    """Look for what each undecided member of buckets, sorted by (key, order), is similar to among those before it: the first in
-    order that stays becomes its keeper; one that is undecided itself blocks it. Compared as in `link`."""
-    first = 0
-    for i in range(len(rows)):
-        if keys[i] != keys[first]:
-            first = i
-        mine = rows[i]
-        if state[mine] != UNDECIDED:
-            continue
-        for step in range(reach + 1):
-            j = first if step == 0 else i - step
-            if j < first or j >= i or (step and j == first):
-                continue
-            other, has_keeper = rows[j], keeper[mine] != mine
-            if has_keeper and (state[other] != STAYS or order[keeper[mine]] <= order[other]):
-                continue
-            if state[other] != STAYS and is_blocked[mine]:
-                continue
-            if not _are_similar(i, j, signatures, sets, starts, min_equal, min_jaccard):
-                continue
-            if state[other] == STAYS:
-                keeper[mine] = other
-            else:
-                is_blocked[mine] = True
-
-
-@compiled
-def jaccards(sets: Array, starts: Array, left: Array, right: Array, out: Array) -> None:
-    """Jaccard similarity of the pairs of sets (left[i], right[i])."""
+def connect(left: Array, right: Array, parents: Array) -> None:
+    """The smallest place of each connected component, into `parents` (at first each its own): union-find with path
+    halving."""
     for i in range(len(left)):
         one, other = left[i], right[i]
-        out[i] = jaccard(sets[starts[one] : starts[one + 1]], sets[starts[other] : starts[other + 1]])
+        while parents[one] != one:
+            parents[one] = parents[parents[one]]
+            one = parents[one]
+        while parents[other] != other:
+            parents[other] = parents[parents[other]]
+            other = parents[other]
+        parents[max(one, other)] = min(one, other)
+    for place in range(len(parents)):
+        parents[place] = parents[parents[place]]
 
 
 @compiled

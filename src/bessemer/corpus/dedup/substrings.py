@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from bessemer.corpus.dedup.signatures import Records, longest, utf8
+from bessemer.corpus.dedup.signatures import longest, utf8
 from bessemer.corpus.dedup.verdicts import Edit, Tables, with_texts, without
 from bessemer.corpus.document import COLUMNS
 from bessemer.corpus.engine import check_stop
@@ -32,6 +33,34 @@ if TYPE_CHECKING:
 CHUNK_TOKENS = 1 << 20  # read at one time; a longer document is read as a whole
 SLOT_BYTES = 24  # of a place in the table of first occurrences: two hashes and a position
 LOAD = 0.6  # share of the table that is filled at the most
+
+
+class Records:
+    """Arrays of one type in a file, appended one after the other, read again by their number. `close` leaves the file."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self._file = path.open("wb+")
+        self.num_values = 0
+        self.close = self._file.close
+
+    def append(self, values: np.ndarray) -> None:
+        """Write values at the end."""
+        self.write(self.num_values, values)
+        self.num_values += values.size
+
+    def write(self, start: int, values: np.ndarray) -> None:
+        """Write values from number `start` on."""
+        self._file.seek(start * self.dtype.itemsize)
+        self._file.write(np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data)
+
+    def range(self, start: int, count: int) -> np.ndarray:
+        """`count` values from number `start` on."""
+        values = np.empty(count, dtype=self.dtype)
+        self._file.seek(start * self.dtype.itemsize)
+        if self._file.readinto(values.view(np.uint8).data) < values.nbytes:
+            raise OSError(f"{self._file.name}: ends before value {start + count}; was it cut?")
+        return values
 
 
 class _Tokens(NamedTuple):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
-from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,67 +16,63 @@ if TYPE_CHECKING:
 
 # gives the documents anew at every call, in the same order, as tables with those of the named columns that exist
 Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
-KEPT, EXACT, NEAR = 0, 1, 2
-VERDICT_ARRAYS, KEEPERS = ("identities", "verdict", "keeper", "similarity"), "keepers.arrow"
+EXACT, NEAR = 1, 2
+VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers (keepers.py), cut by part: VERDICT and UTF-8
+VERDICT = [("row", "<u4"), ("kind", "u1"), ("similarity", "<f4"), ("keeper", "S16"), ("path_bytes", "<i8")]
 
 HISTOGRAM_BINS = 40  # of the Jaccard: 0.025 each, so that the usual thresholds lie between two
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What became of each document that passed the rules; rows are sorted by identity: first those of this corpus, then
-    those of earlier ones."""
+class PartVerdicts:
+    """The documents of one part that are duplicates, by row, and what stays in their place."""
 
-    identities: np.ndarray  # 16-byte strings (dtype S16)
-    verdict: np.ndarray  # KEPT, EXACT or NEAR
-    keeper: np.ndarray  # row of the document that stays instead; its own row for one that is kept
-    # Jaccard to the keeper (near duplicates; else 1), estimated, or the true one where it was verified
-    similarity: np.ndarray
-    num_documents: int  # rows of this corpus; keepers from this row on are of an earlier one
-    keepers: (
-        pa.Table
-    )  # row and path of each document that others are duplicates of, by row; of earlier ones the corpus too
-    statistics: dict[str, Any] = field(default_factory=dict)  # for statistics.json, as `count_verdicts` gives them
+    found: np.ndarray  # VERDICT, sorted by row; keeper: the identity of what stays
+    paths: list[str]  # of what stays; of an earlier corpus that comes first
+    settings: Dedup
 
-    def rows(self, identities: Sequence[str]) -> np.ndarray:
-        """Rows of documents of this corpus by their identity in hexadecimal."""
-        return rows_of(self.identities[: self.num_documents], identities)
-
-    def reasons(self, rows: np.ndarray) -> Iterator[tuple[str, str]]:
-        """Reason and detail of each of these rows, all of which are duplicates."""
+    def stays(self, num_rows: int) -> np.ndarray:
+        """Which of so many rows are no duplicates."""
         import numpy as np
 
-        keepers = self.keeper[rows]
-        # Only the paths that are wanted become Python strings; the rest stays in the mapped file.
-        places = np.searchsorted(self.keepers["row"].to_numpy(), keepers)
-        paths = self.keepers["path"].take(places).to_pylist()
-        for row, keeper, path in zip(rows.tolist(), keepers.tolist(), paths, strict=True):
-            detail = f"kept instead: {identity_of(self.identities[keeper])} {path}"
-            if self.verdict[row] == EXACT:
-                yield "exact_duplicate", detail
-                continue
-            similarity, found = self.similarity[row], self.statistics
-            through = ", linked through others" if similarity < found["min_jaccard"] - 1e-6 else ""
-            yield "near_duplicate", f"{detail} ({found['jaccard_is']} Jaccard {similarity:.2f}{through})"
+        stays = np.ones(num_rows, dtype=bool)
+        stays[self.found["row"]] = False
+        return stays
 
-    def save(self, folder: Path) -> None:
-        """Write the arrays and the keepers; the receipt of the folder has the rest."""
-        import pyarrow as pa
+    def reasons(self) -> dict[int, tuple[str, str]]:
+        """Reason and detail of each row that goes."""
+        made, least = "verified" if self.settings.verify else "estimated", self.settings.min_jaccard - 1e-6
+        reasons = {}
+        for (row, kind, similarity, keeper, _), path in zip(self.found.tolist(), self.paths, strict=True):
+            detail = f"kept instead: {identity_of(keeper)} {path}"
+            if kind == NEAR:
+                through = ", linked through others" if similarity < least else ""
+                detail += f" ({made} Jaccard {similarity:.2f}{through})"
+            reasons[row] = "near_duplicate" if kind == NEAR else "exact_duplicate", detail
+        return reasons
 
-        save_arrays(folder, self, VERDICT_ARRAYS)
-        path = str(folder / KEEPERS)
-        with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, self.keepers.schema) as writer:
-            writer.write_table(self.keepers)
 
-    @classmethod
-    def load(cls, folder: Path) -> Verdicts:
-        """The verdicts of a finished step, mapped into memory."""
-        import pyarrow as pa
+@dataclass(frozen=True)
+class DuplicateVerdicts:
+    """The result of the search for duplicates, part by part."""
 
-        facts = read_json(folder / STAGE_FILE)
-        keepers = pa.ipc.open_file(pa.memory_map(str(folder / KEEPERS))).read_all()
-        identities, verdict, keeper, similarity = load_arrays(folder, VERDICT_ARRAYS)
-        return cls(identities, verdict, keeper, similarity, facts["documents"], keepers, facts["statistics"])
+    folder: Path  # of the tasks `NameKeepers`
+    num_parts: int
+    settings: Dedup
+
+    def __call__(self, part: int) -> PartVerdicts:
+        """The verdicts on a part."""
+        import numpy as np
+
+        from bessemer.corpus.dedup.exchange import read_split
+
+        tasks = [self.folder / f"{number:06d}" for number in range(self.num_parts)]
+        found = read_split((task / VERDICTS for task in tasks), part, VERDICT)
+        text = read_split((task / PATHS for task in tasks), part, np.uint8).tobytes()
+        ends = np.cumsum(found["path_bytes"]).tolist()
+        paths = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
+        order = np.argsort(found["row"])
+        return PartVerdicts(found[order], [paths[place] for place in order.tolist()], self.settings)
 
 
 def save_arrays(folder: Path, value: object, names: Sequence[str]) -> None:
@@ -114,41 +108,6 @@ def rows_of(names: np.ndarray, identities: Sequence[str]) -> np.ndarray:
 
     rows: np.ndarray = np.searchsorted(names, packed(identities))
     return rows
-
-
-def count_verdicts(
-    verdict: np.ndarray, keeper: np.ndarray, similarity: np.ndarray, characters: np.ndarray, num_documents: int,
-    settings: Dedup,
-) -> dict[str, Any]:  # fmt: skip
-    """The counts for statistics.json; arrays by row, earlier corpora's documents included.
-
-    clusters: histogram of cluster sizes, the kept document included. jaccard:
-    near duplicates by their similarity to the kept one, `estimated` from signatures or `verified` by shingles.
-    min_jaccard: from which documents are near duplicates; through_others: those of the near ones that are less alike to the
-    kept one (with `chains`).
-    """
-    import numpy as np
-
-    removed = keeper[verdict != KEPT]
-    through = (verdict == NEAR) & (similarity < settings.min_jaccard - 1e-6)
-    of_each = {"exact": verdict == EXACT, "near": verdict == NEAR}
-    bins = np.minimum((similarity[of_each["near"]] * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
-    clusters = Counter((np.unique(removed, return_counts=True)[1] + 1).tolist())
-    return {
-        "documents": num_documents,
-        "earlier_documents": len(verdict) - num_documents,
-        "removed": {name: int(chosen.sum()) for name, chosen in of_each.items()},
-        "through_others": int(through.sum()),
-        "removed_characters": {name: int(characters[chosen].sum(dtype=np.int64)) for name, chosen in of_each.items()},
-        "removed_against_earlier": int((removed >= num_documents).sum()),
-        "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
-        "jaccard": [
-            {"from": round(number / HISTOGRAM_BINS, 3), "documents": count}
-            for number, count in enumerate(np.bincount(bins, minlength=HISTOGRAM_BINS).tolist())
-        ],
-        "jaccard_is": "verified" if settings.verify else "estimated",
-        "min_jaccard": settings.min_jaccard,
-    }
 
 
 class Edit(NamedTuple):
@@ -209,15 +168,34 @@ def parquet_tables(paths: Sequence[Path]) -> Tables:
     """The documents of Parquet files by row group."""
 
     def read(columns: Sequence[str]) -> Iterator[pa.Table]:
-        import pyarrow.parquet as pq
-
         for path in paths:
-            with pq.ParquetFile(path) as file:
-                wanted = [name for name in columns if name in file.schema_arrow.names]
-                for number in range(file.num_row_groups):
-                    yield file.read_row_group(number, columns=wanted)
+            yield from ParquetPart(path)(columns)
 
     return read
+
+
+@dataclass(frozen=True)
+class ParquetPart:
+    """The documents of a Parquet file by row group. corpus: the earlier corpus that they are of; "" for this one."""
+
+    path: Path
+    corpus: str = ""
+
+    @property
+    def size(self) -> int:
+        """Documents."""
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(self.path).num_rows)
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Tables with those of the columns that exist."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.path) as file:
+            wanted = [name for name in columns if name in file.schema_arrow.names]
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number, columns=wanted)
 
 
 def earlier_files(folder: str | Path) -> list[Path]:

@@ -1,18 +1,22 @@
 """Verdicts on documents from anywhere: against brute force, in any order, by every rule of what stays."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose
-from dedup_samples import Document, all_pairs_components, document, edited, jaccard, tables
+from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
-from bessemer.corpus.dedup import buckets
-from bessemer.corpus.dedup.judging import judge
-from bessemer.corpus.dedup.verdicts import EXACT, KEPT, NEAR, Verdicts, identity_of, parquet_tables
+from bessemer.corpus.dedup import compare, keys
+from bessemer.corpus.dedup import search as search_steps
+from bessemer.corpus.dedup.search import perform_here
+from bessemer.corpus.dedup.verdicts import EXACT, NEAR
+from bessemer.corpus.work import CorpusTask
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
 
@@ -33,20 +37,11 @@ def families(seed: int, num_families: int = 12, num_words: int = 120) -> list[Do
     return documents
 
 
-def outcome(verdicts: Verdicts) -> dict[str, tuple[int, str, float]]:
-    names = [identity_of(name) for name in verdicts.identities]
-    return {
-        name: (int(verdicts.verdict[row]), names[verdicts.keeper[row]], round(float(verdicts.similarity[row]), 4))
-        for row, name in enumerate(names)
-    }
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_verified_chains_are_those_of_all_pairs(seed: int, tmp_path: Path) -> None:
     documents = families(seed)
     settings = Dedup(exact=False, verify=True, chains=True, min_jaccard=0.75, **SENSITIVE)
-    verdicts = judge(tables(documents), settings, tmp_path / "work")
-    found = outcome(verdicts)
+    found, _ = search(documents, settings, tmp_path / "work", size=20)
     component = all_pairs_components([row["text"] for row in documents], 0.75)
     groups: dict[int, list[Document]] = {}
     for row, number in zip(documents, component, strict=True):
@@ -57,7 +52,7 @@ def test_verified_chains_are_those_of_all_pairs(seed: int, tmp_path: Path) -> No
     for group in groups.values():
         best = min(group, key=lambda row: (-row["characters"], row["identity"]))
         for row in group:
-            verdict, keeper, similarity = found[row["identity"]]
+            verdict, keeper, similarity, _ = found[row["identity"]]
             assert keeper == best["identity"]
             assert verdict == (KEPT if row is best else NEAR)
             if row is not best:
@@ -76,8 +71,8 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
         pq.write_table(pa.Table.from_pylist(before), tmp_path / "before.parquet")
         against = (str(tmp_path),)
     settings = Dedup(exact=False, min_jaccard=0.75, against=against, **SENSITIVE)
-    verdicts = judge(tables(now), settings, tmp_path / "work")
-    found, texts = outcome(verdicts), {row["identity"]: row["text"] for row in documents}
+    found, statistics = search(now, settings, tmp_path / "work", size=30)
+    texts = {row["identity"]: row["text"] for row in documents}
     kept, expected = [row["identity"] for row in before], {}
     for row in sorted(now, key=lambda row: (-row["characters"], row["identity"])):
         alike = [name for name in kept if jaccard(texts[name], row["text"]) >= 0.75]
@@ -90,11 +85,11 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
     for name, (verdict, keepers) in expected.items():
         assert found[name][0] == verdict and found[name][1] in keepers
         assert found[name][2] == pytest.approx(jaccard(texts[found[name][1]], texts[name]), abs=1e-4)
-    assert verdicts.statistics["through_others"] == 0
+    assert statistics["through_others"] == 0
 
 
 def test_a_chain_of_edits_leaves_more_than_its_ends(tmp_path: Path) -> None:
-    """A long chain is decided in as many rounds as it takes, and costs no document without a partner."""
+    """A long chain is decided link by link, and costs no document without a partner."""
     draw, versions = random.Random(1), [prose(1, 200).split()]
     for _ in range(120):
         versions.append(edited(versions[-1], 3, draw))
@@ -102,9 +97,9 @@ def test_a_chain_of_edits_leaves_more_than_its_ends(tmp_path: Path) -> None:
     kept = {}
     for chains in (True, False):
         settings = Dedup(exact=False, chains=chains, **SENSITIVE)
-        verdicts = judge(tables(documents), settings, tmp_path / "work")
-        kept[chains] = int((verdicts.verdict == KEPT).sum())
-        through = verdicts.statistics["through_others"]
+        found, statistics = search(documents, settings, tmp_path / "work")
+        kept[chains] = sum(verdict.kind == KEPT for verdict in found.values())
+        through = statistics["through_others"]
         assert (through > 80) if chains else (through == 0)
     assert kept[True] == 1 and 15 < kept[False] < 90
 
@@ -119,8 +114,8 @@ def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Pat
         pair = [document(f"{seed}-{i}", " ".join(text)) for i, text in enumerate((base, [*other, "end"]))]
         truth[seed] = jaccard(pair[0]["text"], pair[1]["text"])
         documents += pair
-    verdicts = judge(tables(documents), Dedup(), tmp_path / "work")
-    groups = verdicts.keeper[verdicts.rows([row["identity"] for row in documents])].reshape(-1, 2)
+    found, _ = search(documents, Dedup(), tmp_path / "work")
+    groups = np.array([found[row["identity"]].keeper for row in documents]).reshape(-1, 2)
     linked = groups[:, 0] == groups[:, 1]
     alike = np.array([truth[seed] for seed in range(600)]) >= 0.8
     assert 200 < alike.sum() < 400
@@ -133,50 +128,63 @@ def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Pat
 def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
     documents = families(9) + [document(f"copy-{i}", prose(5)) for i in range(3)]
     settings = Dedup(verify=verify)
-    expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
-    assert {verdict for verdict, _, _ in expected.values()} == {KEPT, EXACT, NEAR}
-    for seed in range(5):
+    expected = search(documents, settings, tmp_path / "work")
+    assert {verdict.kind for verdict in expected[0].values()} == {KEPT, EXACT, NEAR}
+    for seed, size in enumerate((5, 12, 1000)):
         random.Random(seed).shuffle(documents)
-        for size in (1, 3, 1000):
-            assert outcome(judge(tables(documents, size), settings, tmp_path / "work")) == expected
+        assert search(documents, settings, tmp_path / "work", size=size) == expected
 
 
 @pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize(("verify", "least"), [(False, 0.6), (True, 0.5)])
-def test_memory_changes_nothing(
+def test_many_ranges_change_nothing(
     verify: bool, least: float, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One large bucket of unlike and like texts, cut into batches of one member, keys sorted in many parts."""
+    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order."""
     base = prose(1, 100).split()
     draw = random.Random(0)
-    documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)]
-    settings = Dedup(bands=10, rows=2, exact=False, min_jaccard=least, verify=verify, chains=chains)
-    expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
-    assert 1 < sum(verdict == KEPT for verdict, _, _ in expected.values()) < 120
-    monkeypatch.setattr(buckets, "CHUNK", 11)
-    in_buckets = buckets._in_buckets
-    monkeypatch.setattr(buckets, "_in_buckets", lambda *given: in_buckets(*given[:-1], 1000))
-    assert outcome(judge(tables(documents), settings, tmp_path / "work")) == expected
+    documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)] + families(1)
+    documents += [document(f"copy-{i}", documents[i]["text"].upper()) for i in range(0, 150, 7)]
+    settings = Dedup(bands=10, rows=2, min_jaccard=least, verify=verify, chains=chains)
+    expected = search(documents, settings, tmp_path / "work")
+    assert 1 < sum(verdict.kind == KEPT for verdict in expected[0].values()) < len(documents) - 40
+    steps: set[str] = set()
+
+    def shuffled(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+        steps.update(task.folder.parent.name for task in tasks)
+        for task in draw.sample(tasks, len(tasks)):
+            task.run()
+        return perform_here(tasks)
+
+    for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (search_steps, "GROUP_BYTES")):
+        monkeypatch.setattr(module, name, 1 << 20)
+    for name, value in (("CHUNK", 3), ("MAX_PAIRS", 50)):
+        monkeypatch.setattr(compare, name, value)
+    monkeypatch.setattr(keys, "CHUNK", 11)
+    settings = settings.model_copy(update={"memory_mib": 40})
+    assert search(documents, settings, tmp_path / "work", size=70, perform=shuffled) == expected
+    assert {"LinkNeighbours-002", "GroupEdges"} < steps
 
 
-def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(tmp_path: Path) -> None:
-    """One bucket (1 band of 1 row over a shared shingle is too rare to plan, so all keys are made equal)."""
-    one, other = prose(1).split(), prose(2).split()
-    draw = random.Random(0)
-    documents = [document("a", " ".join(one))] + [document(i, " ".join(edited(other, 1, draw))) for i in range(5)]
-    documents.sort(key=lambda row: row["identity"])
-    rows = np.arange(len(documents), dtype=np.int32)
-    from bessemer.corpus.dedup.kernels import link
-    from bessemer.corpus.dedup.signatures import signatures
+@pytest.mark.parametrize(("reach", "chains"), [(2, True), (4, False)])
+def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
+    reach: int, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bucket for each band, whose first member is unlike all others."""
 
-    signed = signatures([row["text"] for row in documents], Dedup())
-    parents = rows.copy()
-    no_sets = np.zeros(0, dtype=np.uint64)
-    link(rows, np.zeros(len(rows), dtype=np.uint64), signed, no_sets, np.zeros(1, np.int64), 98, 0.0, 16, parents)
+    def equal_keys(values: np.ndarray, rows: int, salts: np.ndarray, keys: np.ndarray) -> None:
+        keys[:] = np.arange(len(keys))[:, None]
+
+    monkeypatch.setattr("bessemer.corpus.dedup.kernels.band_keys", equal_keys)
+    monkeypatch.setattr(keys, "REACH", reach)
+    draw, other = random.Random(0), prose(2).split()
+    documents = [document("a", prose(1, 2 * len(other)))]
+    documents += [document(i, " ".join(edited(other, 1, draw))) for i in range(5)]
+    found, _ = search(documents, Dedup(min_jaccard=0.7, chains=chains), tmp_path / "work", size=4)
     groups = all_pairs_components([row["text"] for row in documents], 0.7)
+    kept = [found[row["identity"]].keeper for row in documents]
     assert len(set(groups)) == 2
-    roots = [int(parents[parents[parents[row]]]) for row in rows]
-    assert [roots.index(root) for root in roots] == groups
+    assert [kept.index(name) for name in kept] == groups
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -186,21 +194,21 @@ def test_signatures_that_were_stored_give_the_same(verify: bool, tmp_path: Path)
     from bessemer.corpus.extract import fold, text_digest
 
     documents, settings = families(3), Dedup(verify=verify)
-    expected = outcome(judge(tables(documents), settings, tmp_path / "work"))
-    assert {verdict for verdict, _, _ in expected.values()} >= {KEPT, NEAR}
+    expected = search(documents, settings, tmp_path / "work")
+    assert {verdict.kind for verdict in expected[0].values()} >= {KEPT, NEAR}
     signed = signatures([fold(row["text"]) for row in documents], settings)
     stored = pa.table(
         {
             "identity": [row["identity"] for row in documents],
             "exact": pa.array([text_digest(fold(row["text"])) for row in documents], pa.large_binary()),
             "characters": [row["characters"] for row in documents],
+            "path": [row["path"] for row in documents],
             "signature": pa.FixedSizeListArray.from_arrays(pa.array(signed.reshape(-1)), signed.shape[1]),
             **({"text": [row["text"] for row in documents]} if verify else {}),
         }
     )
-    pq.write_table(stored, tmp_path / "a.parquet", row_group_size=5)
-    assert outcome(judge(parquet_tables([tmp_path / "a.parquet"]), settings, tmp_path / "work")) == expected
-    assert not (tmp_path / "work").exists()
+    assert search(stored, settings, tmp_path / "work", size=10) == expected
+    assert sorted(path.name for path in (tmp_path / "work" / "duplicates").iterdir()) == ["NameKeepers", "result"]
 
 
 def one_group(keep: str, tmp_path: Path, exact: bool = False) -> tuple[Document, list[Document]]:
@@ -215,8 +223,8 @@ def one_group(keep: str, tmp_path: Path, exact: bool = False) -> tuple[Document,
     ]
     if exact:
         documents[0]["text"] = texts[0].upper()
-    verdicts = judge(tables(documents), Dedup(keep=keep), tmp_path / "work", ["wiki", "books", "web"])
-    (kept,) = [name for name, (verdict, _, _) in outcome(verdicts).items() if verdict == KEPT]
+    found, _ = search(documents, Dedup(keep=keep), tmp_path / "work", ["wiki", "books", "web"], size=2)
+    (kept,) = [name for name, verdict in found.items() if verdict.kind == KEPT]
     return next(row for row in documents if row["identity"] == kept), documents
 
 
@@ -234,7 +242,7 @@ def test_the_longest_stays_and_of_equal_texts_the_smallest_identity(tmp_path: Pa
 
 def test_quality_needs_scores(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no quality scores"):
-        judge(tables([document(1, prose(1))]), Dedup(keep="quality"), tmp_path / "work")
+        search([document(1, prose(1))], Dedup(keep="quality"), tmp_path / "work")
 
 
 def test_within_a_source_or_a_crawl_only(tmp_path: Path) -> None:
@@ -247,9 +255,8 @@ def test_within_a_source_or_a_crawl_only(tmp_path: Path) -> None:
         row["path"] = path
     kept = {}
     for within in ("corpus", "source", "crawl"):
-        verdicts = judge(tables(documents), Dedup.model_validate({"within": within}), tmp_path / "work")
-        found = outcome(verdicts)
-        kept[within] = [row for row in documents if found[row["identity"]][0] == KEPT]
+        found, _ = search(documents, Dedup.model_validate({"within": within}), tmp_path / "work", size=4)
+        kept[within] = [row for row in documents if found[row["identity"]].kind == KEPT]
     assert len(kept["corpus"]) == 1
     assert sorted(row["source"] for row in kept["source"]) == ["x", "y"]
     assert sorted(row["path"][2:17] for row in kept["crawl"]) == ["CC-MAIN-2024-10", "CC-MAIN-2024-18"]
@@ -258,13 +265,14 @@ def test_within_a_source_or_a_crawl_only(tmp_path: Path) -> None:
 def test_an_identity_that_occurs_twice_is_named(tmp_path: Path) -> None:
     row = document(1, prose(1))
     with pytest.raises(InputError, match=row["identity"]):
-        judge(tables([row, document(2, prose(2)), row]), Dedup(), tmp_path / "work")
+        search([row, document(2, prose(2)), row], Dedup(), tmp_path / "work")
 
 
 def test_no_documents_and_texts_without_a_shingle(tmp_path: Path) -> None:
-    assert len(judge(tables([]), Dedup(), tmp_path / "work").identities) == 0
+    assert search([], Dedup(), tmp_path / "work")[1]["documents"] == 0
     documents = [document(i, text) for i, text in enumerate(["", "a b c d", "a b c e", "x"])]
-    assert judge(tables(documents), Dedup(), tmp_path / "work").verdict.tolist() == [KEPT] * 4
+    found, _ = search(documents, Dedup(), tmp_path / "work", size=2)
+    assert [verdict.kind for verdict in found.values()] == [KEPT] * 4
 
 
 @pytest.mark.parametrize("layout", ["corpus/documents", "documents", "."])
@@ -284,24 +292,19 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
         document("copy", " ".join(base).upper()),
     ]
     settings = Dedup(against=(str(tmp_path / "old"),))
-    verdicts = judge(tables(new), settings, tmp_path / "work")
-    assert verdicts.num_documents == len(new)
-    rows = dict(zip((row["path"] for row in new), verdicts.rows([row["identity"] for row in new]), strict=True))
-    assert {path: int(verdicts.verdict[row]) for path, row in rows.items()} == {
+    found, counts = search(new, settings, tmp_path / "work", size=3)
+    assert {row["path"]: found[row["identity"]].kind for row in new} == {
         "fsame": EXACT, "flonger": NEAR, "fnew": KEPT, "fcopy": EXACT,
     }  # fmt: skip
-    keepers = dict(zip(*verdicts.keepers.to_pydict().values(), strict=True))
-    stands = {path: keepers.get(int(verdicts.keeper[row])) for path, row in rows.items()}
+    stands = {row["path"]: found[row["identity"]].path for row in new}
     where = str(tmp_path / "old")
     assert stands == {"fsame": f"{where}: fsame", "flonger": f"{where}: fold", "fnew": None, "fcopy": f"{where}: fold"}
-    assert (verdicts.verdict[len(new) :] == KEPT).all()
-    counts = verdicts.statistics
     assert (counts["documents"], counts["earlier_documents"], counts["removed_against_earlier"]) == (4, 4, 3)
 
 
 def test_an_earlier_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no corpus"):
-        judge(tables([document(1, prose(1))]), Dedup(against=(str(tmp_path),)), tmp_path / "work")
+        search([document(1, prose(1))], Dedup(against=(str(tmp_path / "nothing"),)), tmp_path / "work")
 
 
 def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
@@ -313,7 +316,7 @@ def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
         document("e", prose(2).upper()),
     ]
     documents += [document("f", prose(3))]
-    found = judge(tables(documents), Dedup(verify=True), tmp_path / "work").statistics
+    _, found = search(documents, Dedup(verify=True), tmp_path / "work", size=3)
     assert found["removed"] == {"exact": 1, "near": 2}
     assert found["removed_characters"] == {
         "exact": len(prose(2)),

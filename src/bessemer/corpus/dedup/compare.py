@@ -1,0 +1,258 @@
+"""Compare pairs of documents that lie in two parts: what one has is sent to the part of the other.
+
+    SendSignatures     the part of the first document: its signature to the part of the second
+    CompareSignatures  the part of the second: pairs whose signatures agree well enough
+    SendShingles       shingle sets of the documents in such pairs: of the second to the part of the first
+    CompareShingles    the part of the first: edges, the pairs with the Jaccard similarity `min_jaccard`
+
+A task holds what it compares of its own part, and reads that of the others part by part. Without `verify` the share of
+equal signature values is the similarity, and no text is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, sqrt
+from pathlib import Path
+
+import numpy as np
+
+from bessemer.corpus.dedup.exchange import SplitWriter, is_new, read_split, spread, take_ragged
+from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
+from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
+from bessemer.corpus.dedup.task import EDGE, ORDER, PAIR, PART_BITS, DedupTask, DocumentPart, part_of, row_of
+from bessemer.corpus.dedup.verdicts import NEAR
+from bessemer.corpus.engine import check_stop
+from bessemer.corpus.extract import fold
+
+CHUNK = 1 << 12  # signatures and texts that are read at one time
+MAX_PAIRS = 1 << 22  # held before those that occur several times are dropped
+
+# with verification, pairs whose estimate lies so many standard deviations below the threshold are not computed: a pair
+# at the threshold is lost with 3 in 100,000 (normal law)
+ESTIMATE_DEVIATIONS = 4.0
+CHAINED = "-chained"  # name of the steps that compare documents with what stays at the end of a chain
+SET = np.dtype([("document", "<u8"), ("length", "<i8")])
+
+
+def min_equal_places(min_jaccard: float, num_hashes: int, to_verify: bool) -> int:
+    """Places in which signatures have to agree: for the estimate itself, or so few that a pair may pass verification."""
+    if to_verify:
+        min_jaccard -= ESTIMATE_DEVIATIONS * sqrt(min_jaccard * (1 - min_jaccard) / num_hashes)
+    return max(ceil(min_jaccard * num_hashes - 1e-9), 1)
+
+
+@dataclass(frozen=True)
+class CompareTask(DedupTask):
+    """A step that compares pairs. is_chained: these are documents and what stays in their place, and all are edges;
+    num_groups: of connected documents."""
+
+    is_chained: bool = False
+    num_groups: int = 1
+
+    @property
+    def step(self) -> str:
+        return f"{type(self).__name__}{CHAINED * self.is_chained}"
+
+    def before(self, step: type[CompareTask], file: str) -> list[Path]:
+        """A file of each task of a step before this one."""
+        return self.of(f"{step.__name__}{CHAINED * self.is_chained}", self.plan.num_parts, file)
+
+    def signatures_of(self, rows: np.ndarray) -> np.ndarray:
+        """Signatures of rows of this part, ascending; with verification their low bytes, which agree where they do."""
+        width = num_hashes(self.plan.settings)
+        kind = np.uint8 if self.plan.settings.verify else np.uint32
+        signed = np.empty((len(rows), width), dtype=kind)
+        with self.of_part("signatures").open("rb") as file:
+            for start in range(0, len(rows), CHUNK):
+                chosen = rows[start : start + CHUNK]
+                file.seek(int(chosen[0]) * width * 4)
+                block = np.fromfile(file, dtype=np.uint32, count=int(chosen[-1] - chosen[0] + 1) * width)
+                signed[start : start + CHUNK] = block.reshape(-1, width)[chosen - chosen[0]].astype(kind)
+        return signed
+
+
+@dataclass(frozen=True)
+class SendSignatures(CompareTask):
+    """Drop pairs that were found several times, and send them with the signatures of the first documents."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        plan = self.plan
+        sources = self.of("ChooseKeepers", self.num_groups, "pairs") if self.is_chained else self.of(
+            "CandidatePairs", num_key_ranges(plan), "pairs"
+        )  # fmt: skip
+        pairs = _once(read_split([path], self.number, PAIR) for path in sources)
+        to_part = part_of(pairs["second"])
+        rows = row_of(pairs["first"])
+        at = np.load(self.of_part("order.npy"))
+        sent = is_new(pairs["first"], to_part)  # of a document once to each part
+        edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), ORDER))
+        with SplitWriter(folder / "pairs", plan.num_parts) as file:
+            file.write(to_part, edges)
+        rows, to_part = rows[sent], to_part[sent]
+        with (
+            SplitWriter(folder / "documents", plan.num_parts) as documents,
+            SplitWriter(folder / "signatures", plan.num_parts) as values,
+        ):
+            for start in range(0, len(rows), CHUNK):
+                chosen, targets = rows[start : start + CHUNK], to_part[start : start + CHUNK]
+                signed = self.signatures_of(chosen)
+                documents.write(targets, chosen.astype(np.uint64) + (np.uint64(self.number) << PART_BITS))
+                values.write(targets, signed.view(f"V{signed.shape[1] * signed.itemsize}")[:, 0])
+                check_stop()
+        return {"pairs": len(pairs)}
+
+
+def _once(parts: Iterator[np.ndarray]) -> np.ndarray:
+    """Pairs without those that occur again, sorted."""
+    waiting, num_waiting = [np.empty(0, PAIR)], 0
+    for part in parts:
+        waiting.append(part)
+        num_waiting += len(part)
+        if num_waiting > max(MAX_PAIRS, len(waiting[0])):
+            pairs = np.concatenate(waiting)
+            waiting, num_waiting = [unique_pairs(pairs["first"], pairs["second"])], 0
+    pairs = np.concatenate(waiting)
+    return unique_pairs(pairs["first"], pairs["second"])
+
+
+@dataclass(frozen=True)
+class CompareSignatures(CompareTask):
+    """Pairs whose signatures agree in `min_equal_places`, with the share of equal values, by the part of the first."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        from bessemer.corpus.dedup.kernels import equal_places
+
+        settings = self.plan.settings
+        width = num_hashes(settings)
+        least = 0 if self.is_chained else min_equal_places(settings.min_jaccard, width, settings.verify)
+        kind = np.uint8 if settings.verify else np.uint32
+        at, num_edges = np.load(self.of_part("order.npy")), 0
+        kinds = {
+            "pairs": EDGE,
+            "documents": np.dtype("<u8"),
+            "signatures": np.dtype(f"V{width * np.dtype(kind).itemsize}"),
+        }
+        rows = np.unique(row_of(read_split(self.before(SendSignatures, "pairs"), self.number, EDGE)["second"]))
+        own = self.signatures_of(rows)
+        with SplitWriter(folder / "edges", self.plan.num_parts) as file:
+            for number in range(self.plan.num_parts):
+                edges, documents, values = (
+                    read_split([self.before(SendSignatures, name)[number]], self.number, dtype)
+                    for name, dtype in kinds.items()
+                )
+                mine, theirs = row_of(edges["second"]), np.searchsorted(documents, edges["first"])
+                places = np.empty(len(edges), dtype=np.int32)
+                equal_places(values.view(kind).reshape(-1, width), theirs, own, np.searchsorted(rows, mine), places)
+                for key, _ in ORDER:
+                    edges[f"second_{key}"] = at[key][mine]
+                edges["similarity"] = places / np.float32(width)
+                edges = edges[places >= least]
+                file.write(np.full(len(edges), number), edges)
+                num_edges += len(edges)
+                check_stop()
+        return {"edges": num_edges}
+
+
+@dataclass(frozen=True)
+class SendShingles(CompareTask):
+    """Shingle sets of the documents of a part that are in a pair: of the first of it for this part, of the second for
+    the part of the first."""
+
+    part: DocumentPart | None = None
+
+    def make(self, folder: Path) -> dict[str, int]:
+        assert self.part is not None
+        edges = self.before(CompareSignatures, "edges")
+        here = np.unique(read_split(edges, self.number, EDGE)["first"])
+        there = read_split([edges[self.number]], None, EDGE)
+        rows = np.concatenate([row_of(here), row_of(there["second"])])
+        to_part = np.concatenate([part_of(here), part_of(there["first"])]).astype(np.int64)
+        by_row = np.lexsort((to_part, rows))
+        by_row = by_row[is_new(rows[by_row], to_part[by_row])]
+        rows, to_part, first, num_sets = rows[by_row], to_part[by_row], 0, 0
+        with (
+            SplitWriter(folder / "documents", self.plan.num_parts) as documents,
+            SplitWriter(folder / "shingles", self.plan.num_parts) as shingles,
+        ):
+            for table in self.part(["text"]) if len(rows) else ():
+                start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
+                wanted = np.unique(rows[start:end])
+                for place in range(0, len(wanted), CHUNK):
+                    chosen = wanted[place : place + CHUNK]
+                    values, lengths = self._sets(table["text"].take(chosen - first).to_pylist())
+                    start, end = np.searchsorted(rows, (chosen[0], chosen[-1] + 1)).tolist()
+                    which = np.searchsorted(chosen, rows[start:end])
+                    sets = np.empty(end - start, dtype=SET)
+                    sets["document"] = rows[start:end].astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
+                    sets["length"] = lengths[which]
+                    documents.write(to_part[start:end], sets)
+                    shingles.write(to_part[start:end], take_ragged(values, lengths, which), sets["length"])
+                    num_sets += len(chosen)
+                    check_stop()
+                first += table.num_rows
+        return {"sets": num_sets}
+
+    def _sets(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The shingle sets of texts one behind the other, and their lengths."""
+        data, offsets = utf8([fold(text) for text in texts])
+        buffer = np.empty(longest(offsets), dtype=np.uint64)
+        sets = [
+            shingle_set(data[start:end], self.plan.settings, buffer)
+            for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ]
+        return np.concatenate(sets), np.array([*map(len, sets)])
+
+
+@dataclass(frozen=True)
+class CompareShingles(CompareTask):
+    """Edges of a part: pairs with the Jaccard `min_jaccard`, and those of equal texts; spread over `num_groups`, those
+    that are chained for the part itself."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        plan, near = self.plan, self.plan.settings.minhash
+        numbers = range(plan.num_parts if near else 0)
+        own = self._sets(self.number) if near and plan.settings.verify else None
+        counts = {"edges": 0, "compared": 0}
+        with SplitWriter(folder / "edges", 1 if self.is_chained else self.num_groups) as file:
+            for number in numbers:
+                edges = read_split([self.before(CompareSignatures, "edges")[number]], self.number, EDGE)
+                counts["compared"] += len(edges)
+                if own is not None and len(edges):
+                    edges = self._verified(edges, own, self._sets(number))
+                counts["edges"] += self._write(file, edges)
+                check_stop()
+            if not self.is_chained:
+                equal = read_split(self.of("EqualTexts", num_hash_ranges(plan), "edges"), self.number, EDGE)
+                counts["edges"] += self._write(file, equal)
+        return counts
+
+    def _write(self, file: SplitWriter, edges: np.ndarray) -> int:
+        file.write(spread(np.maximum(edges["first"], edges["second"]), file.num_targets), edges)
+        return len(edges)
+
+    def _sets(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Documents whose sets a part sent here, where each set begins (one more than documents), and the sets."""
+        names = ("documents", SET), ("shingles", "<u8")
+        sets, values = (
+            read_split([self.before(SendShingles, name)[number]], self.number, kind) for name, kind in names
+        )
+        return sets["document"], np.append(0, np.cumsum(sets["length"])), values
+
+    def _verified(
+        self,
+        edges: np.ndarray,
+        own: tuple[np.ndarray, np.ndarray, np.ndarray],
+        other: tuple[np.ndarray, np.ndarray, np.ndarray],
+    ) -> np.ndarray:
+        """The edges with their true similarity, those from `min_jaccard` on."""
+        from bessemer.corpus.dedup.kernels import jaccards
+
+        similarity = np.empty(len(edges))
+        (mine, starts, values), (theirs, their_starts, their_values) = own, other
+        left, right = np.searchsorted(mine, edges["first"]), np.searchsorted(theirs, edges["second"])
+        jaccards(values, starts, left, their_values, their_starts, right, similarity)
+        edges["similarity"] = similarity
+        least = 0.0 if self.is_chained else self.plan.settings.min_jaccard
+        return edges[similarity >= least]

@@ -1,0 +1,225 @@
+"""From edges between like documents to what stays, and its name for the documents that go.
+
+    LinkNeighbours  a range of documents: one round of large-star small-star (Kiveris et al. 2014), from edges to a
+                    star around the smallest number of each connected component
+    GroupEdges      a range of documents: edges by their component
+    ChooseKeepers   a group of components: which documents go, and what stays in their place
+    NameKeepers     a part: identity and path of its documents that stay in place of others; counts
+
+The first two only where the edges of the corpus do not fit into one task.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bessemer.corpus.dedup.compare import CHAINED
+from bessemer.corpus.dedup.exchange import SplitWriter, read_split, runs, spread, take_ragged
+from bessemer.corpus.dedup.keys import unique_pairs
+from bessemer.corpus.dedup.signatures import utf8
+from bessemer.corpus.dedup.task import (
+    EDGE,
+    MAX_CHARACTERS,
+    PAIR,
+    DedupTask,
+    DocumentPart,
+    is_earlier,
+    part_of,
+    row_of,
+)  # fmt: skip
+from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
+
+EDGES = "CompareShingles"  # the step that wrote the edges
+GROUP_BYTES = 4 * EDGE.itemsize  # memory for an edge while its group is decided
+
+
+def half_round(number: int) -> str:
+    """Name of a step of `LinkNeighbours`."""
+    return f"LinkNeighbours-{number:03d}"
+
+
+@dataclass(frozen=True)
+class LinkNeighbours(DedupTask):
+    """Half a round over links between documents. Odd ones (small-star): links to smaller numbers come by the larger;
+    all of them, and the document, go to the smallest; written for both ends. Even ones (large-star): links come by both
+    ends; the larger numbers go to the smallest of all; written for the larger. `changed` is 0 in both halves when each
+    component is a star."""
+
+    half: int
+    num_groups: int
+
+    @property
+    def step(self) -> str:
+        return half_round(self.half)
+
+    def make(self, folder: Path) -> dict[str, int]:
+        if self.half == 1:
+            edges = read_split(self.of(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
+            links = unique_pairs(*(of(edges["first"], edges["second"]) for of in (np.maximum, np.minimum)))
+        else:
+            before = self.of(half_round(self.half - 1), self.num_groups, "links")
+            links = read_split(before, self.number, PAIR)
+            links = unique_pairs(links["first"], links["second"])
+        starts, sizes = runs(links["first"])
+        smallest = np.repeat(links["second"][starts], sizes)
+        if is_small := self.half % 2 == 1:
+            changed = int((sizes > 1).sum())
+            child, root = np.append(links["second"], links["first"][starts]), np.append(smallest, smallest[starts])
+        else:
+            smallest = np.minimum(smallest, links["first"])
+            is_larger = links["second"] > links["first"]
+            child, root = links["second"][is_larger], smallest[is_larger]
+            changed = int((root != links["first"][is_larger]).sum())
+        is_link = child != root
+        links = unique_pairs(child[is_link], root[is_link])
+        with SplitWriter(folder / "links", self.num_groups) as file:
+            file.write(spread(links["first"], self.num_groups), links)
+            if is_small:
+                links = unique_pairs(links["second"], links["first"])
+                file.write(spread(links["first"], self.num_groups), links)
+        return {"changed": changed}
+
+
+@dataclass(frozen=True)
+class GroupEdges(DedupTask):
+    """Edges of a range of documents by the root of their component, which so many half rounds found."""
+
+    halves: int
+    num_groups: int
+
+    def make(self, folder: Path) -> dict[str, int]:
+        links = read_split(self.of(half_round(self.halves), self.num_groups, "links"), self.number, PAIR)
+        links = links[np.argsort(links["first"])]
+        edges = read_split(self.of(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
+        larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
+        roots = links["second"][np.searchsorted(links["first"], larger)]
+        with SplitWriter(folder / "edges", self.num_groups) as file:
+            file.write(spread(roots, self.num_groups), edges)
+        return {"edges": len(edges)}
+
+
+@dataclass(frozen=True)
+class ChooseKeepers(DedupTask):
+    """What stays in place of each document that goes: `verdicts` by the part of what stays (EDGE: first stays, second
+    goes). In the order of `keep` a document stays unless it is like one that stays already; with `chains` the first of
+    each component stays, and pairs that may be no edge are in `pairs`, to be compared."""
+
+    num_groups: int
+
+    def make(self, folder: Path) -> dict[str, int]:
+        from bessemer.corpus.dedup.kernels import connect, first_neighbours
+
+        is_one = self.num_groups == 1
+        sources = self.of(EDGES, self.plan.num_parts, "edges") if is_one else self.of(
+            "GroupEdges", self.num_groups, "edges"
+        )  # fmt: skip
+        edges = read_split(sources, self.number, EDGE)
+        names = ("first", "second")
+        numbers, at, inverse = np.unique(
+            np.concatenate([edges[name] for name in names]), return_index=True, return_inverse=True
+        )
+        order, tie = (np.concatenate([edges[f"{name}_{key}"] for name in names])[at] for key in ("order", "tie"))
+        by_order = np.lexsort((numbers, tie, order))
+        place = np.empty_like(by_order)
+        place[by_order] = np.arange(len(by_order))
+        ends = place[inverse.reshape(2, -1)]
+        left, right = ends.min(axis=0), ends.max(axis=0)
+        is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(order[by_order])
+        near = np.flatnonzero(~is_copy)
+        near = near[np.lexsort((left[near], right[near]))]
+        keeper, similarity = np.arange(len(numbers)), np.ones(len(numbers), dtype=np.float32)
+        if self.plan.settings.chains:
+            connect(left[near], right[near], keeper)
+            goes = np.flatnonzero((keeper != np.arange(len(keeper))) & can_go)
+        else:
+            through = np.full(len(numbers), -1)
+            first_neighbours(left[near], right[near], can_go, through)
+            goes = np.flatnonzero(through >= 0)
+            keeper[goes] = left[near[through[goes]]]
+            similarity[goes] = edges["similarity"][near[through[goes]]]
+        kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
+        keeper[copies] = keeper[kept]
+        gone = np.concatenate([goes, copies])
+        numbers, order = numbers[by_order], order[by_order]
+        verdicts = np.zeros(len(gone), dtype=EDGE)
+        verdicts["first"], verdicts["second"] = numbers[keeper[gone]], numbers[gone]
+        verdicts["second_order"], verdicts["similarity"] = order[gone], similarity[gone]
+        verdicts["kind"][: len(goes)], verdicts["kind"][len(goes) :] = NEAR, EXACT
+        with SplitWriter(folder / "pairs", self.plan.num_parts) as pairs:
+            if self.plan.settings.chains:
+                chained, verdicts = verdicts[: len(goes)], verdicts[len(goes) :]
+                chained = unique_pairs(chained["first"], chained["second"])
+                pairs.write(part_of(chained["first"]), chained)
+        with SplitWriter(folder / "verdicts", self.plan.num_parts) as file:
+            file.write(part_of(verdicts["first"]), verdicts)
+        return {"chained": int(self.plan.settings.chains) * len(goes)}
+
+
+@dataclass(frozen=True)
+class NameKeepers(DedupTask):
+    """Verdicts on documents, with identity and path of what stays, by the part of the documents; the counts are for
+    statistics.json."""
+
+    part: DocumentPart
+    num_groups: int
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        plan = self.plan
+        found = read_split(self.of("ChooseKeepers", self.num_groups, "verdicts"), self.number, EDGE)
+        if plan.settings.chains and plan.settings.minhash:
+            chained = self.of(f"{EDGES}{CHAINED}", plan.num_parts, "edges")[self.number]
+            found = np.concatenate([found, read_split([chained], 0, EDGE)])
+        found = found[np.lexsort((found["second"], found["first"]))]
+        rows, which = np.unique(row_of(found["first"]), return_inverse=True)
+        identities, paths, lengths = self._names(rows)
+        verdicts = np.zeros(len(found), dtype=VERDICT)
+        verdicts["row"], verdicts["kind"], verdicts["similarity"] = (
+            row_of(found["second"]),
+            found["kind"],
+            found["similarity"],
+        )
+        verdicts["keeper"], verdicts["path_bytes"] = identities[which], lengths[which]
+        to_part = part_of(found["second"])
+        with (
+            SplitWriter(folder / VERDICTS, plan.num_parts) as file,
+            SplitWriter(folder / PATHS, plan.num_parts) as names,
+        ):
+            file.write(to_part, verdicts)
+            names.write(to_part, take_ragged(paths, lengths, which), lengths[which])
+        return self._counts(found)
+
+    def _names(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Identities of rows of this part; their paths (UTF-8, one behind the other) and the lengths of these."""
+        identities, paths, lengths, first = [packed([])], [np.empty(0, np.uint8)], [np.zeros(0, dtype=np.int64)], 0
+        before = f"{self.part.corpus}: " if self.part.corpus else ""
+        for table in self.part(["identity", "path"]) if len(rows) else ():
+            start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
+            chosen = table.take(rows[start:end] - first)
+            first += table.num_rows
+            identities.append(packed(chosen["identity"].to_pylist()))
+            names = chosen["path"].to_pylist() if "path" in table.column_names else [""] * chosen.num_rows
+            values, offsets = utf8([before + name for name in names])
+            paths.append(values)
+            lengths.append(np.diff(offsets))
+        return np.concatenate(identities), np.concatenate(paths), np.concatenate(lengths)
+
+    def _counts(self, found: np.ndarray) -> dict[str, Any]:
+        """Counts of the documents that go for one of this part."""
+        is_near = found["kind"] == NEAR
+        characters = MAX_CHARACTERS - (found["second_order"] & MAX_CHARACTERS)
+        similarity = found["similarity"][is_near]
+        bins = np.minimum((similarity * HISTOGRAM_BINS + 1e-6).astype(np.int64), HISTOGRAM_BINS - 1)
+        _, sizes = runs(found["first"])
+        return {
+            "removed": {"exact": int((~is_near).sum()), "near": int(is_near.sum())},
+            "removed_characters": {"exact": int(characters[~is_near].sum()), "near": int(characters[is_near].sum())},
+            "removed_against_earlier": len(found) if self.part.corpus else 0,
+            "through_others": int((similarity < self.plan.settings.min_jaccard - 1e-6).sum()),
+            "clusters": sorted(Counter((sizes + 1).tolist()).items()),
+            "jaccard": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
+        }

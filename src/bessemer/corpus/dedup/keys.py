@@ -1,0 +1,277 @@
+"""Which documents have to be compared: equal texts, and pairs that share a band of their MinHash signatures.
+
+    DocumentKeys    a part: hash of the text, signature, and place in the order of `keep`
+    EqualTexts      a range of hashes: of equal texts the first in the order stays
+    BandKeys        a part: keys of the bands of documents that stay
+    CandidatePairs  a range of keys: members of an LSH bucket and those before them
+
+Keys are shuffled by range, so that a task sorts what fits into `memory_mib`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, read_split, runs
+from bessemer.corpus.dedup.signatures import num_hashes, signatures
+from bessemer.corpus.dedup.task import (
+    EDGE,
+    IS_OWN_BIT,
+    LENGTH_BITS,
+    MAX_CHARACTERS,
+    ORDER,
+    PAIR,
+    DedupPlan,
+    DedupTask,
+    DocumentPart,
+    is_earlier,
+    part_of,
+    records,
+    row_of,
+)  # fmt: skip
+from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
+from bessemer.corpus.engine import check_stop
+from bessemer.corpus.extract import fold, text_digest
+from bessemer.errors import InputError
+from bessemer.hashing import key_of
+from bessemer.recipe import Dedup
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
+EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")
+CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
+
+# members of an LSH bucket before it that a member is compared with, besides the first: buckets of 33 are compared in
+# full, larger ones cost 33 comparisons a member and not one for each pair
+REACH = 32
+CHUNK = 1 << 16  # documents whose keys are computed at one time
+HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *ORDER, ("document", "<u8")])
+KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
+# memory while a range is sorted: records, their order, and copies of them
+HASH_BYTES, KEY_BYTES = 3 * HASH.itemsize, 3 * KEY.itemsize
+UNSIGNED = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
+
+
+def num_hash_ranges(plan: DedupPlan) -> int:
+    """Tasks that sort hashes of texts."""
+    return plan.num_ranges(HASH_BYTES) if plan.settings.exact else 0
+
+
+def num_key_ranges(plan: DedupPlan) -> int:
+    """Tasks that sort keys of bands."""
+    return plan.num_ranges(KEY_BYTES * plan.settings.bands) if plan.settings.minhash else 0
+
+
+# --- Equal texts
+
+
+@dataclass(frozen=True)
+class DocumentKeys(DedupTask):
+    """Read the columns of a part: `order.npy` (ORDER and the salt of `within`), `signatures` (uint32, row by row), and
+    hashes by range. Raises InputError when an identity of this corpus occurs twice, and for keep = "quality" without
+    scores."""
+
+    part: DocumentPart
+
+    def make(self, folder: Path) -> dict[str, int]:
+        settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*ORDER, ("salt", "<u8")])], 0
+        num_ranges = max(num_hash_ranges(self.plan), 1)
+        with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
+            for table in _tables(self.part, settings):
+                names.append(packed(table["identity"].to_pylist()))
+                texts = table["text"].to_pylist() if "text" in table.column_names else []
+                folded = [fold(text) for text in texts]
+                order.append(_order(table, names[-1], texts, self.part.corpus != "", self.plan))
+                if settings.exact:
+                    found = _hashes(table, folded, order[-1], row + (self.number << 32))
+                    hashes.write(range_of(found["high"], num_ranges), found)
+                if settings.minhash:
+                    stored = "signature" in table.column_names and not self.part.corpus
+                    signed.write((_stored(table, settings) if stored else signatures(folded, settings)).tobytes())
+                row += table.num_rows
+                check_stop()
+        if not self.part.corpus:
+            _require_unique(np.concatenate(names))
+        np.save(folder / "order.npy", np.concatenate(order))
+        return {"documents": row}
+
+
+@dataclass(frozen=True)
+class EqualTexts(DedupTask):
+    """Of documents with equal hashes the first in the order (without the length) stays: edges from it to the others, by
+    the part of these."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        entries = read_split(self.of("DocumentKeys", self.plan.num_parts, "hashes"), self.number, HASH)
+        entries = _repeated(entries, "high")
+        keys = (entries["document"], entries["tie"], entries["order"] >> LENGTH_BITS, entries["low"], entries["high"])
+        entries = entries[np.lexsort(keys)]
+        starts = np.flatnonzero(is_new(entries["high"], entries["low"]))
+        first = np.repeat(entries[starts], np.diff(np.append(starts, len(entries))))
+        is_copy = np.ones(len(entries), dtype=bool)
+        is_copy[starts] = False
+        first, second = first[is_copy], entries[is_copy]
+        edges = edges_of(first["document"], second["document"], EXACT, 1.0, first, second)
+        with SplitWriter(folder / "edges", self.plan.num_parts) as file:
+            file.write(part_of(edges["second"]), edges)
+        return {"edges": len(edges)}
+
+
+def edges_of(
+    first: np.ndarray, second: np.ndarray, kind: int, similarity: object, first_at: np.ndarray, second_at: np.ndarray
+) -> np.ndarray:
+    """Edges between documents, whose places in the order are `first_at` and `second_at`."""
+    at = {f"{name}_{key}": of[key] for name, of in (("first", first_at), ("second", second_at)) for key, _ in ORDER}
+    return records(EDGE, len(first), first=first, second=second, kind=kind, similarity=similarity, **at)
+
+
+def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
+    """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
+    earlier corpus may have been made otherwise."""
+    needed = {"exact", "characters", *(["signature"] if settings.minhash else [])}
+    first = None if part.corpus else next(part(COLUMNS), None)
+    is_complete = first is not None and needed <= set(first.column_names)
+    return part(COLUMNS if is_complete else EARLIER_COLUMNS if part.corpus else (*COLUMNS, "text"))
+
+
+def _order(
+    table: pa.Table, names: np.ndarray, texts: Sequence[str], is_earlier_corpus: bool, plan: DedupPlan
+) -> np.ndarray:
+    """The place of each document in the order, and the salt of what it is compared with."""
+    there, settings, count = table.column_names, plan.settings, table.num_rows
+    sources = table["source"].to_pylist() if "source" in there else [""] * count
+    rank: np.ndarray = np.zeros(count, dtype=np.uint64)
+    if settings.keep == "quality" and "quality" in there:
+        worth = np.nan_to_num(table["quality"].to_numpy().astype(np.float32), nan=-np.inf)
+        bits = (0 - worth).view(np.uint32)  # in this form they are ordered as the numbers are
+        rank = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+    elif settings.keep == "quality" and not is_earlier_corpus:
+        raise InputError(
+            'corpus.dedup.keep = "quality": the documents have no quality scores; turn the quality classifier on, or '
+            'choose "longest" or "first-source"'
+        )
+    elif settings.keep == "first-source":
+        places = {name: place for place, name in enumerate(plan.sources)}
+        rank = np.array([places.get(name, len(places)) for name in sources], dtype=np.uint64)
+    characters = table["characters"].to_numpy() if "characters" in there else np.array([*map(len, texts)], dtype=int)
+    length = MAX_CHARACTERS - np.minimum(characters.astype(np.uint64), MAX_CHARACTERS)
+    order = np.uint64(not is_earlier_corpus) << IS_OWN_BIT | rank << LENGTH_BITS | length
+    tie = names.view(">u8").reshape(-1, 2)[:, 0]
+    return records([*ORDER, ("salt", "<u8")], count, order=order, tie=tie, salt=_salts(table, sources, settings))
+
+
+def _salts(table: pa.Table, sources: Sequence[str], settings: Dedup) -> np.ndarray:
+    """A number below 2^32 for each document, another where they are not compared."""
+    places = [""] * len(sources) if settings.within == "corpus" else sources
+    if settings.within == "crawl":
+        paths = table["path"].to_pylist() if "path" in table.column_names else [""] * len(sources)
+        found = map(CRAWL.search, paths)
+        places = [crawl[0] if crawl else source for crawl, source in zip(found, sources, strict=True)]
+    numbers = {place: key_of("within", place) >> 32 if place else 0 for place in set(places)}
+    return np.array([numbers[place] for place in places], dtype=np.uint64)
+
+
+def _hashes(table: pa.Table, folded: Sequence[str], order: np.ndarray, first: int) -> np.ndarray:
+    """Hashes of the folded texts, never equal for two salts; `first`: number of the first document."""
+    exact = [text_digest(text) for text in folded] if folded else table["exact"].to_pylist()
+    halves = np.frombuffer(b"".join(exact), dtype="<u8").reshape(-1, 2)
+    low = halves[:, 1] ^ order["salt"] * np.uint64(0x9E3779B97F4A7C15)
+    document = np.arange(first, first + len(halves), dtype=np.uint64)
+    return records(
+        HASH, len(halves), high=halves[:, 0], low=low, order=order["order"], tie=order["tie"], document=document
+    )
+
+
+def _stored(table: pa.Table, settings: Dedup) -> np.ndarray:
+    flat: np.ndarray = table["signature"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.astype(np.uint32).reshape(table.num_rows, num_hashes(settings))
+
+
+def _require_unique(names: np.ndarray) -> None:
+    names = np.sort(names)
+    twice = names[1:][names[1:] == names[:-1]]
+    if len(twice):
+        raise InputError(
+            f"corpus: identity {identity_of(twice[0])} occurs twice in the corpus ({len(twice)} such); give "
+            "each document an identity of its own, and no file to two sources of one name"
+        )
+
+
+def _repeated(entries: np.ndarray, key: str) -> np.ndarray:
+    """The entries whose key another one has, sorted by it: few, so that only these are sorted by the other columns."""
+    by_key = np.argsort(entries[key])
+    _, sizes = runs(entries[key][by_key])
+    return entries[by_key[np.repeat(sizes > 1, sizes)]]
+
+
+# --- Bands
+
+
+@dataclass(frozen=True)
+class BandKeys(DedupTask):
+    """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        from bessemer.corpus.dedup.kernels import band_keys
+
+        settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
+        width, order = num_hashes(settings), np.load(self.of_part("order.npy"))
+        is_compared = np.ones(len(order), dtype=bool)
+        copies = read_split(self.of("EqualTexts", num_hash_ranges(self.plan), "edges"), self.number, EDGE)
+        is_compared[row_of(copies["second"])] = False
+        with SplitWriter(folder / "keys", num_ranges) as file, self.of_part("signatures").open("rb") as signed:
+            for start in range(0, len(order), CHUNK):
+                here = order[start : start + CHUNK]
+                values = np.fromfile(signed, dtype=np.uint32, count=len(here) * width).reshape(-1, width)
+                keys = np.empty((settings.bands, len(here)), dtype=np.uint64)
+                band_keys(values, settings.rows, here["salt"] << np.uint64(32), keys)
+                chosen = is_compared[start : start + CHUNK] & (values != UNSIGNED).any(axis=1)
+                documents = np.flatnonzero(chosen).astype(np.uint64) + np.uint64((self.number << 32) + start)
+                for key in keys:
+                    entries = records(
+                        KEY, len(documents), key=key[chosen], order=here["order"][chosen], document=documents
+                    )
+                    file.write(range_of(entries["key"], num_ranges), entries)
+                check_stop()
+        return {}
+
+
+@dataclass(frozen=True)
+class CandidatePairs(DedupTask):
+    """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
+    first of the pair. Without `chains` none between two earlier documents, which stay anyhow."""
+
+    def make(self, folder: Path) -> dict[str, int]:
+        entries = read_split(self.of("BandKeys", self.plan.num_parts, "keys"), self.number, KEY)
+        entries = _repeated(entries, "key")
+        entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
+        starts, sizes = runs(entries["key"])
+        place = np.arange(len(entries)) - np.repeat(starts, sizes)
+        wanted = np.ones(len(entries), bool) if self.plan.settings.chains else ~is_earlier(entries["order"])
+        num_pairs = 0
+        with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
+            for step in range(min(REACH, int(sizes.max(initial=0))) + 1):
+                second = np.flatnonzero((place > step) & wanted)
+                first = second - (step or place[second])
+                pairs = unique_pairs(entries["document"][first], entries["document"][second])
+                pairs = pairs[pairs["first"] != pairs["second"]]  # keys of two bands may be equal by chance
+                file.write(part_of(pairs["first"]), pairs)
+                num_pairs += len(pairs)
+                check_stop()
+        return {"pairs": num_pairs}
+
+
+def unique_pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Each pair of numbers once, sorted."""
+    by_pair = np.lexsort((second, first))
+    first, second = first[by_pair], second[by_pair]
+    once = is_new(first, second)
+    return records(PAIR, int(once.sum()), first=first[once], second=second[once])

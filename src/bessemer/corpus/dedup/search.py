@@ -1,0 +1,163 @@
+"""The search for duplicates: exact copies, then near ones by MinHash and LSH, as tasks over parts and ranges of keys.
+
+Exact: equal text after folding case and white space. Near: MinHash with locality-sensitive hashing (Broder 1997, with
+FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
+(`keys.REACH`) by their signatures and, with `verify`, by the Jaccard similarity of their shingles. A document goes when
+it is similar to one that stays, by the rule `keep`; with `chains` one document of each connected component stays.
+Independent of the order of documents and of how the work is cut. Memory and disk: docs/dedup.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bessemer.corpus.dedup.compare import CompareShingles, CompareSignatures, SendShingles, SendSignatures
+from bessemer.corpus.dedup.keepers import GROUP_BYTES, ChooseKeepers, GroupEdges, LinkNeighbours, NameKeepers
+from bessemer.corpus.dedup.keys import (
+    BandKeys,
+    CandidatePairs,
+    DocumentKeys,
+    EqualTexts,
+    num_hash_ranges,
+    num_key_ranges,
+)  # fmt: skip
+from bessemer.corpus.dedup.task import DedupPlan, DedupTask, DocumentPart
+from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart, earlier_files
+from bessemer.corpus.work import CorpusTask, build_once, receipt
+from bessemer.recipe import Dedup
+
+RESULT = "result"  # folder with the receipt of the search
+SET_COST = 4  # what a shingle set costs, in documents whose columns are read
+
+Receipts = list[dict[str, Any]]
+Perform = Callable[[Sequence[CorpusTask]], Receipts]
+
+
+def perform_here(tasks: Sequence[CorpusTask]) -> Receipts:
+    """Do tasks one after the other in this process."""
+    return [task.run() for task in tasks]
+
+
+def find_duplicates(
+    own: Sequence[DocumentPart], settings: Dedup, folder: Path, made_of: str, sources: Sequence[str] = (),
+    perform: Perform = perform_here,
+) -> dict[str, Any]:  # fmt: skip
+    """Find the duplicates of a corpus; the receipt of the search: `parts`, and `statistics` for statistics.json.
+
+    Columns of the parts: identity; exact or text; characters; and where needed signature or text, source, quality.
+    `folder` keeps the verdicts (`verdicts_of`); finished tasks with the same digest `made_of` are not done again.
+    `sources`: in recipe order (keep = "first-source"). `perform` does tasks and gives their receipts. Raises InputError
+    for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
+    """
+    if (recorded := receipt(folder / RESULT, made_of)) is not None:
+        return recorded
+    earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
+    parts = [*own, *earlier]
+    sizes = [part.size for part in parts]
+    search = _Search(
+        DedupPlan(settings, tuple(sources), len(parts), sum(sizes), made_of), folder, parts, sizes, perform
+    )
+    found = search.run()
+    recorded = build_once(folder / RESULT, made_of, lambda _: found)
+    for path in folder.iterdir():
+        if path.name not in (RESULT, NameKeepers.__name__):
+            shutil.rmtree(path, ignore_errors=True)
+    return recorded
+
+
+def verdicts_of(folder: Path, num_parts: int, settings: Dedup) -> DuplicateVerdicts:
+    """The verdicts of a finished search over so many parts."""
+    return DuplicateVerdicts(folder / NameKeepers.__name__, num_parts, settings)
+
+
+class _Search:
+    """The steps of one search, in their order."""
+
+    def __init__(
+        self, plan: DedupPlan, folder: Path, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
+    ) -> None:
+        self.plan, self.folder, self.parts, self.sizes, self.perform = plan, folder, parts, sizes, perform
+
+    def run(self) -> dict[str, Any]:
+        """Do all steps; returns the facts for the receipt."""
+        plan, settings = self.plan, self.plan.settings
+        num_documents = [done["documents"] for done in self._parts(DocumentKeys, reads=True)]
+        num_edges = sum(done["edges"] for done in self._ranges(EqualTexts, num_hash_ranges(plan)))
+        if settings.minhash:
+            self._parts(BandKeys)
+            self._ranges(CandidatePairs, num_key_ranges(plan))
+            num_edges += self._compare()
+        num_groups = max(-(-num_edges * GROUP_BYTES // (settings.memory_mib << 20)), 1)
+        self._parts(CompareShingles, num_groups=num_groups)
+        if num_groups > 1:
+            self._group(num_groups)
+        self._ranges(ChooseKeepers, num_groups, num_groups=num_groups)
+        if settings.chains and settings.minhash:
+            self._compare(is_chained=True, num_groups=num_groups)
+            self._parts(CompareShingles, is_chained=True)
+        counts = self._parts(NameKeepers, reads=True, num_groups=num_groups)
+        own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
+        arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
+        return {"parts": plan.num_parts, "statistics": arrived | _statistics(counts, settings)}
+
+    def _compare(self, **more: Any) -> int:
+        """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""
+        self._parts(SendSignatures, **more)
+        compared = [done["edges"] for done in self._parts(CompareSignatures, **more)]
+        if self.plan.settings.verify:
+            self._parts(SendShingles, [SET_COST * edges for edges in compared], reads=True, **more)
+        return sum(compared)
+
+    def _group(self, num_groups: int) -> None:
+        """Bring the edges of each connected component together."""
+        unchanged = half = 0
+        while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
+            half += 1
+            done = self._ranges(LinkNeighbours, num_groups, half=half, num_groups=num_groups)
+            unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
+        self._ranges(GroupEdges, num_groups, halves=half, num_groups=num_groups)
+
+    def _parts(
+        self, step: type[DedupTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
+    ) -> Receipts:
+        """A task for each part; `reads`: of its documents. sizes: the work of each."""
+        numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
+        return self.perform([
+            step(self.folder, self.plan, number, size, **more, **({"part": part} if reads else {}))
+            for number, (part, size) in numbered
+        ])  # fmt: skip
+
+    def _ranges(self, step: type[DedupTask], num_ranges: int, **more: Any) -> Receipts:
+        """A task for each of so many ranges or groups."""
+        size = self.plan.num_documents // max(num_ranges, 1)
+        return self.perform([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
+
+
+def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:
+    """The counts of all parts, for statistics.json.
+
+    clusters: histogram of cluster sizes, the kept document included. jaccard: near duplicates by their similarity to the
+    kept one, `estimated` from signatures or `verified` by shingles. min_jaccard: from which documents are near
+    duplicates; through_others: those of the near ones that are less alike to the kept one (with `chains`).
+    """
+    clusters: Counter[int] = Counter()
+    for one in counts:
+        clusters.update(dict(one["clusters"]))
+    jaccard = [sum(one["jaccard"][number] for one in counts) for number in range(HISTOGRAM_BINS)]
+    return {
+        **{
+            name: {kind: sum(one[name][kind] for one in counts) for kind in ("exact", "near")}
+            for name in ("removed", "removed_characters")
+        },
+        **{name: sum(one[name] for one in counts) for name in ("through_others", "removed_against_earlier")},
+        "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
+        "jaccard": [
+            {"from": round(number / HISTOGRAM_BINS, 3), "documents": found} for number, found in enumerate(jaccard)
+        ],
+        "jaccard_is": "verified" if settings.verify else "estimated",
+        "min_jaccard": settings.min_jaccard,
+    }
