@@ -17,6 +17,7 @@ from math import ceil, sqrt
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.corpus.dedup.exchange import SplitWriter, is_new, read_split, spread, take_ragged
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
@@ -53,18 +54,26 @@ class CompareTask(DedupTask):
 
     @property
     def step(self) -> str:
-        return f"{type(self).__name__}{CHAINED * self.is_chained}"
+        return self.name_of(type(self))
 
-    def before(self, step: type[CompareTask], file: str) -> list[Path]:
-        """A file of each task of a step before this one."""
-        return self.of(f"{step.__name__}{CHAINED * self.is_chained}", self.plan.num_parts, file)
+    def sent(self, step: type[CompareTask], number: int, file: str, dtype: npt.DTypeLike) -> np.ndarray:
+        """What the task of this number wrote for this one in a step before it."""
+        return read_split([self.result(self.name_of(step), number, file)], self.number, dtype)
+
+    def all_sent(self, step: type[CompareTask], file: str, dtype: npt.DTypeLike) -> np.ndarray:
+        """What all tasks wrote for this one in a step before it."""
+        return read_split(self.results(self.name_of(step), self.plan.num_parts, file), self.number, dtype)
+
+    def name_of(self, step: type[CompareTask]) -> str:
+        """Name of a step before this one."""
+        return f"{step.__name__}{CHAINED * self.is_chained}"
 
     def signatures_of(self, rows: np.ndarray) -> np.ndarray:
         """Signatures of rows of this part, ascending; with verification their low bytes, which agree where they do."""
         width = num_hashes(self.plan.settings)
         kind = np.uint8 if self.plan.settings.verify else np.uint32
         signed = np.empty((len(rows), width), dtype=kind)
-        with self.of_part("signatures").open("rb") as file:
+        with self.result("DocumentKeys", self.number, "signatures").open("rb") as file:
             for start in range(0, len(rows), CHUNK):
                 chosen = rows[start : start + CHUNK]
                 file.seek(int(chosen[0]) * width * 4)
@@ -79,13 +88,13 @@ class SendSignatures(CompareTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         plan = self.plan
-        sources = self.of("ChooseKeepers", self.num_groups, "pairs") if self.is_chained else self.of(
+        sources = self.results("ChooseKeepers", self.num_groups, "pairs") if self.is_chained else self.results(
             "CandidatePairs", num_key_ranges(plan), "pairs"
         )  # fmt: skip
         pairs = _once(read_split([path], self.number, PAIR) for path in sources)
         to_part = part_of(pairs["second"])
         rows = row_of(pairs["first"])
-        at = np.load(self.of_part("order.npy"))
+        at = np.load(self.result("DocumentKeys", self.number, "order.npy"))
         sent = is_new(pairs["first"], to_part)  # of a document once to each part
         edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), ORDER))
         with SplitWriter(folder / "pairs", plan.num_parts) as file:
@@ -128,19 +137,18 @@ class CompareSignatures(CompareTask):
         width = num_hashes(settings)
         least = 0 if self.is_chained else min_equal_places(settings.min_jaccard, width, settings.verify)
         kind = np.uint8 if settings.verify else np.uint32
-        at, num_edges = np.load(self.of_part("order.npy")), 0
+        at, num_edges = np.load(self.result("DocumentKeys", self.number, "order.npy")), 0
         kinds = {
             "pairs": EDGE,
             "documents": np.dtype("<u8"),
             "signatures": np.dtype(f"V{width * np.dtype(kind).itemsize}"),
         }
-        rows = np.unique(row_of(read_split(self.before(SendSignatures, "pairs"), self.number, EDGE)["second"]))
+        rows = np.unique(row_of(self.all_sent(SendSignatures, "pairs", EDGE)["second"]))
         own = self.signatures_of(rows)
         with SplitWriter(folder / "edges", self.plan.num_parts) as file:
             for number in range(self.plan.num_parts):
                 edges, documents, values = (
-                    read_split([self.before(SendSignatures, name)[number]], self.number, dtype)
-                    for name, dtype in kinds.items()
+                    self.sent(SendSignatures, number, name, dtype) for name, dtype in kinds.items()
                 )
                 mine, theirs = row_of(edges["second"]), np.searchsorted(documents, edges["first"])
                 places = np.empty(len(edges), dtype=np.int32)
@@ -164,9 +172,8 @@ class SendShingles(CompareTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         assert self.part is not None
-        edges = self.before(CompareSignatures, "edges")
-        here = np.unique(read_split(edges, self.number, EDGE)["first"])
-        there = read_split([edges[self.number]], None, EDGE)
+        here = np.unique(self.all_sent(CompareSignatures, "edges", EDGE)["first"])
+        there = read_split([self.result(self.name_of(CompareSignatures), self.number, "edges")], None, EDGE)
         rows = np.concatenate([row_of(here), row_of(there["second"])])
         to_part = np.concatenate([part_of(here), part_of(there["first"])]).astype(np.int64)
         by_row = np.lexsort((to_part, rows))
@@ -217,14 +224,14 @@ class CompareShingles(CompareTask):
         counts = {"edges": 0, "compared": 0}
         with SplitWriter(folder / "edges", 1 if self.is_chained else self.num_groups) as file:
             for number in numbers:
-                edges = read_split([self.before(CompareSignatures, "edges")[number]], self.number, EDGE)
+                edges = self.sent(CompareSignatures, number, "edges", EDGE)
                 counts["compared"] += len(edges)
                 if own is not None and len(edges):
                     edges = self._verified(edges, own, self._sets(number))
                 counts["edges"] += self._write(file, edges)
                 check_stop()
             if not self.is_chained:
-                equal = read_split(self.of("EqualTexts", num_hash_ranges(plan), "edges"), self.number, EDGE)
+                equal = read_split(self.results("EqualTexts", num_hash_ranges(plan), "edges"), self.number, EDGE)
                 counts["edges"] += self._write(file, equal)
         return counts
 
@@ -235,9 +242,7 @@ class CompareShingles(CompareTask):
     def _sets(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Documents whose sets a part sent here, where each set begins (one more than documents), and the sets."""
         names = ("documents", SET), ("shingles", "<u8")
-        sets, values = (
-            read_split([self.before(SendShingles, name)[number]], self.number, kind) for name, kind in names
-        )
+        sets, values = (self.sent(SendShingles, number, name, kind) for name, kind in names)
         return sets["document"], np.append(0, np.cumsum(sets["length"])), values
 
     def _verified(

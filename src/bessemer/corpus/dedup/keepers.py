@@ -30,6 +30,7 @@ from bessemer.corpus.dedup.task import (
     DocumentPart,
     is_earlier,
     part_of,
+    records,
     row_of,
 )  # fmt: skip
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
@@ -59,10 +60,10 @@ class LinkNeighbours(DedupTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         if self.half == 1:
-            edges = read_split(self.of(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
+            edges = read_split(self.results(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
             links = unique_pairs(*(of(edges["first"], edges["second"]) for of in (np.maximum, np.minimum)))
         else:
-            before = self.of(half_round(self.half - 1), self.num_groups, "links")
+            before = self.results(half_round(self.half - 1), self.num_groups, "links")
             links = read_split(before, self.number, PAIR)
             links = unique_pairs(links["first"], links["second"])
         starts, sizes = runs(links["first"])
@@ -93,9 +94,9 @@ class GroupEdges(DedupTask):
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
-        links = read_split(self.of(half_round(self.halves), self.num_groups, "links"), self.number, PAIR)
+        links = read_split(self.results(half_round(self.halves), self.num_groups, "links"), self.number, PAIR)
         links = links[np.argsort(links["first"])]
-        edges = read_split(self.of(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
+        edges = read_split(self.results(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
         larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
         roots = links["second"][np.searchsorted(links["first"], larger)]
         with SplitWriter(folder / "edges", self.num_groups) as file:
@@ -107,7 +108,7 @@ class GroupEdges(DedupTask):
 class ChooseKeepers(DedupTask):
     """What stays in place of each document that goes: `verdicts` by the part of what stays (EDGE: first stays, second
     goes). In the order of `keep` a document stays unless it is like one that stays already; with `chains` the first of
-    each component stays, and pairs that may be no edge are in `pairs`, to be compared."""
+    each component stays, and pairs that are no edge are in `pairs`, to be compared."""
 
     num_groups: int
 
@@ -115,7 +116,7 @@ class ChooseKeepers(DedupTask):
         from bessemer.corpus.dedup.kernels import connect, first_neighbours
 
         is_one = self.num_groups == 1
-        sources = self.of(EDGES, self.plan.num_parts, "edges") if is_one else self.of(
+        sources = self.results(EDGES, self.plan.num_parts, "edges") if is_one else self.results(
             "GroupEdges", self.num_groups, "edges"
         )  # fmt: skip
         edges = read_split(sources, self.number, EDGE)
@@ -132,32 +133,38 @@ class ChooseKeepers(DedupTask):
         is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(order[by_order])
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
-        keeper, similarity = np.arange(len(numbers)), np.ones(len(numbers), dtype=np.float32)
+        keeper = np.arange(len(numbers))
         if self.plan.settings.chains:
             connect(left[near], right[near], keeper)
-            goes = np.flatnonzero((keeper != np.arange(len(keeper))) & can_go)
         else:
-            through = np.full(len(numbers), -1)
-            first_neighbours(left[near], right[near], can_go, through)
-            goes = np.flatnonzero(through >= 0)
-            keeper[goes] = left[near[through[goes]]]
-            similarity[goes] = edges["similarity"][near[through[goes]]]
+            first_neighbours(left[near], right[near], can_go, keeper)
+        goes = np.flatnonzero((keeper != np.arange(len(keeper))) & can_go)
+        # the edge from what stays, if there is one
+        edge = np.searchsorted(left[near] + right[near] * len(numbers), keeper[goes] + goes * len(numbers))
+        edge = near[np.minimum(edge, len(near) - 1)] if len(near) else edge
+        is_edge = (left[edge] == keeper[goes]) & (right[edge] == goes)
         kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
         keeper[copies] = keeper[kept]
-        gone = np.concatenate([goes, copies])
         numbers, order = numbers[by_order], order[by_order]
-        verdicts = np.zeros(len(gone), dtype=EDGE)
-        verdicts["first"], verdicts["second"] = numbers[keeper[gone]], numbers[gone]
-        verdicts["second_order"], verdicts["similarity"] = order[gone], similarity[gone]
-        verdicts["kind"][: len(goes)], verdicts["kind"][len(goes) :] = NEAR, EXACT
-        with SplitWriter(folder / "pairs", self.plan.num_parts) as pairs:
-            if self.plan.settings.chains:
-                chained, verdicts = verdicts[: len(goes)], verdicts[len(goes) :]
-                chained = unique_pairs(chained["first"], chained["second"])
-                pairs.write(part_of(chained["first"]), chained)
+        gone = np.concatenate([goes[is_edge], copies])
+        kind = np.repeat([NEAR, EXACT], [is_edge.sum(), len(copies)])
+        similarity = np.append(edges["similarity"][edge[is_edge]], np.ones(len(copies)))
+        first = numbers[keeper[gone]]
+        verdicts = records(
+            EDGE,
+            len(gone),
+            first=first,
+            second=numbers[gone],
+            second_order=order[gone],
+            similarity=similarity,
+            kind=kind,
+        )
         with SplitWriter(folder / "verdicts", self.plan.num_parts) as file:
-            file.write(part_of(verdicts["first"]), verdicts)
-        return {"chained": int(self.plan.settings.chains) * len(goes)}
+            file.write(part_of(first), verdicts)
+        chained = unique_pairs(numbers[keeper[goes[~is_edge]]], numbers[goes[~is_edge]])
+        with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
+            file.write(part_of(chained["first"]), chained)
+        return {"chained": len(chained)}
 
 
 @dataclass(frozen=True)
@@ -170,9 +177,9 @@ class NameKeepers(DedupTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan
-        found = read_split(self.of("ChooseKeepers", self.num_groups, "verdicts"), self.number, EDGE)
+        found = read_split(self.results("ChooseKeepers", self.num_groups, "verdicts"), self.number, EDGE)
         if plan.settings.chains and plan.settings.minhash:
-            chained = self.of(f"{EDGES}{CHAINED}", plan.num_parts, "edges")[self.number]
+            chained = self.result(f"{EDGES}{CHAINED}", self.number, "edges")
             found = np.concatenate([found, read_split([chained], 0, EDGE)])
         found = found[np.lexsort((found["second"], found["first"]))]
         rows, which = np.unique(row_of(found["first"]), return_inverse=True)

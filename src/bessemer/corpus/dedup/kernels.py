@@ -101,15 +101,13 @@ def jaccards(
 
 
 @compiled
-def first_neighbours(left: Array, right: Array, can_go: Array, through: Array) -> None:
-    """Taken in order, each document stays unless it is like one that stays already.
-
-    Edges join left[i] < right[i], places in the order, and are sorted by (right, left). through[place]: the edge to the
-    first like it that stays, for each that goes (-1 before).
-    """
+def first_neighbours(left: Array, right: Array, can_go: Array, keeper: Array) -> None:
+    """Taken in order, each document stays unless it is like one that stays already: the first of these is its keeper, at
+    first each its own. Edges join left[i] < right[i], places in the order, and are sorted by (right, left)."""
     for i in range(len(left)):
-        if can_go[right[i]] and through[right[i]] < 0 and through[left[i]] < 0:
-            through[right[i]] = i
+        one, other = left[i], right[i]
+        if can_go[other] and keeper[other] == other and keeper[one] == one:
+            keeper[other] = one
 
 
 @compiled

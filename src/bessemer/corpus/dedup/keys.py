@@ -49,9 +49,9 @@ COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", 
 EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")  # Common Crawl's names
 
-# members of an LSH bucket before it that a member is compared with, besides the first: buckets of 33 are compared in
-# full, larger ones cost 33 comparisons a member and not one for each pair
-REACH = 32
+# members of an LSH bucket before it that a member is compared with, besides the first: buckets of 65 are compared in
+# full, larger ones cost 65 comparisons a member and not one for each pair
+REACH = 64
 CHUNK = 1 << 16  # documents whose keys are computed at one time
 HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *ORDER, ("document", "<u8")])
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
@@ -110,7 +110,7 @@ class EqualTexts(DedupTask):
     the part of these."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        entries = read_split(self.of("DocumentKeys", self.plan.num_parts, "hashes"), self.number, HASH)
+        entries = read_split(self.results("DocumentKeys", self.plan.num_parts, "hashes"), self.number, HASH)
         entries = _repeated(entries, "high")
         keys = (entries["document"], entries["tie"], entries["order"] >> LENGTH_BITS, entries["low"], entries["high"])
         entries = entries[np.lexsort(keys)]
@@ -223,11 +223,14 @@ class BandKeys(DedupTask):
         from bessemer.corpus.dedup.kernels import band_keys
 
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
-        width, order = num_hashes(settings), np.load(self.of_part("order.npy"))
+        width, order = num_hashes(settings), np.load(self.result("DocumentKeys", self.number, "order.npy"))
         is_compared = np.ones(len(order), dtype=bool)
-        copies = read_split(self.of("EqualTexts", num_hash_ranges(self.plan), "edges"), self.number, EDGE)
+        copies = read_split(self.results("EqualTexts", num_hash_ranges(self.plan), "edges"), self.number, EDGE)
         is_compared[row_of(copies["second"])] = False
-        with SplitWriter(folder / "keys", num_ranges) as file, self.of_part("signatures").open("rb") as signed:
+        with (
+            SplitWriter(folder / "keys", num_ranges) as file,
+            self.result("DocumentKeys", self.number, "signatures").open("rb") as signed,
+        ):
             for start in range(0, len(order), CHUNK):
                 here = order[start : start + CHUNK]
                 values = np.fromfile(signed, dtype=np.uint32, count=len(here) * width).reshape(-1, width)
@@ -250,7 +253,7 @@ class CandidatePairs(DedupTask):
     first of the pair. Without `chains` none between two earlier documents, which stay anyhow."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        entries = read_split(self.of("BandKeys", self.plan.num_parts, "keys"), self.number, KEY)
+        entries = read_split(self.results("BandKeys", self.plan.num_parts, "keys"), self.number, KEY)
         entries = _repeated(entries, "key")
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
         starts, sizes = runs(entries["key"])

@@ -96,13 +96,13 @@ class DedupTask(CorpusTask):
     def __str__(self) -> str:
         return f"duplicates, {self.step} {self.number}"
 
-    def of(self, step: str, count: int, file: str) -> list[Path]:
-        """A file of each task of a step."""
-        return [self.work / step / f"{number:06d}" / file for number in range(count)]
+    def result(self, step: str, number: int, file: str) -> Path:
+        """A file that the task of this number wrote in a step."""
+        return self.work / step / f"{number:06d}" / file
 
-    def of_part(self, file: str) -> Path:
-        """A file that `DocumentKeys` wrote for the part of this number."""
-        return self.work / "DocumentKeys" / f"{self.number:06d}" / file
+    def results(self, step: str, count: int, file: str) -> list[Path]:
+        """That file of each of so many tasks."""
+        return [self.result(step, number, file) for number in range(count)]
 
     @abstractmethod
     def make(self, folder: Path) -> dict[str, int]:
