@@ -65,6 +65,10 @@ class RunFolder:
     report = _Place("report.html")
     log = _Place("log.txt")  # what the commands that wrote this run said
 
+    def evaluation_of(self, average: int) -> Path:
+        """The scores of the mean of so many newest checkpoints; of one: of the run itself."""
+        return self.evaluation if average == 1 else self.path / f"evaluation-average-{average}.json"
+
     @property
     def was_saved(self) -> bool:
         """Whether a checkpoint was published here once, even where none is left."""

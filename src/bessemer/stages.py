@@ -345,7 +345,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
 def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, Any]:
     """Score the newest checkpoint on all held-out text, and show what it does.
 
-    average: score the mean of so many newest checkpoints.
+    average: score the mean of so many newest checkpoints, into a file of its own.
     """
     from bessemer.tasks.files import open_task
 
@@ -353,23 +353,26 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     asked = [open_task(reference).content for reference in recipe.evaluate.tasks]
     tokens = stage_facts(run.tokens).get("inputs")
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked)
-    current = (read_json_again(run.evaluation) or {}).get("inputs") == inputs
+    place = run.evaluation_of(average)
+    current = (read_json_again(place) or {}).get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
         from bessemer.tasks.scoring import main_score
 
-        before = read_json_again(run.evaluation) or {}
-        found = score(recipe, run, *opened(recipe, run, average=average))
-        if (before.get("step"), before.get("averaged_checkpoints")) == (found.get("step"), average):
+        before = read_json_again(place) or {}
+        items = "tasks" if average == 1 else f"tasks-average-{average}"
+        found = score(recipe, run, *opened(recipe, run, average=average), items)
+        if before.get("step") == found.get("step"):
             new = {row["name"] for row in found.get("tasks", ())}
             if tasks := [row for row in before.get("tasks", ()) if row["name"] not in new] + found.get("tasks", []):
                 found["tasks"] = tasks  # those of earlier commands stay
-        write_json(run.evaluation, {**found, "averaged_checkpoints": average, "inputs": inputs})
-        return "; ".join([_scores(found), *map(main_score, found.get("tasks", ()))])
+        write_json(place, {**found, "averaged_checkpoints": average, "inputs": inputs})
+        of = [] if average == 1 else [f"the mean of {average} checkpoints"]
+        return "; ".join([*of, _scores(found), *map(main_score, found.get("tasks", ()))])
 
     session.stage("evaluate", work, current)
-    return dict(read_json(run.evaluation))
+    return dict(read_json(place))
 
 
 def _scores(found: dict[str, Any]) -> str:
@@ -408,7 +411,7 @@ def export(
         recipe = recipe.changed(export={"dtype": dtype})
     manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in published(run.checkpoints)[-average:]]
     weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
-    scored = (read_json_again(run.evaluation) or {}).get("inputs")
+    scored = (read_json_again(run.evaluation_of(average)) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, weights, scored, options)
     record = folder / "bessemer.json"

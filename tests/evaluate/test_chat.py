@@ -86,6 +86,19 @@ def test_the_conversation_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert [message["content"] for message in chat.messages] == ["First", "One.", "Second", "Two."]
 
 
+def test_a_conversation_that_has_no_room_forgets_its_oldest_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    chat = Chat(
+        saying(tokenizer, [f" {n}." for n in range(9)]), tokenizer, Template.choose("plain", tmp_path, tokenizer), Sampling(),
+        system="Be short.",
+    )  # fmt: skip
+    for number in range(9):
+        assert "".join(chat.reply(f"Question number {number} is a long one, with many words", 50)) == f" {number}."
+    assert chat.num_forgotten >= 2 and chat.num_forgotten % 2 == 0
+    assert len(chat.messages) == 19, "all that was said"
+    remembered = tokenizer.decode(chat._prompt())
+    assert remembered.startswith("Be short.") and "number 8" in remembered and "number 0" not in remembered
+
+
 def test_what_cannot_be_done_is_said(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a file nor one of plain, chatml"):
         Template.choose("nothing", tmp_path, tokenizer)

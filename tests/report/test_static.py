@@ -131,8 +131,8 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
         found = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else {}
         run.evaluation.write_text(json.dumps({**found, "tasks": tasks}))
     outcome = {row[0]: row[1:] for row in compare.results([run_data.read(run) for run in runs], ["a", "b"])[1]}
-    assert outcome["quiz of x.jsonl (8 items), accuracy"] == ["0.1250", "–"]
-    assert outcome["quiz of y.jsonl (1 item), accuracy"] == ["–", "1.0000"]
+    assert outcome["quiz of x.jsonl (8 items, 0-shot), accuracy"] == ["0.1250", "–"]
+    assert outcome["quiz of y.jsonl (1 item, 0-shot), accuracy"] == ["–", "1.0000"]
     assert outcome["same, accuracy"] == ["0.1250", "1.0000"]
 
 

@@ -231,3 +231,53 @@ def test_what_a_task_asks_is_known_by_its_content(tmp_path: Path) -> None:
     }
     (tmp_path / "a.txt").write_text("one three\n")
     assert len(contents) == 1 and open_task(f"lambada:{tmp_path}/a.txt").content not in contents
+
+
+def test_an_example_is_never_the_row_itself(tmp_path: Path) -> None:
+    rows = [{"q": f"q{n}", "a": f"a{n}"} for n in range(4)]
+    for name in ("data", "examples"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "task.toml").write_text(
+        'name = "t"\nkind = "cloze"\ndata = "data.jsonl"\nexamples = "examples.jsonl"\nfew_shot = 2\n'
+        'prompt = "{{ q }}"\ntarget = "{{ a }}"\nseparator = " | "\n'
+    )
+    contexts = [item.context for item in open_task(str(tmp_path / "task.toml")).items]
+    assert contexts == ["q1 a1 | q2 a2 | q0", "q0 a0 | q2 a2 | q1", "q0 a0 | q1 a1 | q2", "q0 a0 | q1 a1 | q3"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "template", "right"),
+    [
+        ([1, 2, 3], 2, "answer", None), (["1", "2", "3"], 2, "answer", None), ([1, 2, 3], 2, "answer | int", 2),
+        ([1, 2, 3], 2, "choices.index(answer)", 1), ([3, 4, 5], 4, "answer", 1), (["a", "b"], 1, "answer", 1),
+        (["0", "1"], 1, "answer", 1),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_also_a_text_is_refused(
+    tmp_path: Path, choices: list[object], answer: int, template: str, right: int | None
+) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"choices": choices, "answer": answer}) + "\n")
+    (tmp_path / "task.toml").write_text(
+        f'name = "t"\nkind = "choice"\ndata = "data.jsonl"\nprompt = "x"\nchoices = "choices"\nanswer = "{template}"\n'
+    )
+    if right is None:
+        with pytest.raises(InputError, match="may be the number of a choice from 0, or the text of another one"):
+            open_task(str(tmp_path / "task.toml"))
+    else:
+        assert open_task(str(tmp_path / "task.toml")).items[0].right == right
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "complaint"),
+    [
+        ('kind = "exact"\nprompt = "x"\nanswers = "a"\n', {"a": []}, "row 1: answers: an empty list"),
+        (
+            'kind = "choice"\nprompt = "x"\nchoices = "c"\nanswer = "a"\n',
+            {"c": ["Rome", "Rome"], "a": 0},
+            "two of them are equal",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_refused(tmp_path: Path, text: str, row: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        task(tmp_path, text, [row])

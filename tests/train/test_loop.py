@@ -149,9 +149,12 @@ def test_evaluate_takes_the_mean_of_checkpoints(
     assert run_command(["evaluate", str(folder), "--average", "3", "--set", "evaluate.ngram=false", "--json"]) == 0
     three = json.loads(capsys.readouterr().out)
     assert three["averaged_checkpoints"] == 3 and three["step"] == 24
+    assert not (folder / "evaluation.json").exists(), "the run's own scores are others"
     assert run_command(["evaluate", str(folder), "--set", "evaluate.ngram=false", "--json"]) == 0
     one = json.loads(capsys.readouterr().out)
     assert one["averaged_checkpoints"] == 1 and one["loss"] != three["loss"]
+    for name, found in (("evaluation.json", one), ("evaluation-average-3.json", three)):
+        assert json.loads((folder / name).read_text())["loss"] == found["loss"]
     assert run_command(["evaluate", str(folder), "--average", "9", "--set", "evaluate.ngram=false"]) == 2
     assert "9 checkpoints are wanted" in capsys.readouterr().err
     assert run_command(["evaluate", str(folder), "--average", "0"]) == 2

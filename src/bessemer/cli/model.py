@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import options, runs
 from bessemer.errors import InputError
-from bessemer.terminal import amount, say
+from bessemer.terminal import amount, counted, say
 from bessemer.terminal import score as shown
 
 if TYPE_CHECKING:
@@ -76,11 +76,21 @@ def chat(args: argparse.Namespace) -> Any:
     if interactive:
         print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
     while message := _read_message("> " if interactive else ""):
-        for piece in conversation.reply(message, args.max_tokens):
-            if shown:
-                print(piece, end="", flush=True)
+        forgotten = conversation.num_forgotten
+        try:
+            for piece in conversation.reply(message, args.max_tokens):
+                if shown:
+                    print(piece, end="", flush=True)
+        except InputError as error:
+            if not interactive:
+                raise
+            print(error)
         if shown:
             print()
+        if conversation.num_forgotten > forgotten:
+            say(
+                f"  the first {counted(conversation.num_forgotten, 'message')} no longer fit into the model and are left out"
+            )
     return {"messages": conversation.messages}
 
 

@@ -21,6 +21,7 @@ TEMPLATES = {
     "{% if add_generation_prompt %}Answer:{% endif %}",
     "chatml": CHATML,
 }
+REPLY_SHARE = 4  # a quarter of the model's positions, or the tokens asked for, is kept for a reply
 STOPS = {"plain": ("\nQuestion:", "\nAnswer:"), "chatml": ("<|im_end|>",)}
 
 
@@ -35,15 +36,20 @@ class Chat:
         self.ends = ends or (tokenizer.end_of_text,)
         self.model, self.tokenizer, self.template, self.sampling = model, tokenizer, template, sampling
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.num_forgotten = 0  # messages, the oldest but the system's, that no longer fit into the model's positions
+        self._system = len(self.messages)
 
     def reply(self, text: str, max_tokens: int) -> Iterator[str]:
         """The reply to a message of the user's, piece by piece; afterwards it is part of the conversation."""
         self.messages.append({"role": "user", "content": text})
-        prompt = self.tokenizer.encode_marked(self.template.render(self.messages))
         room = self.model.config.positions_length
+        prompt = self._prompt()
+        while len(prompt) + min(max_tokens, room // REPLY_SHARE) > room and self._forget():
+            prompt = self._prompt()
         if len(prompt) >= room:
+            self.messages.pop()
             raise InputError(
-                f"the conversation has {len(prompt)} tokens, but the model reads only {room}; start a new one"
+                f"the message has {len(prompt)} tokens, but the model reads only {room}; write a shorter one"
             )
         ids: list[int] = []
         shown, ended = "", -1
@@ -69,6 +75,17 @@ class Chat:
             yield whole[len(shown) :]
             shown = whole
         self.messages.append({"role": "assistant", "content": shown.strip()})
+
+    def _prompt(self) -> list[int]:
+        """The tokens of what is remembered of the conversation."""
+        start = self._system + self.num_forgotten
+        return self.tokenizer.encode_marked(self.template.render(self.messages[: self._system] + self.messages[start:]))
+
+    def _forget(self) -> bool:
+        """Leave out the oldest question and its answer; whether there was one."""
+        can_forget = len(self.messages) - self._system - self.num_forgotten > 1
+        self.num_forgotten += 2 * can_forget
+        return can_forget
 
 
 class Template:

@@ -18,7 +18,7 @@ from bessemer.hashing import file_sha256
 from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
 from bessemer.recipe import Contamination, EvaluationSet, Recipe
-from bessemer.run import RunFolder, read_json_again, write_atomic, write_json
+from bessemer.run import RunFolder, read_json_again, write_atomic
 from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
 from bessemer.terminal import counted, progress
@@ -36,8 +36,11 @@ GUESSES = 3
 CONTEXT_TOKENS = 24  # shown to each side of a hidden word
 
 
-def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored) -> dict[str, Any]:
-    """Evaluate a run's newest checkpoint and write evaluation.json. Raises InputError where there is no held-out text."""
+def evaluate(
+    recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restored, items: str = "tasks"
+) -> dict[str, Any]:
+    """Scores of a run's weights, as evaluation.json has them. items: folder of the run for what each item of a task got. Raises
+    InputError where there is no held-out text."""
     started = perf_counter()
     if not store.sources:
         raise InputError(
@@ -53,15 +56,15 @@ def evaluate(recipe: Recipe, run: RunFolder, store: TokenStore, restored: Restor
         "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
     }  # fmt: skip
     if recipe.evaluate.tasks:
-        result["tasks"] = task_scores(recipe, run, store, restored.trainer)
-    result["seconds"] = perf_counter() - started
-    write_json(run.evaluation, result)
-    return result
+        result["tasks"] = task_scores(recipe, run, store, restored.trainer, items)
+    return {**result, "seconds": perf_counter() - started}
 
 
-def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trainer) -> list[dict[str, Any]]:
+def task_scores(
+    recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trainer, items: str = "tasks"
+) -> list[dict[str, Any]]:
     """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
-    tasks/NAME.jsonl."""
+    NAME.jsonl in the folder `items` of the run."""
     require_writer(trainer.model.config)
     tasks = [open_task(reference) for reference in recipe.evaluate.tasks]
     if twice := [name for name, count in Counter(task.file.name for task in tasks).items() if count > 1]:
@@ -71,7 +74,7 @@ def task_scores(recipe: Recipe, run: RunFolder, store: TokenStore, trainer: Trai
     with progress("tasks", num_texts, "text") as advance:
         for task in tasks:
             scored = score_task(task, subject, advance)
-            place = run.path / "tasks" / f"{scored.name}.jsonl"
+            place = run.path / items / f"{scored.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
             facts = {"data": task.place, "content": task.content, "contamination": contamination_of(task, recipe, run)}

@@ -125,7 +125,8 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
     row("Tokens per second (median)", [data.train.median("tokens_per_second") for data in datas], "{:,.0f}".format)
-    row("Memory at the peak", [data.peak_memory for data in datas], size)
+    again = any(number_or_0(data.times, "sessions") > 1 for data in datas)
+    row(f"Memory at the peak{', since the last start' * again}", [data.peak_memory for data in datas], size)
     acted = [sum(as_text(one, "action") != RECORDED for one in data.incidents) for data in datas]
     row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
     return ["", *(f"n|{name}" for name in names)], rows
@@ -140,7 +141,8 @@ def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str
         row = next(row for row in rows if _content(row) == content)
         title = as_text(row, "name")
         if sum(other == title for other, _ in asked) > 1:
-            title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')})"
+            shots = int(number_or_0(row, "few_shot"))
+            title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')}, {shots}-shot)"
         for name in dict.fromkeys(
             name for one in rows if _content(one) == content for name in as_object(one, "scores")
         ):

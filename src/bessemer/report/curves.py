@@ -350,7 +350,7 @@ def curve(
     finite = np.isfinite(x) & np.isfinite(y)
     made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
     made |= {"x": x[finite], "y": y[finite], "marker": {"size": 6}}
-    return {**made, "mode": "lines+markers"} if marked and finite.sum() <= 60 else made
+    return {**made, "mode": "lines+markers"} if (marked and finite.sum() <= 60) or finite.sum() == 1 else made
 
 
 def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:

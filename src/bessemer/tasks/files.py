@@ -147,7 +147,7 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     limits = [one for one in (limit, file.limit) if one is not None]
     rows = _rows(place, file, min(limits, default=None))
     shots = rows if file.examples is None else _rows(
-        file.examples if "://" in file.examples else str(base / file.examples), file, file.few_shot
+        file.examples if "://" in file.examples else str(base / file.examples), file, file.few_shot + 1
     )  # fmt: skip
     others = len(shots) - (file.examples is None)  # a row is never its own example
     if others < file.few_shot:
@@ -183,7 +183,7 @@ def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any
         [fill.example(number, row) for number, row in enumerate(shots[: file.few_shot + 1], 1)] if file.few_shot else []
     )
     for number, row in enumerate(rows, 1):
-        own = [text for text, shot in zip(answered, shots, strict=False) if shot is not row][: file.few_shot]
+        own = [text for text, shot in zip(answered, shots, strict=False) if shot != row][: file.few_shot]
         item = fill.item(number, row)
         if not all(text.strip() for text in item.continuations):
             what = "an empty text" if file.kind == "text" else "an empty answer"
@@ -241,12 +241,14 @@ class _Filler:
         if file.kind == "exact":
             answers = self._value("answers", file.answers, number, row)
             listed = answers if isinstance(answers, list) else [answers]
-            if None in listed:
-                raise self._error(number, "answers", NULL)
+            if None in listed or not listed:
+                raise self._error(number, "answers", NULL if listed else "an empty list")
             return Item(context, (), answers=tuple(str(answer) for answer in listed))
         choices = self._choices(number, row)
         answer = self._value("answer", file.answer, number, row)
-        return Item(context, tuple(file.joiner + choice for choice in choices), self._right(answer, choices, number))
+        is_field = file.answer in row
+        right = self._right(answer, choices, number, is_field)
+        return Item(context, tuple(file.joiner + choice for choice in choices), right)
 
     def example(self, number: int, row: dict[str, Any]) -> str:
         """A row with its answer."""
@@ -264,13 +266,15 @@ class _Filler:
             choices = [str(choice) for choice in found]
         else:
             choices = [self._text("choices", choice, number, row) for choice in given]
+        if len({*choices}) < len(choices):
+            raise self._error(number, "choices", f"two of them are equal: {', '.join(choices)}")
         if len(choices) < 2:
             raise self._error(number, "choices", f"{len(choices)} of them; there must be two or more")
         return choices
 
-    def _right(self, answer: Any, choices: list[str], number: int) -> int:
-        """The number of the right choice, of its number from 0, its letter or its text; a string that may be a number or a text,
-        and means another choice as either, is refused."""
+    def _right(self, answer: Any, choices: list[str], number: int, is_field: bool) -> int:
+        """The number of the right choice, of its number from 0, its letter or its text; what may be a number or a text, and means
+        another choice as either, is refused, unless an expression made it a number."""
         text, place = str(answer).strip(), None
         if text.lower() in ("true", "false"):  # of JSON, or as CSV has it
             lowered = [choice.lower() for choice in choices]
@@ -279,7 +283,7 @@ class _Filler:
             text = str(int(text.lower() == "true"))
         if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
             place = int(text)
-        if isinstance(answer, str) and text in choices:
+        if text in choices and (is_field or place is None or isinstance(answer, str)):
             found = choices.index(text)
             if place not in (None, found):
                 key = self._file.answer

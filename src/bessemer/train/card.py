@@ -41,9 +41,7 @@ def model_card(
 ) -> str:  # fmt: skip
     """The text of README.md for the weights of a step, or the mean of so many checkpoints (average). check: what the export's
     gate measured; of a GGUF file, its facts."""
-    scored = read_json(run.evaluation) if run.evaluation.exists() else {}
-    is_own = scored.get("averaged_checkpoints", 1) == average  # else the scores are of other weights
-    scored = scored if is_own else {}
+    scored = read_json_again(run.evaluation_of(average)) or {}
     task, model_class, kind, call = _KINDS[
         "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
     ]
@@ -55,7 +53,7 @@ def model_card(
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},
         start=None if start is None else Path(start.removeprefix("hf:")).name,
-        environment=read_json_again(run.environment) or {}, average=average, is_own=is_own,
+        environment=read_json_again(run.environment) or {}, average=average,
     )  # fmt: skip
     return card
 

@@ -13,7 +13,7 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.report import compare, results, story, summary
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, WINDOWS, Detail, curves, smoothing_labels
-from bessemer.report.data import Json, RunData, RunReader, file_version
+from bessemer.report.data import Json, RunData, RunReader, file_version, number_or_0
 from bessemer.report.template import PageParts, as_markup, environment
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
@@ -162,6 +162,7 @@ def _tiles(one: Watched) -> list[Json]:
     data, status = one.data, one.status
     loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), _recent(data, "tokens_per_second")
     bits, memory = summary.score(data, "bits_per_byte"), data.peak_memory
+    since = ", since the last start" if number_or_0(data.times, "sessions") > 1 else ""
     steps = f"of {status.steps:,}, {status.share:.0%}" if status.steps else ""
     found = [
         {"label": "Step", "value": f"{status.step:,}", "note": steps},
@@ -171,7 +172,7 @@ def _tiles(one: Watched) -> list[Json]:
         {"label": "Held-out bits per byte", "value": f"{bits:.3f}", "note": ""} if bits is not None else None,
         {"label": "Tokens per second", "value": "–" if rate is None else amount(rate),
          "note": f"{amount(tokens)} tokens so far" if tokens else ""},
-        {"label": "Memory", "value": f"{memory / 1e9:.2f} GB", "note": "at the peak"} if memory else None,
+        {"label": "Memory", "value": f"{memory / 1e9:.2f} GB", "note": f"at the peak{since}"} if memory else None,
     ]  # fmt: skip
     return [tile for tile in found if tile is not None]
 
