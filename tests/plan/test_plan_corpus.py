@@ -30,7 +30,7 @@ def rates() -> dict[str, object]:
             **dict.fromkeys(corpus._SIZES, value),
             "document_bytes": {"value": 1000.0},
             "signature_bytes": {"value": 448.0},
-            "link_bytes": {"value": 100.0},
+            "dedup_bytes": {"value": 1000.0},
             "bytes_per_token": {"value": 5.0},
             "token_bytes": {"value": 2.0},
         },
@@ -39,7 +39,7 @@ def rates() -> dict[str, object]:
 
 def test_by_hand() -> None:
     """1 TB -> 4 TB raw -> 400 GB text -> 200 -> 100 passed -> 50 kept."""
-    found = corpus.plan(1e12, rates(), machines=2, cores=10, memory_bytes=20e9, price=0.1, storage_price=0.02)
+    found = corpus.plan(1e12, rates(), machines=2, cores=10, price=0.1, storage_price=0.02)
     assert found["flow_bytes"] == pytest.approx(
         {"input": 1e12, "raw": 4e12, "text": 4e11, "in_language": 2e11, "passed": 1e11, "kept": 5e10}
     )
@@ -51,9 +51,7 @@ def test_by_hand() -> None:
     assert found["transfer_hours"] == pytest.approx(1e12 / 2.5e9 / 3600)
     assert found["hours"] == found["compute_hours"]
     assert found["documents"]["passed"] == pytest.approx(1e8)
-    assert found["link_bytes"] == pytest.approx(1e10)
-    assert found["links_fit"]
-    assert found["largest_linked_bytes"] == pytest.approx(1.5e12)
+    assert found["storage_bytes"]["exchange of duplicates"] == pytest.approx(1e11)
     assert found["tokens"] == pytest.approx(1e10)
     assert found["storage_bytes"]["token shards"] == pytest.approx(2e10)
     assert found["compute_money"] == pytest.approx(12.5)
@@ -70,11 +68,9 @@ def test_a_stage_on_one_machine_or_core_is_not_divided() -> None:
         assert found["compute_hours"] == pytest.approx(400_000 / 3600 / 20 + 50_000 / 3600 / at_once)
 
 
-def test_twice_the_corpus_is_twice_the_work_and_links_stop_to_fit() -> None:
-    one, two = corpus.plan(1e12, rates(), memory_bytes=20e9), corpus.plan(2e12, rates(), memory_bytes=20e9)
+def test_twice_the_corpus_is_twice_the_work() -> None:
+    one, two = corpus.plan(1e12, rates()), corpus.plan(2e12, rates())
     assert two["core_hours"] == pytest.approx(2 * one["core_hours"])
-    assert (one["links_fit"], two["links_fit"]) == (True, False)
-    assert two["largest_linked_bytes"] == pytest.approx(one["largest_linked_bytes"])
 
 
 def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
@@ -100,7 +96,7 @@ def test_what_is_not_a_size(text: str) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_command(["crawl", "100TB"]) == 0
     shown = capsys.readouterr().out
-    assert "core-hours" in shown and "extract" in shown and "by ranges of keys" in shown
+    assert "core-hours" in shown and "extract" in shown and "exchange of duplicates" in shown
     (tmp_path / "rates.json").write_text(json.dumps(rates()))
     assert run_command(["crawl", "1TB", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["core_hours"] == pytest.approx(125)
@@ -144,14 +140,13 @@ def test_the_docs_have_what_the_command_prints() -> None:
     assert text[start:].splitlines()[: len(rows)] == rows
     prose = " ".join(text.split())
     stages = {row["stage"]: row for row in found["stages"]}
-    one_task = stages["link duplicates"]["core_hours"] + stages["verify duplicates"]["core_hours"]
     for phrase in (
         f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['hours']:.1f} hours, of them "
-        f"{found['hours_on']['cluster']:.1f} on all of them, {found['hours_on']['machine']:.1f} on one machine (tokenise) and "
-        f"{one_task:.0f} on one core; the input needs {found['transfer_hours']:.1f} hours",
+        f"{found['hours_on']['cluster']:.1f} on all of them and {found['hours_on']['machine']:.1f} on one machine (tokenise); the "
+        f"input needs {found['transfer_hours']:.1f} hours",
         f"{found['core_hours']:,.0f} core-hours at 0.05 are {found['compute_money']:,.0f}",
         f"at its peak, {sum(found['storage_bytes'].values()) / 1e12:.0f} TB, costs {found['storage_money']:,.0f} a month",
-        f"Cleaned rows and signatures, {found['shuffle_bytes'] / 1e12:.1f} TB",
+        f"Cleaned rows, signatures, keys and shingle sets, {found['shuffle_bytes'] / 1e12:.1f} TB",
         f"Extraction is {stages['extract']['share']:.0%} of the work",
     ):
         assert phrase in prose, phrase

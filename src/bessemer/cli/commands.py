@@ -71,7 +71,6 @@ COMMANDS = (
         option("size", "of the compressed crawl, for example 100TB", metavar="SIZE"),
         option("--cores", "cores of a machine (default 64)", type=int, default=64, metavar="N"),
         option("--machines", "machines (default 16)", type=int, default=16, metavar="N"),
-        option("--memory", "memory of a machine (default 256GB)", default="256GB", metavar="SIZE"),
         option("--price", "of a core for an hour (default 0.05)", type=float, default=0.05, metavar="P"),
         option("--storage-price", "of a gigabyte for a month (default 0.023)", type=float, default=0.023, metavar="P"),
         option("--rates", "measured rates, as benchmarks/corpus_rates.py writes them", metavar="FILE"),

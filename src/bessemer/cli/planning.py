@@ -56,7 +56,6 @@ def crawl(args: argparse.Namespace) -> dict[str, Any]:
         corpus.load_rates(Path(args.rates) if args.rates else None),
         machines=args.machines,
         cores=args.cores,
-        memory_bytes=corpus.parse_bytes(args.memory),
         price=args.price,
         storage_price=args.storage_price,
     )

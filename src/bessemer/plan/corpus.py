@@ -29,13 +29,11 @@ BUCKET_BYTES = 64 << 20
 """As bessemer.corpus.partition cuts the work, which this room may not import; a test holds them together."""
 
 NETWORK_BYTES_PER_SECOND = 1.25e9  # of a machine
-LINK_MEMORY_SHARE = 0.75
-"""Of a machine's memory that linking duplicates may take."""
 
 
 def plan(
-    input_bytes: float, rates: dict[str, Any], *, machines: int = 16, cores: int = 64, memory_bytes: float = 256e9,
-    price: float = 0.05, storage_price: float = 0.023,
+    input_bytes: float, rates: dict[str, Any], *, machines: int = 16, cores: int = 64, price: float = 0.05,
+    storage_price: float = 0.023,
 ) -> dict[str, Any]:  # fmt: skip
     """What a corpus of `input_bytes` of compressed crawl takes, as plain values: bytes, core-hours, hours, and money in the unit
     of the prices.
@@ -44,15 +42,10 @@ def plan(
 
     rates: as `load_rates` gives them. price: of a core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the
     storage. transfer_hours: to bring the input in over the machines' networks, while they work; row_groups: pieces that the merge
-    reads, beyond some 10^8 of which it needs a level in between (docs/scale.md); link_bytes: memory that linking duplicates on
-    one machine takes; largest_linked_bytes: input up to which it fits. Raises InputError for numbers that make no sense.
+    reads, beyond some 10^8 of which it needs a level in between (docs/scale.md). Raises InputError for numbers that make no
+    sense.
     """
-    for name, value in {
-        "SIZE": input_bytes,
-        "--machines": machines,
-        "--cores": cores,
-        "--memory": memory_bytes,
-    }.items():
+    for name, value in {"SIZE": input_bytes, "--machines": machines, "--cores": cores}.items():
         if not value > 0:
             raise InputError(f"{name}: {value:g} is not a number above 0")
     if price < 0 or storage_price < 0:
@@ -71,12 +64,12 @@ def plan(
         }
         for row, spent in zip(rates["stages"], seconds, strict=True)
     ]  # fmt: skip
-    signatures = documents["passed"] * sizes["signature_bytes"]
-    cleaned = flow["passed"] * sizes["parquet_per_text"] + signatures
+    cleaned = flow["passed"] * sizes["parquet_per_text"] + documents["passed"] * sizes["signature_bytes"]
+    exchanged = documents["passed"] * sizes["dedup_bytes"]
     storage = {
         "input": flow["input"],
         "cleaned partitions": cleaned + (documents["text"] - documents["passed"]) * sizes["reject_bytes"],
-        "signatures while linking": signatures,
+        "exchange of duplicates": exchanged,
         "documents": flow["kept"] * sizes["parquet_per_text"],
         "rejected": (documents["text"] - documents["kept"]) * sizes["reject_bytes"],
         "token shards": tokens * sizes["token_bytes"],
@@ -89,7 +82,6 @@ def plan(
         hours[on] += spent / 3600 / at_once[on]
     compute_hours = sum(hours.values())
     transfer_hours = flow["input"] / (machines * NETWORK_BYTES_PER_SECOND) / 3600
-    link, room = documents["passed"] * sizes["link_bytes"], LINK_MEMORY_SHARE * memory_bytes
     partitions, buckets = (math.ceil(flow["input"] / each) for each in (PARTITION_BYTES, BUCKET_BYTES))
     return {
         "rates_date": rates["date"],
@@ -105,12 +97,9 @@ def plan(
         "hours_on": hours,
         "transfer_hours": transfer_hours,
         "hours": max(compute_hours, transfer_hours),
-        "shuffle_bytes": cleaned + signatures,
+        "shuffle_bytes": cleaned + exchanged,
         "row_groups": float(partitions * min(buckets, 4096)),
         "storage_bytes": storage,
-        "link_bytes": link,
-        "links_fit": link <= room,
-        "largest_linked_bytes": flow["input"] * room / link,
         "compute_money": core_hours * price,
         "storage_money": sum(storage.values()) / 1e9 * storage_price,
     }
@@ -147,7 +136,7 @@ def load_rates(path: Path | None = None) -> dict[str, Any]:
 
 
 _SIZES = {
-    "document_bytes", "parquet_per_text", "signature_bytes", "reject_bytes", "bytes_per_token", "token_bytes", "link_bytes",
+    "document_bytes", "parquet_per_text", "signature_bytes", "reject_bytes", "bytes_per_token", "token_bytes", "dedup_bytes",
 }  # fmt: skip
 
 
@@ -176,9 +165,8 @@ def table(of: dict[str, Any]) -> str:
     flow = " -> ".join(f"{name.replace('_', ' ')} {size(of['flow_bytes'][name])}" for name in FLOW)
     days = f"{of['hours'] / 24:.1f} days" if of["hours"] >= 48 else f"{of['hours']:.1f} hours"
     documents = of["documents"]
-    fits = "fits" if of["links_fit"] else "does not fit: link by ranges of keys (docs/scale.md)"
-    on = of["hours_on"]
-    where = f"{on['cluster']:.1f} h on all of them, {on['machine']:.1f} h on one, {on['core']:.1f} h on one core"
+    names = {"cluster": "all of them", "machine": "one", "core": "one core"}
+    where = ", ".join(f"{spent:.1f} h on {names[on]}" for on, spent in of["hours_on"].items() if spent)
     rows = {
         "flow": flow,
         "documents": f"{documents['text']:.3g} read, {documents['passed']:.3g} pass, {documents['kept']:.3g} kept",
@@ -187,8 +175,6 @@ def table(of: dict[str, Any]) -> str:
         f"({where}; {of['transfer_hours']:.1f} h to bring the input in)",
         "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} pieces",
         "storage": ", ".join(f"{name} {size(stored)}" for name, stored in of["storage_bytes"].items()),
-        "duplicates": f"{size(of['link_bytes'])} to link them on one machine, which {fits}; one machine links up to "
-        f"{size(of['largest_linked_bytes'])} of input",
         "money": f"{of['compute_money']:,.0f} for the cores, {of['storage_money']:,.0f} a month for the storage",
         "rates": f"{of['rates_date']}, {of['rates_machine']}",
     }

@@ -5,12 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bessemer.corpus.dedup import exchange
 from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, read_split, runs, spread, take_ragged
 from bessemer.corpus.dedup.verdicts import packed
 
 
+@pytest.mark.parametrize("run_bytes", [1, 200, 1 << 20])
 @pytest.mark.parametrize("num_targets", [1, 2, 7])
-def test_records_and_ragged_arrays_are_read_by_target(num_targets: int, tmp_path: Path) -> None:
+def test_records_and_ragged_arrays_are_read_by_target(
+    num_targets: int, run_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "RUN_BYTES", run_bytes)
     rng = np.random.default_rng(0)
     expected: list[list[tuple[int, list[int]]]] = [[] for _ in range(num_targets)]
     paths = []

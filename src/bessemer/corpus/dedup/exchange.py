@@ -1,6 +1,6 @@
 """Files through which the tasks of the search for duplicates exchange arrays: one a task, cut by who reads it.
 
-A file holds runs, one for each `write`, sorted by target; then where each target begins in each run (int64, in bytes);
+A file holds runs of about `RUN_BYTES`, sorted by target; then where each target begins in each run (int64, in bytes);
 then the numbers of runs and targets. So a task writes with bounded memory and few files, and reads what concerns it
 with one seek for each run. Arrays are read into memory, never mapped.
 """
@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+RUN_BYTES = 64 << 20  # of values that wait to be sorted
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
 
@@ -25,27 +26,40 @@ class SplitWriter:
         self.num_targets = num_targets
         self._file = path.open("wb")
         self._starts: list[np.ndarray] = []
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+        self._waiting_bytes = 0
 
     def write(self, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
-        """Append a run: values[i] for targets[i], in this order within a target. With `lengths` values are ragged: the
-        first lengths[0] are for targets[0], and so on."""
-        if not len(targets):
-            return
+        """Append values[i] for targets[i], in this order within a target. With `lengths` values are ragged: the first
+        lengths[0] are for targets[0], and so on; so in all calls or in none."""
+        if len(targets):
+            self._waiting.append((targets, values, lengths))
+            self._waiting_bytes += values.nbytes
+        if self._waiting_bytes > RUN_BYTES:
+            self._write_run()
+
+    def _write_run(self) -> None:
+        targets, values = (np.concatenate([part[place] for part in self._waiting]) for place in (0, 1))
+        lengths = None
+        if self._waiting[0][2] is not None:
+            lengths = np.concatenate([part[2] for part in self._waiting])
         if self.num_targets > 1:
             order = np.argsort(targets, kind="stable")
             values = values[order] if lengths is None else take_ragged(values, lengths, order)
         counts = np.bincount(targets.astype(np.int64), lengths, self.num_targets).astype(np.int64)
-        ends = np.cumsum(counts) * values.dtype.itemsize
-        self._starts.append(self._file.tell() + np.append(0, ends))
+        self._starts.append(self._file.tell() + np.append(0, np.cumsum(counts) * values.itemsize))
         self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
+        self._waiting, self._waiting_bytes = [], 0
 
     def __enter__(self) -> SplitWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for starts in (*self._starts, np.array([len(self._starts), self.num_targets])):
-            self._file.write(starts.astype("<i8").tobytes())
-        self._file.close()
+        with self._file as file:
+            if error is None and self._waiting:
+                self._write_run()
+            for starts in (*self._starts, np.array([len(self._starts), self.num_targets])):
+                file.write(starts.astype("<i8").tobytes())
 
 
 def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:

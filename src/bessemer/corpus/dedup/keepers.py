@@ -36,7 +36,7 @@ from bessemer.corpus.dedup.task import (
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
 
 EDGES = "CompareShingles"  # the step that wrote the edges
-GROUP_BYTES = 4 * EDGE.itemsize  # memory for an edge while its group is decided
+GROUP_BYTES = 6 * EDGE.itemsize  # memory for an edge while its group is decided
 
 
 def half_round(number: int) -> str:
@@ -113,8 +113,6 @@ class ChooseKeepers(DedupTask):
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
-        from bessemer.corpus.dedup.kernels import connect, first_neighbours
-
         is_one = self.num_groups == 1
         sources = self.results(EDGES, self.plan.num_parts, "edges") if is_one else self.results(
             "GroupEdges", self.num_groups, "edges"
@@ -134,10 +132,13 @@ class ChooseKeepers(DedupTask):
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
         keeper = np.arange(len(numbers))
-        if self.plan.settings.chains:
-            connect(left[near], right[near], keeper)
-        else:
-            first_neighbours(left[near], right[near], can_go, keeper)
+        if len(near):  # else the kernels need not be loaded
+            from bessemer.corpus.dedup.kernels import connect, first_neighbours
+
+            if self.plan.settings.chains:
+                connect(left[near], right[near], keeper)
+            else:
+                first_neighbours(left[near], right[near], can_go, keeper)
         goes = np.flatnonzero((keeper != np.arange(len(keeper))) & can_go)
         # the edge from what stays, if there is one
         edge = np.searchsorted(left[near] + right[near] * len(numbers), keeper[goes] + goes * len(numbers))

@@ -56,7 +56,7 @@ CHUNK = 1 << 16  # documents whose keys are computed at one time
 HASH = np.dtype([("high", "<u8"), ("low", "<u8"), *ORDER, ("document", "<u8")])
 KEY = np.dtype([("key", "<u8"), ("order", "<u8"), ("document", "<u8")])
 # memory while a range is sorted: records, their order, and copies of them
-HASH_BYTES, KEY_BYTES = 3 * HASH.itemsize, 3 * KEY.itemsize
+HASH_BYTES, KEY_BYTES = 4 * HASH.itemsize, 4 * KEY.itemsize
 UNSIGNED = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 
 
