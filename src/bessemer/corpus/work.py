@@ -72,7 +72,8 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     for other in above.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-    for place in (folder, folder / "partitions", *(folder / "published").glob("*")):
+    steps = (step for name in ("duplicates", "published") for step in (folder / name).glob("*"))
+    for place in (folder, folder / "partitions", *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return folder

@@ -15,7 +15,7 @@ from dedup_samples import KEPT, Document, all_pairs_components, document, edited
 from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.search import perform_here
-from bessemer.corpus.dedup.verdicts import EXACT, NEAR
+from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
@@ -329,3 +329,25 @@ def test_statistics_count_what_was_removed(tmp_path: Path) -> None:
     assert (found["jaccard_is"], found["min_jaccard"]) == ("verified", 0.8)
     assert found["jaccard"][39] == {"from": 0.975, "documents": expected[39]}
     assert found["clusters"] == [{"documents": 2, "clusters": 1}, {"documents": 3, "clusters": 1}]
+
+
+def test_a_finished_search_is_done_again_only_where_a_verdict_is_damaged(tmp_path: Path) -> None:
+    documents, folder = families(1), tmp_path / "work"
+    pq.write_table(pa.Table.from_pylist(documents), tmp_path / "documents.parquet")
+    part, done = ParquetPart(tmp_path / "documents.parquet"), []
+
+    def counted(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+        done.extend(tasks)
+        return perform_here(tasks)
+
+    expected = search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted)
+    verdicts = folder / "NameKeepers" / "000000" / "verdicts"
+    content = verdicts.read_bytes()
+    num_tasks = len(done)
+    assert search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted) == expected
+    assert len(done) == num_tasks
+    verdicts.write_bytes(content[:-1])
+    assert search_steps.find_duplicates([part], Dedup(), folder, "made of", (), counted) == expected
+    assert verdicts.read_bytes() == content
+    search_steps.find_duplicates([part], Dedup(), folder, "other documents", (), counted)
+    assert len(done) == 3 * num_tasks

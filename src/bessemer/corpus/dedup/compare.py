@@ -17,12 +17,11 @@ from math import ceil, sqrt
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from bessemer.corpus.dedup.exchange import SplitWriter, is_new, read_split, spread, take_ragged
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
-from bessemer.corpus.dedup.task import EDGE, ORDER, PAIR, PART_BITS, DedupTask, DocumentPart, part_of, row_of
+from bessemer.corpus.dedup.task import EDGE, ORDER, PAIR, PART_BITS, DedupTask, DocumentPart, part_of, records, row_of
 from bessemer.corpus.dedup.verdicts import NEAR
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
@@ -56,22 +55,19 @@ class CompareTask(DedupTask):
     def step(self) -> str:
         return self.name_of(type(self))
 
-    def sent(self, step: type[CompareTask], number: int, file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """What the task of this number wrote for this one in a step before it."""
-        return read_split([self.result(self.name_of(step), number, file)], self.number, dtype)
-
-    def all_sent(self, step: type[CompareTask], file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """What all tasks wrote for this one in a step before it."""
-        return read_split(self.results(self.name_of(step), self.plan.num_parts, file), self.number, dtype)
-
     def name_of(self, step: type[CompareTask]) -> str:
         """Name of a step before this one."""
         return f"{step.__name__}{CHAINED * self.is_chained}"
 
-    def signatures_of(self, rows: np.ndarray) -> np.ndarray:
-        """Signatures of rows of this part, ascending; with verification their low bytes, which agree where they do."""
-        width = num_hashes(self.plan.settings)
+    @property
+    def signed(self) -> np.dtype:
+        """A document with its signature, of which the low bytes are enough where the true similarity is computed too."""
         kind = np.uint8 if self.plan.settings.verify else np.uint32
+        return np.dtype([("document", "<u8"), ("signature", kind, (num_hashes(self.plan.settings),))])
+
+    def signatures_of(self, rows: np.ndarray) -> np.ndarray:
+        """Signatures of rows of this part, which ascend."""
+        kind, (width,) = self.signed["signature"].subdtype or (np.uint8, (0,))
         signed = np.empty((len(rows), width), dtype=kind)
         with self.result("DocumentKeys", self.number, "signatures").open("rb") as file:
             for start in range(0, len(rows), CHUNK):
@@ -88,10 +84,10 @@ class SendSignatures(CompareTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         plan = self.plan
-        sources = self.results("ChooseKeepers", self.num_groups, "pairs") if self.is_chained else self.results(
-            "CandidatePairs", num_key_ranges(plan), "pairs"
-        )  # fmt: skip
-        pairs = _once(read_split([path], self.number, PAIR) for path in sources)
+        step, count = (
+            ("ChooseKeepers", self.num_groups) if self.is_chained else ("CandidatePairs", num_key_ranges(plan))
+        )
+        pairs = _once(self.gather(step, [number], "pairs", PAIR) for number in range(count))
         to_part = part_of(pairs["second"])
         rows = row_of(pairs["first"])
         at = np.load(self.result("DocumentKeys", self.number, "order.npy"))
@@ -100,15 +96,12 @@ class SendSignatures(CompareTask):
         with SplitWriter(folder / "pairs", plan.num_parts) as file:
             file.write(to_part, edges)
         rows, to_part = rows[sent], to_part[sent]
-        with (
-            SplitWriter(folder / "documents", plan.num_parts) as documents,
-            SplitWriter(folder / "signatures", plan.num_parts) as values,
-        ):
+        with SplitWriter(folder / "signatures", plan.num_parts) as file:
             for start in range(0, len(rows), CHUNK):
-                chosen, targets = rows[start : start + CHUNK], to_part[start : start + CHUNK]
-                signed = self.signatures_of(chosen)
-                documents.write(targets, chosen.astype(np.uint64) + (np.uint64(self.number) << PART_BITS))
-                values.write(targets, signed.view(f"V{signed.shape[1] * signed.itemsize}")[:, 0])
+                chosen = rows[start : start + CHUNK]
+                document = chosen.astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
+                signed = records(self.signed, len(chosen), document=document, signature=self.signatures_of(chosen))
+                file.write(to_part[start : start + CHUNK], signed)
                 check_stop()
         return {"pairs": len(pairs)}
 
@@ -136,23 +129,17 @@ class CompareSignatures(CompareTask):
         settings = self.plan.settings
         width = num_hashes(settings)
         least = 0 if self.is_chained else min_equal_places(settings.min_jaccard, width, settings.verify)
-        kind = np.uint8 if settings.verify else np.uint32
         at, num_edges = np.load(self.result("DocumentKeys", self.number, "order.npy")), 0
-        kinds = {
-            "pairs": EDGE,
-            "documents": np.dtype("<u8"),
-            "signatures": np.dtype(f"V{width * np.dtype(kind).itemsize}"),
-        }
-        rows = np.unique(row_of(self.all_sent(SendSignatures, "pairs", EDGE)["second"]))
+        before, numbers = self.name_of(SendSignatures), range(self.plan.num_parts)
+        rows = np.unique(row_of(self.gather(before, numbers, "pairs", EDGE)["second"]))
         own = self.signatures_of(rows)
         with SplitWriter(folder / "edges", self.plan.num_parts) as file:
-            for number in range(self.plan.num_parts):
-                edges, documents, values = (
-                    self.sent(SendSignatures, number, name, dtype) for name, dtype in kinds.items()
-                )
-                mine, theirs = row_of(edges["second"]), np.searchsorted(documents, edges["first"])
+            for number in numbers:
+                edges = self.gather(before, [number], "pairs", EDGE)
+                other = self.gather(before, [number], "signatures", self.signed)
+                mine, theirs = row_of(edges["second"]), np.searchsorted(other["document"], edges["first"])
                 places = np.empty(len(edges), dtype=np.int32)
-                equal_places(values.view(kind).reshape(-1, width), theirs, own, np.searchsorted(rows, mine), places)
+                equal_places(other["signature"], theirs, own, np.searchsorted(rows, mine), places)
                 for key, _ in ORDER:
                     edges[f"second_{key}"] = at[key][mine]
                 edges["similarity"] = places / np.float32(width)
@@ -172,7 +159,9 @@ class SendShingles(CompareTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         assert self.part is not None
-        here = np.unique(self.all_sent(CompareSignatures, "edges", EDGE)["first"])
+        here = np.unique(
+            self.gather(self.name_of(CompareSignatures), range(self.plan.num_parts), "edges", EDGE)["first"]
+        )
         there = read_split([self.result(self.name_of(CompareSignatures), self.number, "edges")], None, EDGE)
         rows = np.concatenate([row_of(here), row_of(there["second"])])
         to_part = np.concatenate([part_of(here), part_of(there["first"])]).astype(np.int64)
@@ -224,14 +213,14 @@ class CompareShingles(CompareTask):
         counts = {"edges": 0, "compared": 0}
         with SplitWriter(folder / "edges", 1 if self.is_chained else self.num_groups) as file:
             for number in numbers:
-                edges = self.sent(CompareSignatures, number, "edges", EDGE)
+                edges = self.gather(self.name_of(CompareSignatures), [number], "edges", EDGE)
                 counts["compared"] += len(edges)
                 if own is not None and len(edges):
                     edges = self._verified(edges, own, self._sets(number))
                 counts["edges"] += self._write(file, edges)
                 check_stop()
             if not self.is_chained:
-                equal = read_split(self.results("EqualTexts", num_hash_ranges(plan), "edges"), self.number, EDGE)
+                equal = self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", EDGE)
                 counts["edges"] += self._write(file, equal)
         return counts
 
@@ -242,7 +231,7 @@ class CompareShingles(CompareTask):
     def _sets(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Documents whose sets a part sent here, where each set begins (one more than documents), and the sets."""
         names = ("documents", SET), ("shingles", "<u8")
-        sets, values = (self.sent(SendShingles, number, name, kind) for name, kind in names)
+        sets, values = (self.gather(self.name_of(SendShingles), [number], name, kind) for name, kind in names)
         return sets["document"], np.append(0, np.cumsum(sets["length"])), values
 
     def _verified(

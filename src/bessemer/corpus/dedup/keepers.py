@@ -60,12 +60,12 @@ class LinkNeighbours(DedupTask):
 
     def make(self, folder: Path) -> dict[str, int]:
         if self.half == 1:
-            edges = read_split(self.results(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
-            links = unique_pairs(*(of(edges["first"], edges["second"]) for of in (np.maximum, np.minimum)))
+            links = self.gather(EDGES, range(self.plan.num_parts), "edges", EDGE)
+            ends = np.maximum(links["first"], links["second"]), np.minimum(links["first"], links["second"])
         else:
-            before = self.results(half_round(self.half - 1), self.num_groups, "links")
-            links = read_split(before, self.number, PAIR)
-            links = unique_pairs(links["first"], links["second"])
+            links = self.gather(half_round(self.half - 1), range(self.num_groups), "links", PAIR)
+            ends = links["first"], links["second"]
+        links = unique_pairs(*ends)
         starts, sizes = runs(links["first"])
         smallest = np.repeat(links["second"][starts], sizes)
         if is_small := self.half % 2 == 1:
@@ -94,9 +94,9 @@ class GroupEdges(DedupTask):
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
-        links = read_split(self.results(half_round(self.halves), self.num_groups, "links"), self.number, PAIR)
+        links = self.gather(half_round(self.halves), range(self.num_groups), "links", PAIR)
         links = links[np.argsort(links["first"])]
-        edges = read_split(self.results(EDGES, self.plan.num_parts, "edges"), self.number, EDGE)
+        edges = self.gather(EDGES, range(self.plan.num_parts), "edges", EDGE)
         larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
         roots = links["second"][np.searchsorted(links["first"], larger)]
         with SplitWriter(folder / "edges", self.num_groups) as file:
@@ -113,11 +113,8 @@ class ChooseKeepers(DedupTask):
     num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
-        is_one = self.num_groups == 1
-        sources = self.results(EDGES, self.plan.num_parts, "edges") if is_one else self.results(
-            "GroupEdges", self.num_groups, "edges"
-        )  # fmt: skip
-        edges = read_split(sources, self.number, EDGE)
+        step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
+        edges = self.gather(step, range(count), "edges", EDGE)
         names = ("first", "second")
         numbers, at, inverse = np.unique(
             np.concatenate([edges[name] for name in names]), return_index=True, return_inverse=True
@@ -176,9 +173,11 @@ class NameKeepers(DedupTask):
     part: DocumentPart
     num_groups: int
 
+    is_durable = True  # they stay when the search has ended
+
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan
-        found = read_split(self.results("ChooseKeepers", self.num_groups, "verdicts"), self.number, EDGE)
+        found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", EDGE)
         if plan.settings.chains and plan.settings.minhash:
             chained = self.result(f"{EDGES}{CHAINED}", self.number, "edges")
             found = np.concatenate([found, read_split([chained], 0, EDGE)])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, read_split, runs
+from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, runs
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.task import (
     EDGE,
@@ -110,7 +110,7 @@ class EqualTexts(DedupTask):
     the part of these."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        entries = read_split(self.results("DocumentKeys", self.plan.num_parts, "hashes"), self.number, HASH)
+        entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
         entries = _repeated(entries, "high")
         keys = (entries["document"], entries["tie"], entries["order"] >> LENGTH_BITS, entries["low"], entries["high"])
         entries = entries[np.lexsort(keys)]
@@ -136,10 +136,15 @@ def edges_of(
 def _tables(part: DocumentPart, settings: Dedup) -> Iterator[pa.Table]:
     """Tables with the text where the other columns are not enough; it is costly to read. Hashes and signatures of an
     earlier corpus may have been made otherwise."""
+    if part.corpus:
+        yield from part(EARLIER_COLUMNS)
+        return
     needed = {"exact", "characters", *(["signature"] if settings.minhash else [])}
-    first = None if part.corpus else next(part(COLUMNS), None)
-    is_complete = first is not None and needed <= set(first.column_names)
-    return part(COLUMNS if is_complete else EARLIER_COLUMNS if part.corpus else (*COLUMNS, "text"))
+    for table in part(COLUMNS):
+        if not needed <= set(table.column_names):
+            yield from part((*COLUMNS, "text"))
+            return
+        yield table
 
 
 def _order(
@@ -225,7 +230,7 @@ class BandKeys(DedupTask):
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
         width, order = num_hashes(settings), np.load(self.result("DocumentKeys", self.number, "order.npy"))
         is_compared = np.ones(len(order), dtype=bool)
-        copies = read_split(self.results("EqualTexts", num_hash_ranges(self.plan), "edges"), self.number, EDGE)
+        copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", EDGE)
         is_compared[row_of(copies["second"])] = False
         with (
             SplitWriter(folder / "keys", num_ranges) as file,
@@ -253,7 +258,7 @@ class CandidatePairs(DedupTask):
     first of the pair. Without `chains` none between two earlier documents, which stay anyhow."""
 
     def make(self, folder: Path) -> dict[str, int]:
-        entries = read_split(self.results("BandKeys", self.plan.num_parts, "keys"), self.number, KEY)
+        entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)
         entries = _repeated(entries, "key")
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
         starts, sizes = runs(entries["key"])

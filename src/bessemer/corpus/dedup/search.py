@@ -53,8 +53,11 @@ def find_duplicates(
     `sources`: in recipe order (keep = "first-source"). `perform` does tasks and gives their receipts. Raises InputError
     for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
-    if (recorded := receipt(folder / RESULT, made_of)) is not None:
+    recorded = receipt(folder / RESULT, made_of)
+    named = [folder / NameKeepers.__name__ / f"{part:06d}" for part in range(recorded["parts"] if recorded else 0)]
+    if recorded is not None and all(receipt(path, made_of) for path in named):
         return recorded
+    shutil.rmtree(folder / RESULT, ignore_errors=True)
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
     parts = [*own, *earlier]
     sizes = [part.size for part in parts]

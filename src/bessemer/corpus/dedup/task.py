@@ -7,7 +7,7 @@ Documents are compared in the order of `keep`: by `order`, then by `tie`, then b
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Dedup
 
@@ -100,9 +101,9 @@ class DedupTask(CorpusTask):
         """A file that the task of this number wrote in a step."""
         return self.work / step / f"{number:06d}" / file
 
-    def results(self, step: str, count: int, file: str) -> list[Path]:
-        """That file of each of so many tasks."""
-        return [self.result(step, number, file) for number in range(count)]
+    def gather(self, step: str, numbers: Iterable[int], file: str, dtype: npt.DTypeLike) -> np.ndarray:
+        """What tasks of a step wrote for the task of this number."""
+        return read_split((self.result(step, number, file) for number in numbers), self.number, dtype)
 
     @abstractmethod
     def make(self, folder: Path) -> dict[str, int]:
