@@ -20,11 +20,12 @@ import numpy as np
 
 from bessemer.corpus.dedup.compare import CHAINED
 from bessemer.corpus.dedup.exchange import SplitWriter, read_split, runs, spread, take_ragged
-from bessemer.corpus.dedup.keys import unique_pairs
+from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import (
     EDGE,
     MAX_CHARACTERS,
+    ORDER,
     PAIR,
     DedupTask,
     DocumentPart,
@@ -115,17 +116,18 @@ class ChooseKeepers(DedupTask):
     def make(self, folder: Path) -> dict[str, int]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
         edges = self.gather(step, range(count), "edges", EDGE)
-        names = ("first", "second")
-        numbers, at, inverse = np.unique(
-            np.concatenate([edges[name] for name in names]), return_index=True, return_inverse=True
-        )
-        order, tie = (np.concatenate([edges[f"{name}_{key}"] for name in names])[at] for key in ("order", "tie"))
-        by_order = np.lexsort((numbers, tie, order))
+        named = np.concatenate([edges["first"], edges["second"]])
+        numbers, where, inverse = np.unique(named, return_index=True, return_inverse=True)
+        at = records(ORDER, len(numbers))
+        for key, _ in ORDER:
+            at[key] = np.concatenate([edges[f"first_{key}"], edges[f"second_{key}"]])[where]
+        by_order = np.lexsort((numbers, at["tie"], at["order"]))
+        numbers, at = numbers[by_order], at[by_order]
         place = np.empty_like(by_order)
         place[by_order] = np.arange(len(by_order))
         ends = place[inverse.reshape(2, -1)]
         left, right = ends.min(axis=0), ends.max(axis=0)
-        is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(order[by_order])
+        is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(at["order"])
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
         keeper = np.arange(len(numbers))
@@ -143,22 +145,13 @@ class ChooseKeepers(DedupTask):
         is_edge = (left[edge] == keeper[goes]) & (right[edge] == goes)
         kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
         keeper[copies] = keeper[kept]
-        numbers, order = numbers[by_order], order[by_order]
         gone = np.concatenate([goes[is_edge], copies])
         kind = np.repeat([NEAR, EXACT], [is_edge.sum(), len(copies)])
         similarity = np.append(edges["similarity"][edge[is_edge]], np.ones(len(copies)))
-        first = numbers[keeper[gone]]
-        verdicts = records(
-            EDGE,
-            len(gone),
-            first=first,
-            second=numbers[gone],
-            second_order=order[gone],
-            similarity=similarity,
-            kind=kind,
-        )
+        first, second = keeper[gone], gone
+        verdicts = edges_of(numbers[first], numbers[second], kind, similarity, at[first], at[second])
         with SplitWriter(folder / "verdicts", self.plan.num_parts) as file:
-            file.write(part_of(first), verdicts)
+            file.write(part_of(verdicts["first"]), verdicts)
         chained = unique_pairs(numbers[keeper[goes[~is_edge]]], numbers[goes[~is_edge]])
         with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
             file.write(part_of(chained["first"]), chained)
@@ -184,20 +177,14 @@ class NameKeepers(DedupTask):
         found = found[np.lexsort((found["second"], found["first"]))]
         rows, which = np.unique(row_of(found["first"]), return_inverse=True)
         identities, paths, lengths = self._names(rows)
-        verdicts = np.zeros(len(found), dtype=VERDICT)
-        verdicts["row"], verdicts["kind"], verdicts["similarity"] = (
-            row_of(found["second"]),
-            found["kind"],
-            found["similarity"],
-        )
-        verdicts["keeper"], verdicts["path_bytes"] = identities[which], lengths[which]
+        verdicts = records(VERDICT, len(found), row=row_of(found["second"]), keeper=identities[which])
+        verdicts["kind"], verdicts["similarity"] = found["kind"], found["similarity"]
+        verdicts["path_bytes"] = lengths[which]
         to_part = part_of(found["second"])
-        with (
-            SplitWriter(folder / VERDICTS, plan.num_parts) as file,
-            SplitWriter(folder / PATHS, plan.num_parts) as names,
-        ):
+        with SplitWriter(folder / VERDICTS, plan.num_parts) as file:
             file.write(to_part, verdicts)
-            names.write(to_part, take_ragged(paths, lengths, which), lengths[which])
+        with SplitWriter(folder / PATHS, plan.num_parts) as file:
+            file.write(to_part, take_ragged(paths, lengths, which), lengths[which])
         return self._counts(found)
 
     def _names(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

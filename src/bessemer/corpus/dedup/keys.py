@@ -126,7 +126,7 @@ class EqualTexts(DedupTask):
 
 
 def edges_of(
-    first: np.ndarray, second: np.ndarray, kind: int, similarity: object, first_at: np.ndarray, second_at: np.ndarray
+    first: np.ndarray, second: np.ndarray, kind: object, similarity: object, first_at: np.ndarray, second_at: np.ndarray
 ) -> np.ndarray:
     """Edges between documents, whose places in the order are `first_at` and `second_at`."""
     at = {f"{name}_{key}": of[key] for name, of in (("first", first_at), ("second", second_at)) for key, _ in ORDER}
