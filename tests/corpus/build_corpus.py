@@ -39,6 +39,7 @@ def small(pool: bool) -> None:
     units.RANGE_BYTES = 4000
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
+    partition.RANGES = 2  # so that ranges are merged
     if pool:
         worker.SMALL_BYTES = 0
 

@@ -46,6 +46,7 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
+    monkeypatch.setattr(partition, "RANGES", partition.RANGES)
     small(pool=False)
     for number in range(200):
         (data / f"{number}.txt").write_text(prose(number))

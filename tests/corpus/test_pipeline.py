@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import clean, partition, pipeline, publish
+from bessemer.corpus import clean, merge, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import RunFolder, stage_is_current
@@ -178,8 +178,14 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
         (data / f"copy-{number}.txt").write_text(prose(number).upper())
     of = recipe(source(data))
     contents = []
-    for name, buckets in (("one", 1), ("two", 7)):  # how the work was cut does not show either
+    for name, buckets, ranges in (
+        ("one", 1, 1),
+        ("two", 7, 7),
+        ("merged", 7, 3),
+    ):  # how the work was cut does not show either
         monkeypatch.setattr(pipeline, "num_buckets", lambda size, buckets=buckets: buckets)
+        monkeypatch.setattr(partition, "RANGES", ranges)
+        monkeypatch.setattr(merge, "MERGED_BYTES", 0)
         folder = RunFolder(tmp_path / name)
         pipeline.build(of, folder)
         import pyarrow.parquet as pq
@@ -189,7 +195,10 @@ def test_two_builds_are_equal_byte_for_byte(data: Path, tmp_path: Path, monkeypa
             first = {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
             pipeline.build(of, folder)
             assert first == {path.name: path.read_bytes() for path in folder.corpus.rglob("*.parquet")}
-    assert contents[0] == contents[1]
+    assert contents[0] == contents[1] == contents[2]
+    parts = [{path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")} for name in ("two", "merged")]
+    assert parts[0].keys() == parts[1].keys()
+    assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == []
 
 
 def test_large_corpora_are_written_in_parts_and_row_groups(
@@ -295,13 +304,18 @@ def test_parquet_without_the_text_column(data: Path, run: RunFolder, column: dic
     assert list(run.path.iterdir()) == []
 
 
-def test_a_lost_row_fails_the_stage(data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("buckets", "where"), [(1, "bucket 0"), (3, "range 0")])
+def test_a_lost_row_fails_the_stage(
+    data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch, buckets: int, where: str
+) -> None:
     import pyarrow.parquet as pq
 
     fill(data)
     whole = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given, **more: whole(*given, **more).slice(1))
-    with pytest.raises(BessemerError, match="source s, bucket 0: 20 rows were written but 19 came back"):
+    monkeypatch.setattr(pipeline, "num_buckets", lambda size: buckets)
+    monkeypatch.setattr(partition, "RANGES", 1)
+    with pytest.raises(BessemerError, match=f"source s, {where}: 20 rows were written but 19 came back"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()
 

@@ -69,6 +69,7 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
+    monkeypatch.setattr(partition, "RANGES", partition.RANGES)
     small(pool=False)
 
 
@@ -95,7 +96,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         assert process.returncode == -signal.SIGKILL
         kills += 1
         killed_in.add(
-            next(kind for kind in ("published", "duplicates", "partitions", "plan", "") if kind in str(after))
+            next(kind for kind in ("published", "duplicates", "merged", "partitions", "plan", "") if kind in str(after))
         )
         if any("duplicates/result" in path for path in after):  # what the search no longer needs is removed
             before = {
@@ -104,7 +105,7 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5
-    assert {"partitions", "published"} <= killed_in
+    assert {"partitions", "merged", "published"} <= killed_in
     assert contents(run / "corpus") == contents(whole.corpus)
     assert [path.name for path in run.iterdir()] == ["corpus"]
 

@@ -29,6 +29,13 @@ def test_small_files_share_a_unit_and_large_ones_do_not(
     ]
 
 
+def test_ranges_grow_with_the_source(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "RANGE_BYTES", 100)
+    monkeypatch.setattr(units, "MANY_UNITS", 4)
+    (data / "a.jsonl").write_text('{"text": ""}\n' * 200)
+    assert [unit.size for unit in planned(data, tmp_path, "jsonl")] == [650] * 4
+
+
 def test_units_survive_the_way_through_the_engine(data: Path, tmp_path: Path) -> None:
     (data / "caf\udce9.txt").write_text("x")
     (unit,) = planned(data, tmp_path)

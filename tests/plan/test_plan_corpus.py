@@ -76,8 +76,23 @@ def test_twice_the_corpus_is_twice_the_work() -> None:
 def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
     partition = pytest.importorskip("bessemer.corpus.partition")
     assert partition.PARTITION_BYTES[1] == corpus.PARTITION_BYTES
-    assert partition.BUCKET_BYTES == corpus.BUCKET_BYTES
-    assert partition.num_buckets(10**15) == 4096
+    for name in (
+        "BUCKET_BYTES",
+        "LARGE_BUCKET_BYTES",
+        "MANY_BUCKETS",
+        "LARGE_PARTITION_BYTES",
+        "MANY_PARTITIONS",
+        "RANGES",
+    ):
+        assert getattr(partition, name) == getattr(corpus, name)
+    for num_bytes, buckets, ranges in (
+        (1 << 34, 256, 256), (1 << 35, 512, 256), (1 << 40, 4096, 256), (10**14, 11_642, 254), (10**15, 116_416, 256),
+    ):  # fmt: skip
+        partitions, *found = corpus.cut(num_bytes)
+        assert found == [ranges, buckets]
+        assert partition.num_buckets(num_bytes) == buckets
+        assert -(-buckets // partition.range_size(buckets)) == ranges
+        assert partitions == pytest.approx(num_bytes / partition.partition_bytes(num_bytes), abs=1, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +140,19 @@ def test_damaged_rates_are_named(damage: dict[str, object], tmp_path: Path) -> N
     path.write_text(json.dumps({**rates(), **damage}))
     with pytest.raises(InputError, match="not a file of rates"):
         corpus.load_rates(path)
+
+
+def test_the_merge_is_charged_where_buckets_are_merged() -> None:
+    given = rates()
+    given["stages"].append({"stage": "merge", "of": "kept", "megabytes_per_cpu_second": 1.0})
+    small, large = (corpus.plan(num_bytes, given) for num_bytes in (1e10, 1e12))
+    assert [row["stage"] for row in small["stages"]] == ["one", "two"] and "merged buckets" not in small[
+        "storage_bytes"
+    ]
+    assert large["stages"][-1]["stage"] == "merge"
+    assert large["storage_bytes"]["merged buckets"] == large["storage_bytes"]["cleaned partitions"]
+    assert small["row_groups"] == small["partitions"] * small["buckets"]
+    assert large["row_groups"] == large["partitions"] * corpus.RANGES + large["buckets"]
 
 
 def test_the_docs_have_what_the_command_prints() -> None:

@@ -1,6 +1,7 @@
 """A partition: units of one source, cleaned into one Parquet file with a receipt.
 
-The file is sorted by identity with a row group per identity bucket, so that later steps read one bucket at a time.
+The file is sorted by identity with a row group for each range of identity buckets (of one bucket while there are few), so
+that later steps read one at a time. Its metadata says which ranges.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bessemer.corpus import engine
 from bessemer.corpus.clean import CleaningContext, Tally, check_tally, clean_record
@@ -25,12 +26,21 @@ from bessemer.run import read_json, write_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUCKET_BYTES = 64 << 20  # input bytes whose documents are sorted in memory at one time
-# Bounds of the input bytes in a partition: less is not worth a receipt, more would not fit a worker's memory
+# Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
+# MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first
+BUCKET_BYTES, LARGE_BUCKET_BYTES, MANY_BUCKETS = 64 << 20, 8 << 30, 4096
+# Row groups in a partition's file: its footer, which everybody who reads one of them parses, has some 1.2 kB for each
+RANGES = 256
+MAX_RANGE_BUCKETS = 512  # files that a merge has open at one time; of more than 131,072 buckets there are more ranges
+# Bounds of the input bytes in a partition: less is not worth a receipt, more is lost with a worker that dies
 PARTITION_BYTES = 4 << 20, 64 << 20
 PARTITIONS = 64  # of a corpus, while they stay within those bounds: enough to keep all workers busy to the end
+# Where that makes more than MANY_PARTITIONS they grow, so that the driver keeps some hundred bytes for each of few
+MANY_PARTITIONS, LARGE_PARTITION_BYTES = 400_000, 1 << 30
+WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["reason", "label", "language"]}
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
 CONTEXT = "context.json"
+RANGES_KEY = b"ranges"  # of a file's metadata: the range of each row group, as a JSON list
 
 
 @dataclass(frozen=True)
@@ -63,12 +73,12 @@ class Partition(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Clean the units. Raises OSError for a full disk, BessemerError for inconsistent counts."""
-        settings, buckets = context(self.work)
+        settings, cuts = context(self.work)
         tally = Tally()
-        tables = list(_chunks(self, settings, tally))
-        written = _write(tables, buckets[self.source], settings, folder / "rows.parquet")
+        tables = list(_chunks(self, settings, tally)) or [_table([], settings)]
+        written = _write(tables, cuts[self.source], folder / "rows.parquet")
         check_tally(tally, sum(rows for _, rows in written), f"source {self.source}, {self}")
-        return {"source": self.source, "partition": self.number, "buckets": written, "counts": tally.to_json()}
+        return {"source": self.source, "partition": self.number, "ranges": written, "counts": tally.to_json()}
 
 
 def partition_folder(work: Path, number: int) -> Path:
@@ -78,58 +88,69 @@ def partition_folder(work: Path, number: int) -> Path:
 
 def cut(units: list[Unit], work: Path) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
-    smallest, largest = PARTITION_BYTES
-    limit = min(max(sum(unit.size for unit in units) // PARTITIONS, smallest), largest)
+    limit = partition_bytes(sum(unit.size for unit in units))
     groups = in_groups(units, limit, lambda group, unit: group[0].source != unit.source)
     return [Partition(work, number, tuple(group)) for number, group in enumerate(groups)]
 
 
+def partition_bytes(num_bytes: int) -> int:
+    """Input bytes of a partition, at the most, of a corpus of `num_bytes`."""
+    smallest, largest = PARTITION_BYTES
+    largest = max(largest, min(num_bytes // MANY_PARTITIONS, LARGE_PARTITION_BYTES))
+    return min(max(num_bytes // PARTITIONS, smallest), largest)
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """The documents of one source whose identities are in one range. place: among the buckets of all sources; pieces:
-    (partition, row group, rows) of each partition that has some."""
+    """The documents of one source whose identities hash to one number; they lie in row groups of partitions, or merged in a
+    file of their own. place: among the buckets of all sources."""
 
     work: Path
     source: str
     number: int
-    place: int
-    pieces: tuple[tuple[int, int, int], ...]
-
-    @property
-    def size(self) -> int:
-        """Rows, rejected ones included."""
-        return sum(rows for _, _, rows in self.pieces)
+    size: int  # rows, rejected ones included
+    partitions: range | None  # among which its rows are; None: they are merged
+    merged: Path | None = None  # the file that has them
+    place: int = 0
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        tables = []
-        for partition, group, _ in self.pieces:
-            engine.check_stop()
-            with pq.ParquetFile(partition_folder(self.work, partition) / "rows.parquet") as file:
-                present = [name for name in columns if name in file.schema_arrow.names]
-                tables.append(file.read_row_group(group, columns=present))
-        table = pa.concat_tables(tables)
+        if self.partitions is not None:
+            table = pa.concat_tables(rows_of_range(self.work, self.partitions, self.number, columns))
+        else:
+            with pq.ParquetFile(self.merged) as file:
+                table = file.read(columns=[name for name in columns if name in file.schema_arrow.names])
         came = f"{self.size} rows were written but {table.num_rows} came back"
         engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
         return table.sort_by("identity")
 
 
-def buckets_of(work: Path, receipts: list[dict[str, Any]]) -> list[Bucket]:
-    """The buckets that have documents, in the order of the published corpus. receipts: of all partitions."""
-    pieces: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
-    for done in receipts:
-        for group, (bucket, rows) in enumerate(done["buckets"]):
-            pieces.setdefault((done["source"], bucket), []).append((done["partition"], group, rows))
-    names = enumerate(sorted(pieces))
-    return [Bucket(work, source, number, place, tuple(pieces[source, number])) for place, (source, number) in names]
+def rows_of_range(
+    work: Path, partitions: range, number: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a range of buckets from each partition that has some. columns: those that are there of them; all."""
+    import pyarrow.parquet as pq
+
+    for partition in partitions:
+        engine.check_stop()
+        with pq.ParquetFile(partition_folder(work, partition) / "rows.parquet") as file:
+            ranges: list[int] = json.loads(file.metadata.metadata[RANGES_KEY])
+            if number in ranges:
+                present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
+                yield file.read_row_group(ranges.index(number), columns=present).replace_schema_metadata()
 
 
 def num_buckets(num_bytes: int) -> int:
     """Buckets for a source of `num_bytes` bytes."""
-    return min(max(-(-num_bytes // BUCKET_BYTES), 1), 4096)
+    return max(min(-(-num_bytes // BUCKET_BYTES), MANY_BUCKETS), -(-num_bytes // LARGE_BUCKET_BYTES), 1)
+
+
+def range_size(num_buckets: int) -> int:
+    """Buckets that make a range, and a row group of a partition's file, of a source with `num_buckets`."""
+    return min(-(-num_buckets // RANGES), MAX_RANGE_BUCKETS)
 
 
 def bucket_of(identity_: str, num_buckets: int) -> int:
@@ -137,16 +158,29 @@ def bucket_of(identity_: str, num_buckets: int) -> int:
     return int(identity_[:8], 16) * num_buckets >> 32
 
 
+class Cut(NamedTuple):
+    """How the identities of a source are cut: into buckets, of which `range_size` make a range."""
+
+    num_buckets: int
+    range_size: int
+
+
 def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
     """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
-    write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "buckets": buckets})
+    sizes = {source: Cut(number, range_size(number)) for source, number in buckets.items()}
+    write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "cuts": sizes})
+
+
+def cuts(work: Path) -> dict[str, Cut]:
+    """The cut of each source, as `write_context` wrote it."""
+    return {source: Cut(*cut) for source, cut in read_json(work / CONTEXT)["cuts"].items()}
 
 
 @lru_cache(maxsize=2)
-def context(work: Path) -> tuple[CleaningContext, dict[str, int]]:
+def context(work: Path) -> tuple[CleaningContext, dict[str, Cut]]:
     """What `write_context` wrote; prepared once in a process."""
-    value = read_json(work / CONTEXT)
-    return CleaningContext.of(Corpus.model_validate_json(json.dumps(value["corpus"]))), value["buckets"]
+    corpus = read_json(work / CONTEXT)["corpus"]
+    return CleaningContext.of(Corpus.model_validate_json(json.dumps(corpus))), cuts(work)
 
 
 def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> Iterator[pa.Table]:
@@ -215,24 +249,32 @@ def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(tables: list[pa.Table], num_buckets_: int, settings: CleaningContext, path: Path) -> list[list[int]]:
-    """Sort the rows and write a row group for each bucket that has some: [[bucket, rows], ...] in the file's order."""
+def _write(tables: list[pa.Table], cut: Cut, path: Path) -> list[list[int]]:
+    """Sort the rows and write a row group for each range of buckets that has some: [[range, rows], ...] in the file's
+    order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.concat_tables(tables).combine_chunks()
+    tables.clear()
+    rows = rows_by_bucket(table, *cut)
+    schema = table.schema.with_metadata({RANGES_KEY: json.dumps(list(rows))})
+    with pq.ParquetWriter(path, schema, **WRITE_OPTIONS) as file:
+        for chosen in rows.values():
+            file.write_table(table.take(chosen), row_group_size=len(chosen))
+    return [[number, len(chosen)] for number, chosen in rows.items()]
+
+
+def rows_by_bucket(table: pa.Table, num_buckets: int, range_size: int = 1) -> dict[int, pa.Array]:
+    """The numbers of the rows of each bucket that has some, or each range of several, in the order of the identities."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
-    table = pa.concat_tables(tables or [_table([], settings)]).combine_chunks()
-    tables.clear()
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
-    numbers = np.array([bucket_of(name, num_buckets_) for name in names.take(pa.array(order)).to_pylist()], dtype=int)
-    written: list[list[int]] = []
-    with pq.ParquetWriter(
-        path, table.schema, compression="zstd", use_dictionary=["reason", "label", "language"]
-    ) as file:
-        for bucket in np.unique(numbers).tolist():
-            chosen = order[np.searchsorted(numbers, bucket) : np.searchsorted(numbers, bucket, side="right")]
-            file.write_table(table.take(pa.array(chosen)), row_group_size=len(chosen))
-            written.append([bucket, len(chosen)])
-    return written
+    sorted_names = names.take(pa.array(order)).to_pylist()
+    numbers = np.array([bucket_of(name, num_buckets) // range_size for name in sorted_names], dtype=int)
+    found, starts = np.unique(numbers, return_index=True)
+    groups = np.split(order, starts[1:])  # of no rows: one, empty
+    return dict(zip(found.tolist(), map(pa.array, groups), strict=False))

@@ -7,8 +7,9 @@
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
-Steps: find files; plan units and partitions; clean partitions (clean.py); steps over the whole corpus (whole.py);
-publish by bucket; assemble. Each step's output in the work folder (work.py) survives a kill. The corpus is
+Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
+(merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble.
+ Each step's output in the work folder (work.py) survives a kill. The corpus is
 byte-identical for any order, number of workers and engine.
 """
 
@@ -38,7 +39,8 @@ from bessemer.corpus.clean import (
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, contents, find, listing
-from bessemer.corpus.partition import Partition, buckets_of, cut, num_buckets, write_context
+from bessemer.corpus.merge import RangeCounts
+from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
@@ -150,16 +152,18 @@ def _build(
     with _timed(seconds, "plan"):
         partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
     with _timed(seconds, "clean"):
-        receipts = worker.run_tasks("cleaning text", "B", partitions, 1, corpus)
+        cleaned, counts = digest("cleaned", inputs), RangeCounts(work)
         tallies = {source.name: Tally() for source in corpus.sources}
-        for done in receipts:
+        for done in worker.run_tasks("cleaning text", "B", partitions, 1, corpus):
             tallies[done["source"]].merge(done["counts"])
-        buckets = buckets_of(work, receipts)
-    made_of = digest("whole", inputs, [done["outputs"] for done in receipts])
+            cleaned = digest(cleaned, done["outputs"])
+            counts.add(done)
+    with _timed(seconds, "merge"):
+        buckets = _merge(corpus, partitions, counts, cleaned)
     passed = sum(tally.passed for tally in tallies.values())
-    whole = run_global_steps(corpus, work, buckets, made_of, passed, partial(_timed, seconds))
+    whole = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
-        tasks = [PublishBucket(work, bucket, made_of) for bucket in buckets]
+        tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
         funnels = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
@@ -259,21 +263,32 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 
+def _merge(corpus: Corpus, partitions: list[Partition], counts: RangeCounts, cleaned: str) -> list[Bucket]:
+    """The buckets; ranges of several are merged first, unless that is done."""
+    tasks = counts.merges(cleaned)
+    num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
+    per_row = num_bytes / max(rows, 1) / PUBLISHING
+    receipts = worker.run_tasks("merging", "documents", tasks, per_row, corpus) if tasks else iter(())
+    return counts.buckets(zip(tasks, receipts, strict=True))
+
+
 def _publish(
     corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, Tally]
 ) -> dict[str, Funnel]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned."""
     num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
-    worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
-    funnels: dict[str, Funnel] = {}
-    for source in corpus.sources:
-        units = [unit for one in partitions if one.source == source.name for unit in one.units]
-        files = {piece.name for unit in units for piece in unit.pieces}
-        funnel = funnels[source.name] = Funnel(source.name, source.format or BY_ENDING, files=len(files))
-        for task in tasks:
-            if task.bucket.source == source.name:
-                funnel.add(task.funnel())
-        _check(funnel, tallies[source.name])
+    receipts = worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
+    files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
+    for one in partitions:
+        files[one.source].update(piece.name for unit in one.units for piece in unit.pieces)
+    funnels = {
+        source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
+        for source in corpus.sources
+    }
+    for task, _ in zip(tasks, receipts, strict=True):
+        funnels[task.bucket.source].add(task.funnel())
+    for name, funnel in funnels.items():
+        _check(funnel, tallies[name])
     return funnels
 
 

@@ -107,7 +107,7 @@ class PublishBucket(CorpusTask):
 
     @property
     def inputs(self) -> str:
-        return digest("bucket", self.decided, self.bucket.pieces)
+        return digest("bucket", self.decided, self.bucket.size)
 
     def __str__(self) -> str:
         return f"source {self.bucket.source}, bucket {self.bucket.number}"

@@ -26,13 +26,14 @@ RANGED = ("jsonl", "warc", "mediawiki")  # formats of which a unit is a byte ran
 UNIT_FILES = 256  # files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units
 RANGE_BYTES = 32 << 20  # bytes of JSONL, of a plain WARC or of a plain dump in a unit
 PACKED_RANGE_BYTES = 16 << 20  # bytes of a compressed WARC or dump in a unit; they hold four to five times as many
+MANY_UNITS = 800_000  # of a source, two a partition: where ranges of these sizes would be more, they are longer
 # a compressed WARC or dump whose first member holds more than this was packed as a whole: unless it is as small itself
 # it is unpacked before it is cut
 MEMBER_BYTES = 8 << 20
 FULL = 0.95  # a byte budget counts as spent at this share: filling up the rest would pick small and empty files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one file."""
 
@@ -50,7 +51,7 @@ class Piece:
     stamp: str = ""  # size and time of the file as it was listed; "" for what was unpacked from it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Pieces of one source and format that one call of the reader handles."""
 
@@ -67,7 +68,8 @@ class Unit:
 def plan(source: Source, files: list[File], spool: Path) -> list[Unit]:
     """The units of a source, format by format. What cannot be split (compressed JSONL, large archives
     packed as a whole) is unpacked into `spool` on the way, until engine.STOP is set."""
-    total, units, planner = sum(file.size for file in files), list[Unit](), _Planner(source, spool / source.name)
+    total, units = sum(file.size for file in files), list[Unit]()
+    planner = _Planner(source, spool / source.name, total // MANY_UNITS)
     for kind, mine in by_format(source, files).items():
         budget = source.max_bytes
         if budget is not None and len(mine) < len(files):  # each format contributes its part of the budget
@@ -91,6 +93,7 @@ class _Planner:
 
     source: Source
     spool: Path
+    min_range_bytes: int  # of a file of records in a unit
     num_with_text: int = 0  # files of records that may hold text
     missing: list[str] = field(default_factory=list)  # what the others hold instead
 
@@ -147,7 +150,7 @@ class _Planner:
                 if refused is not None:
                     yield refused
                     return
-        yield from _cut(file, layout, budget)
+        yield from _cut(file, layout, budget, self.min_range_bytes)
 
     def _look(self, file: File, head: bytes, is_whole: bool) -> tuple[str, Piece | None]:
         """The layout of a file of records by its beginning, and the damaged piece for one that cannot be read."""
@@ -203,7 +206,7 @@ class _Planner:
                 plain.truncate(end_of_lines)
         unpacked = File(str(path), file.name, path.stat().st_size, 0)
         if unpacked.size or layout != "lines":
-            for piece in _cut(unpacked, layout, None if in_lines else room):
+            for piece in _cut(unpacked, layout, None if in_lines else room, self.min_range_bytes):
                 yield piece if is_records else replace(piece, prefix="0+")
         if damage:
             yield Piece(file.path, file.name, size, size, 0, damage=damage)
@@ -291,10 +294,10 @@ def in_groups(items: Iterable[Sized], limit: int, apart: Callable[[list[Sized], 
     return groups
 
 
-def _cut(file: File, layout: str, budget: int | None) -> Iterator[Piece]:
+def _cut(file: File, layout: str, budget: int | None, min_length: int) -> Iterator[Piece]:
     """Byte ranges of a file; a record belongs to the range in which it begins, so none is searched for here. A file of
     another layout than lines is one piece."""
-    length = PACKED_RANGE_BYTES if compression_of(file.path) else RANGE_BYTES
+    length = max(PACKED_RANGE_BYTES if compression_of(file.path) else RANGE_BYTES, min_length)
     if budget:  # fine enough that a small part of one huge file can be taken
         length = min(max(budget // 16, 1 << 16), length)
     if layout != "lines":

@@ -199,7 +199,7 @@ def run_dedup_step(
     InputError when one was read twice."""
 
     def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
-        return run_tasks("finding duplicates", "documents", tasks, DEDUP_BYTES, corpus)
+        return list(run_tasks("finding duplicates", "documents", tasks, DEDUP_BYTES, corpus))
 
     names = [source.name for source in corpus.sources]
     done = find_duplicates(parts, corpus.dedup, folder, made_of, names, perform)

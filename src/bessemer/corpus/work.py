@@ -5,6 +5,7 @@
       spool/                    decompressed JSONL and archives
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
+      merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
       quality/ repeats/         results of steps over the whole corpus (whole.py)
       duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
@@ -72,7 +73,7 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     for other in above.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-    steps = (step for name in ("duplicates", "published") for step in (folder / name).glob("*"))
+    steps = (step for name in ("merged", "duplicates", "published") for step in (folder / name).glob("*"))
     for place in (folder, folder / "partitions", *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -43,8 +43,8 @@ OnResult = Callable[[CorpusTask], None]
 
 def run_tasks(
     what: str, unit: str, tasks: Sequence[CorpusTask], bytes_per_size: float, settings: Work
-) -> list[dict[str, Any]]:
-    """Do the tasks that are not done, behind a progress bar; returns the receipts of all.
+) -> Iterator[dict[str, Any]]:
+    """Do the tasks that are not done, behind a progress bar; returns the receipts of all, each read when it is asked for.
 
     bytes_per_size: bytes of input that a task's `size` stands for. Raises a task's error, BessemerError for one whose
     worker dies repeatedly, KeyboardInterrupt.
@@ -54,14 +54,16 @@ def run_tasks(
     with progress(what, size, unit) as advance:
         advance(size - to_do)
         _run(missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
-    receipts = []
-    for task in tasks:
-        if (done := task.receipt()) is None:
-            raise BessemerError(
-                f"corpus: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
-            )
-        receipts.append(done)
-    return receipts
+    return map(_receipt, tasks)
+
+
+def _receipt(task: CorpusTask) -> dict[str, Any]:
+    """The receipt of a finished task. Raises BessemerError for one that is not there."""
+    if (done := task.receipt()) is None:
+        raise BessemerError(
+            f"corpus: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
+        )
+    return done
 
 
 def _run(tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnResult) -> None:

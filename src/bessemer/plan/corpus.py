@@ -24,8 +24,9 @@ UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGTPE", 1)
 FLOW = ("input", "raw", "text", "in_language", "passed", "kept")
 """What is left along the way, each a share of the one before."""
 
-PARTITION_BYTES = 64 << 20
-BUCKET_BYTES = 64 << 20
+PARTITION_BYTES, LARGE_PARTITION_BYTES, MANY_PARTITIONS = 64 << 20, 1 << 30, 400_000
+BUCKET_BYTES, LARGE_BUCKET_BYTES, MANY_BUCKETS = 64 << 20, 8 << 30, 4096
+RANGES, MAX_RANGE_BUCKETS = 256, 512
 """As bessemer.corpus.partition cuts the work, which this room may not import; a test holds them together."""
 
 NETWORK_BYTES_PER_SECOND = 1.25e9  # of a machine
@@ -41,9 +42,8 @@ def plan(
     A stage that runs `on` one machine or one core is not divided among more; hours_on: of the stages on each.
 
     rates: as `load_rates` gives them. price: of a core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the
-    storage. transfer_hours: to bring the input in over the machines' networks, while they work; row_groups: pieces that the merge
-    reads, beyond some 10^8 of which it needs a level in between (docs/scale.md). Raises InputError for numbers that make no
-    sense.
+    storage. transfer_hours: to bring the input in over the machines' networks, while they work; partitions, buckets,
+    row_groups: how the work and the rows in between are cut (docs/scale.md). Raises InputError for numbers that make no sense.
     """
     for name, value in {"SIZE": input_bytes, "--machines": machines, "--cores": cores}.items():
         if not value > 0:
@@ -56,19 +56,24 @@ def plan(
         flow[after] = flow[before] * shares[f"{after}_per_{before}"]
     documents = {name: flow[name] / sizes["document_bytes"] for name in FLOW[2:]}
     tokens = flow["kept"] / sizes["bytes_per_token"]
-    seconds = [flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in rates["stages"]]
+    partitions, ranges, buckets = cut(flow["input"])
+    is_merged = buckets > ranges
+    steps = [row for row in rates["stages"] if is_merged or row["stage"] != "merge"]
+    seconds = [flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in steps]
     stages = [
         {
             "stage": row["stage"], "bytes_in": flow[row["of"]], "megabytes_per_cpu_second": row["megabytes_per_cpu_second"],
             "core_hours": spent / 3600, "share": spent / sum(seconds),
         }
-        for row, spent in zip(rates["stages"], seconds, strict=True)
+        for row, spent in zip(steps, seconds, strict=True)
     ]  # fmt: skip
     cleaned = flow["passed"] * sizes["parquet_per_text"] + documents["passed"] * sizes["signature_bytes"]
     exchanged = documents["passed"] * sizes["dedup_bytes"]
+    rows_between = cleaned + (documents["text"] - documents["passed"]) * sizes["reject_bytes"]
     storage = {
         "input": flow["input"],
-        "cleaned partitions": cleaned + (documents["text"] - documents["passed"]) * sizes["reject_bytes"],
+        "cleaned partitions": rows_between,
+        **({"merged buckets": rows_between} if is_merged else {}),
         "exchange of duplicates": exchanged,
         "documents": flow["kept"] * sizes["parquet_per_text"],
         "rejected": (documents["text"] - documents["kept"]) * sizes["reject_bytes"],
@@ -77,12 +82,11 @@ def plan(
     core_hours = sum(seconds) / 3600
     at_once = {"cluster": machines * cores, "machine": cores, "core": 1}
     hours = dict.fromkeys(at_once, 0.0)
-    for row, spent in zip(rates["stages"], seconds, strict=True):
+    for row, spent in zip(steps, seconds, strict=True):
         on = row.get("on", "cluster")
         hours[on] += spent / 3600 / at_once[on]
     compute_hours = sum(hours.values())
     transfer_hours = flow["input"] / (machines * NETWORK_BYTES_PER_SECOND) / 3600
-    partitions, buckets = (math.ceil(flow["input"] / each) for each in (PARTITION_BYTES, BUCKET_BYTES))
     return {
         "rates_date": rates["date"],
         "rates_machine": rates["machine"],
@@ -98,11 +102,22 @@ def plan(
         "transfer_hours": transfer_hours,
         "hours": max(compute_hours, transfer_hours),
         "shuffle_bytes": cleaned + exchanged,
-        "row_groups": float(partitions * min(buckets, 4096)),
+        "partitions": partitions,
+        "buckets": buckets,
+        "row_groups": partitions * ranges + buckets * is_merged,
         "storage_bytes": storage,
         "compute_money": core_hours * price,
         "storage_money": sum(storage.values()) / 1e9 * storage_price,
     }
+
+
+def cut(num_bytes: float) -> tuple[int, int, int]:
+    """Partitions, ranges and buckets of a source of so many bytes; where a range holds several buckets it is merged."""
+    partition_bytes = max(PARTITION_BYTES, min(num_bytes / MANY_PARTITIONS, LARGE_PARTITION_BYTES))
+    partitions = math.ceil(num_bytes / partition_bytes)
+    buckets = max(min(math.ceil(num_bytes / BUCKET_BYTES), MANY_BUCKETS), math.ceil(num_bytes / LARGE_BUCKET_BYTES))
+    in_range = min(-(-buckets // RANGES), MAX_RANGE_BUCKETS)
+    return partitions, -(-buckets // in_range), buckets
 
 
 def load_rates(path: Path | None = None) -> dict[str, Any]:
@@ -173,7 +188,8 @@ def table(of: dict[str, Any]) -> str:
         "tokens": f"{of['tokens']:.3g}",
         "time": f"{days} on {of['machines']} machines of {of['cores_per_machine']} cores "
         f"({where}; {of['transfer_hours']:.1f} h to bring the input in)",
-        "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} pieces",
+        "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} row groups, of {of['partitions']:,} partitions; "
+        f"{of['buckets']:,} buckets",
         "storage": ", ".join(f"{name} {size(stored)}" for name, stored in of["storage_bytes"].items()),
         "money": f"{of['compute_money']:,.0f} for the cores, {of['storage_money']:,.0f} a month for the storage",
         "rates": f"{of['rates_date']}, {of['rates_machine']}",
