@@ -166,12 +166,19 @@ def test_the_docs_have_what_the_command_prints() -> None:
     rows.append(f"| all | | | {found['core_hours']:,.0f} |")
     start = text.index("| read WARC |")
     assert text[start:].splitlines()[: len(rows)] == rows
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "corpus_scale.json").read_text())
+    for row in measured["sizes"]:
+        line = "| {terabytes:g} TB | {files:,} | {units:,} | {partitions:,} | {buckets:,} | {groups:.0f} million | {cpu_seconds:,.0f} s | "
+        line += "{index_rows_cpu_seconds:,.0f} s | {peak_megabytes:,} MB |"
+        assert line.format(**row, groups=row["row_groups"] / 1e6) in text
+        assert row["peak_megabytes"] < 2000
     prose = " ".join(text.split())
     stages = {row["stage"]: row for row in found["stages"]}
+    one_core = stages["metadata"]["core_hours"]
     for phrase in (
         f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['hours']:.1f} hours, of them "
-        f"{found['hours_on']['cluster']:.1f} on all of them and {found['hours_on']['machine']:.1f} on one machine (tokenise); the "
-        f"input needs {found['transfer_hours']:.1f} hours",
+        f"{found['hours_on']['cluster']:.1f} on all of them, {found['hours_on']['machine']:.1f} on one machine (tokenise) and "
+        f"{one_core:.1f} on one core (metadata); the input needs {found['transfer_hours']:.1f} hours",
         f"{found['core_hours']:,.0f} core-hours at 0.05 are {found['compute_money']:,.0f}",
         f"at its peak, {sum(found['storage_bytes'].values()) / 1e12:.0f} TB, costs {found['storage_money']:,.0f} a month",
         f"Cleaned rows, signatures, keys and shingle sets, {found['shuffle_bytes'] / 1e12:.1f} TB",
