@@ -347,52 +347,40 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
     average: score the mean of so many newest checkpoints, into a file of its own.
     """
-    from bessemer.tasks.files import open_task
+    from bessemer.tasks.files import current_scores, open_task
 
     run = session.run
     asked = [open_task(reference).content for reference in recipe.evaluate.tasks]
     tokens = stage_facts(run.tokens).get("inputs")
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked)
     place = run.evaluation_of(average)
-    current = (read_json_again(place) or {}).get("inputs") == inputs
+    before = read_json_again(place) or {}
+    kept = current_scores([row for row in before.get("tasks", ()) if row.get("content") not in asked])
+    current = before.get("inputs") == inputs
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
+        from bessemer.evaluate.final import score_line
         from bessemer.tasks.scoring import main_score
 
-        before = read_json_again(place) or {}
         items = "tasks" if average == 1 else f"tasks-average-{average}"
         found = score(recipe, run, *opened(recipe, run, average=average), items)
         if before.get("step") == found.get("step"):
             new = {row["name"] for row in found.get("tasks", ())}
-            if tasks := [row for row in before.get("tasks", ()) if row["name"] not in new] + found.get("tasks", []):
+            if tasks := [row for row in kept if row["name"] not in new] + found.get("tasks", []):
                 found["tasks"] = tasks  # those of earlier commands stay
         write_json(place, {**found, "averaged_checkpoints": average, "inputs": inputs})
         of = [] if average == 1 else [f"the mean of {average} checkpoints"]
-        return "; ".join([*of, _scores(found), *map(main_score, found.get("tasks", ()))])
+        return "; ".join([*of, score_line(found), *map(main_score, found.get("tasks", ()))])
 
     session.stage("evaluate", work, current)
-    return dict(read_json(place))
-
-
-def _scores(found: dict[str, Any]) -> str:
-    """The line of the evaluation stage."""
-    loss = f"loss {found['loss']:.3f}"
-    if found["bits_per_byte"] is not None:
-        ngram_score = ""
-        if (ngram := found["ngram"]) is not None:
-            ngram_score = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
-        return (
-            f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{ngram_score}"
-        )
-    if found.get("accuracy") is None:
-        return f"{loss} on {found['tokens']:,} held-out tokens"
-    right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"
-    if "classes" not in found:
-        return f"{right} hidden tokens guessed right, {loss}"
-    sizes = [sum(row) for row in found["confusion"]]
-    always = max(sizes) / max(sum(sizes), 1)
-    return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
+    found = dict(read_json(place))
+    if current and len(tasks := [row for row in found.get("tasks", ()) if row.get("content") in asked] + kept) < len(
+        found.get("tasks", ())
+    ):
+        found["tasks"] = tasks
+        write_json(place, found)
+    return found
 
 
 def export(

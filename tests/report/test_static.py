@@ -142,3 +142,13 @@ def test_a_damaged_recipe_differs_in_nothing(make_run: Callable[..., RunFolder],
     runs[2].recipe.write_text("[run")
     datas = [run_data.read(run) for run in runs]
     assert compare.differences(datas, ["a", "b", "c"])[1] == [["train.optimizer.clip_norm", "1", "0.5", "?"]]
+
+
+def test_a_run_without_a_recipe_yet_is_not_said_to_be_the_same(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
+    runs[1].recipe.unlink()
+    datas = [run_data.read(run) for run in runs]
+    assert compare.same(datas, ["a", "b"]) == "Not known: no recipe can be read in b."
+    assert "no recipe can be read in" in compare.write(tmp_path / "c.html", runs).read_text()

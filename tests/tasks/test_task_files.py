@@ -281,3 +281,20 @@ def test_a_number_that_is_also_a_text_is_refused(
 def test_rows_that_cannot_be_scored_are_refused(tmp_path: Path, text: str, row: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         task(tmp_path, text, [row])
+
+
+def test_a_mistake_of_an_example_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"q": "x", "a": "y"}\n')
+    (tmp_path / "shots.jsonl").write_text('{"q": "x"}\n{"q": "z"}\n')
+    (tmp_path / "task.toml").write_text(
+        'name = "t"\nkind = "cloze"\ndata = "data.jsonl"\nexamples = "shots.jsonl"\nfew_shot = 1\nprompt = "{{ q }}"\ntarget = "{{ a }}"\n'
+    )
+    with pytest.raises(InputError, match=r"shots\.jsonl, row 1: target: 'a' is undefined"):
+        open_task(str(tmp_path / "task.toml"))
+
+
+def test_an_expression_has_no_braces_and_one_stop_is_a_list_of_one(tmp_path: Path) -> None:
+    exact = 'kind = "exact"\nprompt = "x"\nstop = "."\nanswers = "ANSWERS"\n'
+    with pytest.raises(InputError, match="a field or an expression, written without braces"):
+        task(tmp_path, exact.replace("ANSWERS", "{{ a }}"), [{"a": "y"}])
+    assert task(tmp_path, exact.replace("ANSWERS", "a"), [{"a": "y"}]).file.stop == (".",)

@@ -157,7 +157,8 @@ def test_tasks_are_scored_while_training_and_after(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))
     assert run_command(["evaluate", str(runs / "small")]) == 0
     found = {task["name"]: task["items"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]}
-    assert found["piqa"] == found["lambada"] == 20
+    assert found == {"piqa": 20, "lambada": 20}
+    assert "other: the task or its data has changed since it was scored" in " ".join(capsys.readouterr().err.split())
     capsys.readouterr()
     (tmp_path / "again.toml").write_text((tmp_path / "other.toml").read_text())
     both = ["--task", str(tmp_path / "other.toml"), "--task", str(tmp_path / "again.toml")]

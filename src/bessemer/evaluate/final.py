@@ -21,7 +21,7 @@ from bessemer.recipe import Contamination, EvaluationSet, Recipe
 from bessemer.run import RunFolder, read_json_again, write_atomic
 from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
-from bessemer.terminal import counted, progress
+from bessemer.terminal import counted, progress, size
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -66,20 +66,42 @@ def task_scores(
     """The scores on the recipe's tasks, with whether the corpus was searched for their text; what each item got is written to
     NAME.jsonl in the folder `items` of the run."""
     require_writer(trainer.model.config)
-    tasks = [open_task(reference) for reference in recipe.evaluate.tasks]
+    references = recipe.evaluate.tasks
+    tasks = [open_task(reference) for reference in references]
     if twice := [name for name, count in Counter(task.file.name for task in tasks).items() if count > 1]:
         raise InputError(f"evaluate.tasks: two tasks have one name ({', '.join(twice)}); {ONE_NAME}")
     subject, rows = scored_model(trainer, store, recipe.tokenizer.end_of_text), []
     num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
     with progress("tasks", num_texts, "text") as advance:
-        for task in tasks:
+        for reference, task in zip(references, tasks, strict=True):
             scored = score_task(task, subject, advance)
             place = run.path / items / f"{scored.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
-            facts = {"data": task.place, "content": task.content, "contamination": contamination_of(task, recipe, run)}
+            facts = {"data": task.place, "reference": reference, "content": task.content}
+            facts["contamination"] = contamination_of(task, recipe, run)
             rows.append({**scored.to_dict(), **facts})
     return rows
+
+
+def score_line(found: dict[str, Any]) -> str:
+    """The line of the evaluation stage."""
+    loss = f"loss {found['loss']:.3f}"
+    if found["bits_per_byte"] is not None:
+        ngram_score = ""
+        if (ngram := found["ngram"]) is not None:
+            ngram_score = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+        return (
+            f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{ngram_score}"
+        )
+    if found.get("accuracy") is None:
+        return f"{loss} on {found['tokens']:,} held-out tokens"
+    right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"
+    if "classes" not in found:
+        return f"{right} hidden tokens guessed right, {loss}"
+    sizes = [sum(row) for row in found["confusion"]]
+    always = max(sizes) / max(sum(sizes), 1)
+    return f"{right} texts put in the right class, {loss}; always the most frequent class: {always:.1%}"
 
 
 def contamination_of(task: EvaluationTask, recipe: Recipe, run: RunFolder) -> str:

@@ -29,7 +29,8 @@ def write(path: Path, runs: Sequence[RunFolder]) -> Path:
     datas = [run_data.read(run) for run in runs]
     names = names_of(datas, [run.path for run in runs])
     values = {
-        "differences": differences(datas, names), "outcome": results(datas, names), "drawn": overlaid(datas, names),
+        "differences": differences(datas, names), "same": same(datas, names),
+        "outcome": results(datas, names), "drawn": overlaid(datas, names),
         "smoothing": smoothing_labels(max(len(data.train) for data in datas)), "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
@@ -97,6 +98,14 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     return ["Key", *names], rows
 
 
+def same(datas: Sequence[RunData], names: Sequence[str]) -> str:
+    """What is said in place of a table without a row."""
+    unread = [name for data, name in zip(datas, names, strict=True) if not data.recipe]
+    if unread:
+        return f"Not known: no recipe can be read in {', '.join(unread)}."
+    return "In nothing but their names."
+
+
 def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     """What came of each run, a row for each figure that at least one of them has."""
     rows: list[list[str]] = []
@@ -136,13 +145,16 @@ def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str
     """The tasks that any of the runs was scored on, each with the names of its scores: what it is called, its name and what it
     asks, by which scores are of the same. Two of one name that ask for different things are called by their data as well."""
     rows = [row for data in datas for row in as_objects(data.evaluation, "tasks")]
-    asked = dict.fromkeys(map(_content, rows))
+    asked, titles = dict.fromkeys(map(_content, rows)), set[str]()
     for content in asked:
         row = next(row for row in rows if _content(row) == content)
         title = as_text(row, "name")
         if sum(other == title for other, _ in asked) > 1:
             shots = int(number_or_0(row, "few_shot"))
             title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')}, {shots}-shot)"
+        while title in titles:
+            title += ", asked otherwise"
+        titles.add(title)
         for name in dict.fromkeys(
             name for one in rows if _content(one) == content for name in as_object(one, "scores")
         ):

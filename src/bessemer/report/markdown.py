@@ -66,7 +66,7 @@ def _one(data: RunData, figures: Sequence[tuple[Figure, str]]) -> str:
 def _several(datas: Sequence[RunData], names: Sequence[str], figures: Sequence[tuple[Figure, str]]) -> str:
     columns, rows = compare.differences(datas, names)
     outcome, results = compare.results(datas, names)
-    differ = _table(columns, rows) if rows else "In nothing but their names."
+    differ = _table(columns, rows) if rows else compare.same(datas, names)
     titles = [title.rpartition("|")[2] for title in outcome]
     return "\n\n".join([
         f"## {escaped(', '.join(names))}", escaped(compare.headline(datas, names)), "### How the recipes differ", differ,

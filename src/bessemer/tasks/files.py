@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
@@ -34,6 +34,7 @@ from bessemer.hashing import digest
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.keys import nearest
 from bessemer.recipe.section import Positive, Section, Words
+from bessemer.terminal import warn
 
 Kind = Literal["choice", "cloze", "exact", "text"]
 ONE_NAME = "give each a name of its own, a shipped one by OWN=NAME:DATA"
@@ -63,6 +64,11 @@ class TaskFile(Section):
     max_tokens: Positive = 32
     ignore_case: bool = True
     limit: int | None = Field(None, gt=0)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> Self:
@@ -146,13 +152,30 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     place = file.data if "://" in file.data else str(base / file.data)
     limits = [one for one in (limit, file.limit) if one is not None]
     rows = _rows(place, file, min(limits, default=None))
-    shots = rows if file.examples is None else _rows(
-        file.examples if "://" in file.examples else str(base / file.examples), file, file.few_shot + 1
-    )  # fmt: skip
+    shots, shots_place = rows, place
+    if file.examples is not None:
+        shots_place = file.examples if "://" in file.examples else str(base / file.examples)
+        shots = _rows(shots_place, file, file.few_shot + 1)
     others = len(shots) - (file.examples is None)  # a row is never its own example
     if others < file.few_shot:
         raise InputError(f"task {file.name}: few_shot = {file.few_shot}, and there are {others} rows to take them from")
-    return EvaluationTask(file, place, tuple(_items(file, rows, shots, place)))
+    return EvaluationTask(file, place, tuple(_items(file, rows, shots, place, shots_place)))
+
+
+def current_scores(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of scores on tasks that earlier commands named those whose task and data are as they were; the others are named."""
+    kept = []
+    for row in rows:
+        try:
+            is_current = open_task(row["reference"]).content == row["content"]
+        except (InputError, KeyError):
+            is_current = False
+        if is_current:
+            kept.append(row)
+        else:
+            warn(f"{row['name']}: the task or its data has changed since it was scored, so its score is left out; name it with "
+                 "--task to score it")  # fmt: skip
+    return kept
 
 
 def _parse(text: str, where: str) -> TaskFile:
@@ -176,12 +199,13 @@ def _what(error: ErrorDetails) -> str:
     return f"{key}: {what}"
 
 
-def _items(file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any]], place: str) -> Iterator[Item]:
+def _items(
+    file: TaskFile, rows: list[dict[str, Any]], shots: list[dict[str, Any]], place: str, shots_place: str
+) -> Iterator[Item]:
     """The items of the rows. A row is never its own example."""
-    fill = _Filler(file, place)
-    answered = (
-        [fill.example(number, row) for number, row in enumerate(shots[: file.few_shot + 1], 1)] if file.few_shot else []
-    )
+    fill, examples = _Filler(file, place), _Filler(file, shots_place)
+    used = shots[: file.few_shot + 1] if file.few_shot else []
+    answered = [examples.example(number, row) for number, row in enumerate(used, 1)]
     for number, row in enumerate(rows, 1):
         own = [text for text, shot in zip(answered, shots, strict=False) if shot != row][: file.few_shot]
         item = fill.item(number, row)
@@ -309,7 +333,8 @@ class _Filler:
         try:
             value = self._environment.compile_expression(template, undefined_to_none=False)(**row)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise self._error(number, key, str(error)) from None
+            hint = "; it is a field or an expression, written without braces" if "{{" in template else ""
+            raise self._error(number, key, f"{error}{hint}") from None
         if isinstance(value, Undefined):
             raise self._error(number, key, f"{template!r} is no field of the row; it has {', '.join(row)}")
         return value

@@ -122,7 +122,8 @@ class LivePage:
         datas, names = [one.data for one in runs], [one.name for one in runs]
         values = {
             "headline": compare.headline(datas, names), "runs": _links(runs, view),
-            "differences": compare.differences(datas, names), "outcome": compare.results(datas, names),
+            "differences": compare.differences(datas, names), "same": compare.same(datas, names),
+            "outcome": compare.results(datas, names),
         }  # fmt: skip
         figures = compare.overlaid(datas, names, _detail(view))
         steps = max(len(data.train) for data in datas)
