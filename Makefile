@@ -19,10 +19,10 @@ demo: $(INSTALLED)
 	$(BIN)/bessemer demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not long"
 
 test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/fault-matrix.md

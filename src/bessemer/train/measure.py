@@ -93,7 +93,7 @@ def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float)
     gain = bf16_product_gain(recipe, config)
     products = f"this CPU's products of these shapes are {_times(gain)} in bf16"
     if gain < MIN_PRODUCT_GAIN:
-        return "fp32", products
+        return "fp32", products + (", too little for what else a step does in it" if gain >= 1.0 else "")
     if not budget_seconds:
         return "bf16", products
     both = [devices.choose(recipe.train.changed(precision=name)) for name in ("fp32", "bf16")]
