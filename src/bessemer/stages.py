@@ -355,7 +355,8 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked)
     place = run.evaluation_of(average)
     before = read_json_again(place) or {}
-    kept = current_scores([row for row in before.get("tasks", ()) if row.get("content") not in asked])
+    others = [row for row in before.get("tasks", ()) if row.get("reference") not in recipe.evaluate.tasks]
+    kept = current_scores(others)
     current = before.get("inputs") == inputs
 
     def work() -> str:
@@ -375,10 +376,8 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
     session.stage("evaluate", work, current)
     found = dict(read_json(place))
-    if current and len(tasks := [row for row in found.get("tasks", ()) if row.get("content") in asked] + kept) < len(
-        found.get("tasks", ())
-    ):
-        found["tasks"] = tasks
+    if current and len(kept) < len(others):
+        found["tasks"] = [row for row in found["tasks"] if row in kept or row not in others]
         write_json(place, found)
     return found
 

@@ -60,7 +60,7 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
             shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
             if len({_held_out(data) for data in datas}) > 1:
                 each = ", ".join(f"{name} {value}" for name, value in shown.items())
-                return f"{each} ({unit}): they hold out other texts, so these do not compare."
+                return f"{each} ({unit}): they hold out other texts, or count them otherwise, so these do not compare."
             if len(set(shown.values())) == 1:
                 return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {unit}."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
