@@ -17,7 +17,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +77,7 @@ def make_files(folder: Path, num_bytes: int) -> None:
             file.truncate(FILE_BYTES)
 
 
-def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partition.Cut) -> Counter[int]:
+def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partition.Cut) -> dict[str, int]:
     """Receipts with the counts that a partition, a range and a bucket of such a corpus would have; returns documents by kind."""
     flow = plan(num_bytes, load_rates())["documents"]
     documents, passed = round(flow["text"]), round(flow["passed"])
@@ -109,7 +108,7 @@ def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partiti
             (folder / f"{kind}.idx").write_bytes(b"")
         (folder / publish.FUNNEL).write_bytes(pickle.dumps(funnel))
         mark_stage(folder, "bucket")
-    return Counter(documents=documents, passed=passed)
+    return {"documents": documents, "passed": passed}
 
 
 def write_merged(task: MergeRange, cut: partition.Cut) -> None:
