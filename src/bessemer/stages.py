@@ -350,12 +350,12 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     from bessemer.tasks.files import current_scores, open_task
 
     run = session.run
-    asked = [open_task(reference).content for reference in recipe.evaluate.tasks]
+    asked = {task.file.name: task.content for task in map(open_task, recipe.evaluate.tasks)}
     tokens = stage_facts(run.tokens).get("inputs")
     inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked)
     place = run.evaluation_of(average)
     before = read_json_again(place) or {}
-    others = [row for row in before.get("tasks", ()) if row.get("reference") not in recipe.evaluate.tasks]
+    others = [row for row in before.get("tasks", ()) if row["name"] not in asked]
     kept = current_scores(others)
     current = before.get("inputs") == inputs
 
@@ -366,10 +366,8 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
 
         items = "tasks" if average == 1 else f"tasks-average-{average}"
         found = score(recipe, run, *opened(recipe, run, average=average), items)
-        if before.get("step") == found.get("step"):
-            new = {row["name"] for row in found.get("tasks", ())}
-            if tasks := [row for row in kept if row["name"] not in new] + found.get("tasks", []):
-                found["tasks"] = tasks  # those of earlier commands stay
+        if before.get("step") == found.get("step") and (tasks := kept + found.get("tasks", [])):
+            found["tasks"] = tasks  # those of earlier commands stay
         write_json(place, {**found, "averaged_checkpoints": average, "inputs": inputs})
         of = [] if average == 1 else [f"the mean of {average} checkpoints"]
         return "; ".join([*of, score_line(found), *map(main_score, found.get("tasks", ()))])
