@@ -393,7 +393,7 @@ def test_reports_and_the_state_of_runs_from_the_command_line(
     shutil.copytree(trained, copy)
     capsys.readouterr()
     assert run_command(["watch", str(trained), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert (found["state"], found["step"], found["steps"]) == ("finished", 24, 24)
     assert run_command(["report", str(trained), str(copy)]) == 0 and (tmp_path / "comparison.html").exists()
     (tmp_path / "foreign").mkdir()

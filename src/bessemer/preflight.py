@@ -16,6 +16,7 @@ from bessemer.run import RunFolder
 from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.pretrained import tokenizer_file
+from bessemer.tokens.shards import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
@@ -215,10 +216,8 @@ def _start(recipe: Recipe, start: RunFolder) -> None:
     if not start.was_saved:
         raise InputError(f"train.start: {start.path}: no checkpoint there; name the folder of a trained run")
     if recipe.tokenizer.path is not None and start.tokens.exists():
-        from bessemer.train.start import require_equal_tokenizers
-
         tokenizer = Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text)
-        require_equal_tokenizers(start, tokenizer.sha256)
+        require_equal_tokenizers(start.path, tokenizer.sha256)
     found = start_recipe(start.path)
     if found is None:
         return

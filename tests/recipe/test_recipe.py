@@ -169,7 +169,8 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
         ("corpus.sources.path", "corpus.sources.paths"), ("train.checkpoint_every", "checkpoint.every"),
         ("corpus.sources.text_column", "corpus.sources.text_key"), ("tokens.seq", "tokens.sequence_length"),
         ("corpus.sources.file_encoding", "corpus.sources.encoding"), ("tokenizer.vocabulary_size", "tokenizer.vocabulary"),
-        ("corpus.rules.min_length", "corpus.rules.min_characters"), ("train.eval_every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
+        ("corpus.rules.min_length", "corpus.rules.min_characters"), ("train.eval_every", "train.validate_every"),
+        ("evaluate.every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:

@@ -108,6 +108,23 @@ def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -
     assert "train.optimizer.clip" in markdown.write(tmp_path / "both.md", [first, second]).read_text()
 
 
+def test_a_source_of_one_run_alone_differs_by_where_it_lies(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
+    text = runs[1].recipe.read_text()
+    source = '[[corpus.sources]]\nname = "extra"\nformat = "text"\npaths = ["more"]\nanonymous = false\n'
+    runs[1].recipe.write_text(text + source)
+    for run, scores in zip(runs, ({"prose": 2.0}, {"prose": 1.9, "extra": 3.0}), strict=True):
+        found = {"bits_per_byte": 2.0, "bits_per_byte_by_source": scores, "ngram": {"order": 5, "bits_per_byte": 2.5}}
+        run.evaluation.write_text(json.dumps(found))
+    datas = [run_data.read(run) for run in runs]
+    rows = {row[0]: row[1:] for row in compare.differences(datas, ["a", "b"])[1]}
+    assert rows == {"corpus.sources[extra].name": ["–", "extra"], "corpus.sources[extra].paths": ["–", "['more']"]}
+    outcome = {row[0]: row[1:] for row in compare.results(datas, ["a", "b"])[1]}
+    assert outcome["Held-out bits per byte of prose"] == ["2.0000", "1.9000"]
+    assert outcome["Held-out bits per byte of extra"] == ["–", "3.0000"]
+    assert outcome["Bits per byte of a byte 5-gram on the same text"] == ["2.5000", "2.5000"]
+
+
 def test_runs_of_one_name_are_named_by_their_folders(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     runs = [make_run(steps=5), make_run(steps=5, folder=tmp_path / "b")]
     datas = [run_data.read(run) for run in runs]

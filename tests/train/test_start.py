@@ -11,6 +11,8 @@ from bessemer.defaults.derived_keys import resolve
 from bessemer.errors import InputError
 from bessemer.model.transformer import build_model
 from bessemer.recipe import load
+from bessemer.run import RunFolder
+from bessemer.tokens.build import build
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose
 from bessemer.train.start import start_from
@@ -88,10 +90,22 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
     store = TokenStore.open(runs / "small" / "tokens")
     tokenizer = store.manifest["tokenizer"]
     other = TokenStore(store.folder, {**store.manifest, "tokenizer": {**tokenizer, "sha256": "f" * 64}})
-    with pytest.raises(InputError, match=f"{tokenizer['sha256']}.*{'f' * 64}.*tokenizer.path = "):
+    with pytest.raises(InputError, match="another tokenizer than this run's.*tokenizer.path = "):
         start_from(trainer_of(recipe_file), runs / "small", other)
     with pytest.raises(InputError, match="no checkpoints here"):
         start_from(trainer_of(recipe_file), tmp_path / "none", store)
     shutil.rmtree(runs / "small" / "checkpoints" / "step-00000009")
     with pytest.raises(InputError, match="no checkpoint there"):
         start_from(trainer_of(recipe_file), runs / "small", store)
+
+
+def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, recipe_file: Path) -> None:
+    start = runs / "small"
+    recipe = load(recipe_file, ["run.name=other", f"train.start={start}", "tokenizer.vocabulary=300"])
+    run = RunFolder(recipe.run.folder)
+    shutil.copytree(start / "corpus", run.corpus)
+    with pytest.raises(InputError, match=r"trained with another tokenizer .* leave \[tokenizer\] out"):
+        build(recipe, run)
+    assert not run.tokens.exists()
+    equal = load(recipe_file, ["run.name=other", f"train.start={start}"])  # one that comes out the same is as good
+    assert build(equal, run).vocabulary == 400

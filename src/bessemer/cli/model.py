@@ -24,6 +24,8 @@ def evaluate(args: argparse.Namespace) -> Any:
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with session.run.writing():
         scores = stages.evaluate(session, resolved, options.average(args))
+        if session.run.report.exists() and not session.results[-1]["skipped"]:
+            stages.report(session)  # else the page would show the scores of before
     if not args.json:
         for task in scores.get("tasks", ()):
             print("\n".join(_task_lines(task)))

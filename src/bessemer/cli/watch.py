@@ -23,7 +23,8 @@ def watch(args: argparse.Namespace) -> Any:
     if args.json:
         from dataclasses import asdict
 
-        return [{"run": one.run.path, "name": one.name, **asdict(one.status)} for one in LivePage(folders).watched()]
+        rows = [{"run": one.run.path, "name": one.name, **asdict(one.status)} for one in LivePage(folders).watched()]
+        return {"runs": rows}
     if args.terminal:
         from bessemer.watch.screen import follow
 

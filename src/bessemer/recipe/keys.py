@@ -16,7 +16,7 @@ from bessemer.errors import InputError
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
 
-OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name
+OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
@@ -50,6 +50,8 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
     """The name that a wrong one stands for: misspelt, in another table, or as other programs call it; None: no idea."""
+    if key in OTHER_NAMES:
+        return str(OTHER_NAMES[key])
     table, _, last = key.rpartition(".")
     siblings = [name for name in known if name.rpartition(".")[0] == table]
     if near := _misspelt(last, siblings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,22 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     flat = [dict(_flattened(data.recipe)) for data in datas]
     read = [one for one in flat if one]
     keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
+    keys = dict.fromkeys(key for key in keys if not _of_missing_entry(key, read))
     rows = [
         [key, *(one.get(key, "–") if one else "?" for one in flat)]
         for key in keys
         if len({one.get(key, "–") for one in read}) > 1
     ]
     return ["Key", *names], rows
+
+
+def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a key belongs to a table, such as a source, that one of the recipes lacks as a whole: there its name and where its
+    data lie say what differs, and not all of its keys."""
+    entry, closed, last = key.rpartition("].")
+    if not closed or last in ("name", "paths", "weight"):
+        return False
+    return any(not any(other.startswith(f"{entry}].") for other in one) for one in recipes)
 
 
 def same(datas: Sequence[RunData], names: Sequence[str]) -> str:
@@ -124,6 +134,15 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     ):  # fmt: skip
         values, by = scores(datas, name)
         row(f"{title}{by}", values, shown.format)
+    for source in _sources_of_all(datas):
+        row(
+            f"Held-out bits per byte of {source}",
+            [as_number(data.evaluation, "bits_per_byte_by_source", source) for data in datas], "{:.4f}".format,
+        )  # fmt: skip
+    row(
+        "Bits per byte of a byte 5-gram on the same text",
+        [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas], "{:.4f}".format,
+    )  # fmt: skip
     for title, content, name in _tasks(datas):
         row(
             f"{title}, {parts.words(name)}",
@@ -139,6 +158,12 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     acted = [sum(as_text(one, "action") != RECORDED for one in data.incidents) for data in datas]
     row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
     return ["", *(f"n|{name}" for name in names)], rows
+
+
+def _sources_of_all(datas: Sequence[RunData]) -> list[str]:
+    """The sources that any evaluation has a score of; none where each has only one, whose score is the whole's."""
+    found = [list(as_object(data.evaluation, "bits_per_byte_by_source")) for data in datas]
+    return list(dict.fromkeys(name for names in found for name in names)) if max(map(len, found)) > 1 else []
 
 
 def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str]]:

@@ -30,7 +30,7 @@ from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_ta
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
-from bessemer.tokens.shards import NO_LABEL, SPLITS, ShardWriter, TokenStore, token_dtype
+from bessemer.tokens.shards import NO_LABEL, SPLITS, ShardWriter, TokenStore, require_equal_tokenizers, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
@@ -97,6 +97,9 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     with resumable(run.tokens, digest(inputs, kept)) as work:
         staged = work / OUT
         tokenizer = _tokenizer(recipe, corpus, staged)
+        start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
+        if start is not None and (start / "tokens" / "manifest.json").exists():
+            require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
         trained = perf_counter() - started
         sample = [one.text for one in documents.spread(corpus, SAMPLE_GROUPS, SAMPLE_EACH)] if corpus else []
         if not tokenizer.agrees(sample):

@@ -436,3 +436,13 @@ class ShardWriter:
 
     def _open(self, suffix: str, mode: str = "wb") -> BinaryIO:
         return open(self._path(suffix), mode, buffering=BUFFER_BYTES)  # type: ignore[return-value]
+
+
+def require_equal_tokenizers(start: Path, ours: str) -> None:
+    """Raise InputError when the run in the folder `start` was trained with a tokenizer of another SHA-256 than `ours`."""
+    tokens = start / "tokens"
+    if TokenStore.open(tokens).manifest["tokenizer"]["sha256"] != ours:
+        raise InputError(
+            f"train.start: {start} was trained with another tokenizer than this run's, whose ids mean other text; leave "
+            f'[tokenizer] out, or set tokenizer.path = "{tokens / "tokenizer.json"}"'
+        )

@@ -18,7 +18,7 @@ from bessemer.parallel.dtensors import put
 from bessemer.recipe import Model, Train
 from bessemer.run import RunFolder, published
 from bessemer.terminal import say, warn
-from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
 from bessemer.train.trainer import Trainer
 
 HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
@@ -88,7 +88,7 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore) -> str:
     run = RunFolder(folder)
     if not run.checkpoints.is_dir():
         raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
-    require_equal_tokenizers(run, store.manifest["tokenizer"]["sha256"])
+    require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
     checkpoint = latest(run.checkpoints, on_damage=warn) if published(run.checkpoints) else None
     if checkpoint is None:
         raise InputError(
@@ -119,13 +119,3 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore) -> str:
             f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this model lacks; see [model]"
         )
     return f"starting from step {checkpoint.step} of {folder}" + (f"; new: {', '.join(new)}" if new else "")
-
-
-def require_equal_tokenizers(run: RunFolder, ours: str) -> None:
-    """Raise InputError when a run was trained with a tokenizer of another SHA-256."""
-    theirs = TokenStore.open(run.tokens).manifest["tokenizer"]["sha256"]
-    if theirs != ours:
-        raise InputError(
-            f"train.start: {run.path} was trained with another tokenizer (SHA-256 {theirs}) than this run's ({ours}); set "
-            f'tokenizer.path = "{run.tokens / "tokenizer.json"}" and write the tokens again'
-        )
