@@ -64,7 +64,7 @@ def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Pat
 
 
 # Enough steps to be stopped in their middle.
-LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true", "--set", "train.steps=80"
+LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true", "--set", "train.steps=40"
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,7 @@ def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Pa
     assert len(found) == 1, said
     resumed = found[0]
     assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 9
-    assert f"going on from step {resumed['step']} of 80, from the copy in memory" in said
+    assert f"going on from step {resumed['step']} of 40, from the copy in memory" in said
     assert losses(made, "in-memory") == losses(made, straight)
     assert weights(made, "in-memory") == weights(made, straight)
     sessions = accounts(run / "time.jsonl")

@@ -127,7 +127,8 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
     try:
         files = contents_of(recipe, listings)
-        summary = _build(corpus, run, listings, inputs, files, _digest_of_contents(recipe, files), started)
+        with worker.kept_workers():
+            summary = _build(corpus, run, listings, inputs, files, _digest_of_contents(recipe, files), started)
     except InputError:  # another recipe, which starts in another folder, has to be written
         close_work(run)
         raise

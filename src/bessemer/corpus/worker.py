@@ -123,6 +123,30 @@ def worker_environment() -> dict[str, str]:
 
 # --- Processes of this machine
 
+_kept: list[subprocess.Popen[bytes]] | None = (
+    None  # processes that wait for the next stage's tasks; None: none are kept
+)
+
+
+@contextlib.contextmanager
+def kept_workers() -> Iterator[None]:
+    """Within it the processes of one stage do the tasks of the next as well: a process takes about a second to start."""
+    global _kept
+    _kept = []
+    try:
+        yield
+    finally:
+        kept, _kept = _kept, None
+        _end(kept)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        with contextlib.suppress(BrokenPipeError), process:
+            pass  # waits, and closes the pipes
+
 
 class Pool:
     """Processes that do tasks, each served by a thread. One that dies is replaced and its task done again."""
@@ -150,14 +174,15 @@ class Pool:
                     assert task is not None
                     done(task)
                     left -= 1
+            if _kept is not None:
+                for thread in threads:
+                    thread.join()
+                _kept.extend(self.processes)
+                self.processes = []
         finally:
             with self.starting:
                 self.has_ended = True
-            for process in self.processes:
-                process.kill()
-            for process in self.processes:
-                with contextlib.suppress(BrokenPipeError), process:
-                    pass  # waits, and closes the pipes
+            _end(self.processes)
 
     def _serve(self) -> None:
         """Give tasks to a process of its own until none is left."""
@@ -184,12 +209,17 @@ class Pool:
             self.answers.put((None, error))
 
     def _start(self) -> subprocess.Popen[bytes] | None:
-        """A new process; None once the pool has ended."""
+        """A process that waits, or a new one; None once the pool has ended."""
         command = [sys.executable, "-m", "bessemer.corpus.worker"]
         environment = {**os.environ, **worker_environment()}
         with self.starting:
             if self.has_ended:
                 return None
+            while _kept:
+                process = _kept.pop()
+                self.processes.append(process)
+                if process.poll() is None:
+                    return process
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self.processes.append(process)
             return process

@@ -33,7 +33,8 @@ SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 MIN_PRODUCT_GAIN, MIN_STEP_GAIN = 1.5, 1.1  # from which bf16 may be, and is, the better choice on a CPU
-PRODUCT_ROWS, PRODUCT_TURNS = 512, 4  # of a product that is timed: a CPU without units for bf16 takes seconds for more
+PRODUCT_ROWS, PRODUCT_EDGE, PRODUCT_TURNS = 512, 2048, 4  # of a product that is timed, at most: more says no more, and
+# takes a CPU without units for bf16 seconds
 FEW_LAYERS = (1, 3)  # the models whose difference is what a layer takes
 
 
@@ -114,15 +115,14 @@ def bf16_product_gain(recipe: Recipe, config: ModelConfig) -> float:
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     up = config.mlp_width * (2 if config.gated else 1)
     shapes = ((config.width, config.heads * config.head_dim), (config.width, up), (config.mlp_width, config.width))
-    generator = torch.Generator().manual_seed(0)
+    generator, factors = torch.Generator().manual_seed(0), []
+    for inner, outer in ((min(inner, PRODUCT_EDGE), min(outer, PRODUCT_EDGE)) for inner, outer in shapes):
+        sizes = (rows, inner), (outer, inner), (rows, outer)
+        factors.append([torch.randn(size, generator=generator) for size in sizes])
     for _ in range(PRODUCT_TURNS):
         for dtype in seconds:
             taken = 0.0
-            for inner, outer in shapes:
-                x, weight, gradient = (
-                    torch.randn(size, generator=generator).to(dtype)
-                    for size in ((rows, inner), (outer, inner), (rows, outer))
-                )
+            for x, weight, gradient in ([one.to(dtype) for one in three] for three in factors):
                 began = perf_counter()
                 linear_kernel(x, weight)
                 matmul_kernel(gradient, weight)
