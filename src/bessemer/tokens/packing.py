@@ -119,10 +119,9 @@ def _in_order(length: int, sequence: Ints, starts: Ints, sizes: Ints) -> Pack:
 @cache
 def _best_fit() -> Callable[[Ints, int], Ints]:
     """Best-fit decreasing, compiled."""
-    import numba  # of the data half, and slow to import
+    from bessemer.corpus.text.hashing import compiled  # loads numba, which is slow to import
 
-    compiled: Callable[[Ints, int], Ints] = numba.njit(_best_fit_decreasing)
-    return compiled
+    return compiled(_best_fit_decreasing)
 
 
 def _best_fit_decreasing(sizes: Ints, length: int) -> Ints:
