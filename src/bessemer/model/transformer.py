@@ -170,11 +170,11 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.embedding = _embedding(config.vocabulary, config.width)
         if config.positions == "learned":
-            self.position_embedding = nn.Embedding(config.position_rows, config.width)
+            self.position_embedding = _embedding(config.position_rows, config.width)
         if config.token_types:
-            self.type_embedding = nn.Embedding(config.token_types, config.width)
+            self.type_embedding = _embedding(config.token_types, config.width)
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = norm(config) if config.norm_position != "residual" else nn.Identity()
@@ -293,6 +293,11 @@ def meta_model(config: ModelConfig) -> Transformer:
     """A model without memory for its weights, on the meta device."""
     with torch.device("meta"):
         return Transformer(config)
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Without values, which `_initialise` draws: to draw them on the meta device torch loads its compiler, for a second."""
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
 
 
 @torch.no_grad()

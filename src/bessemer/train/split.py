@@ -131,6 +131,8 @@ def _recompute_and_compile(
     blocks = list(filter(None, model.blocks)) if device.compile else []
     if blocks:
         attention.leave_out_of_compilation()
+        if torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(True, warn_only=True)  # what the compiler chooses, too
     compile_first = is_sharded and train.recompute == "full"
     if compile_first:
         for block in blocks:

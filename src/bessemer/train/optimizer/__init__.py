@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 class GroupOptimizer(torch.optim.Optimizer):
     """Updates every group by its rule. offload: None where moments are on the device."""
+
+    # Without the wrappers around torch's own, which load its compiler for half a second: nothing here is compiled.
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
     def __init__(self, groups: list[dict[str, Any]], format: Format, offload: CpuOffload | None) -> None:
         """groups: of `parameter_groups`; format: of the moments."""
