@@ -87,7 +87,7 @@ def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
 
 
 def test_a_conversation_over_a_pipe(imported: Path) -> None:
-    done = bessemer("chat", imported, "--max-tokens", "5", "--json", input="Hello\nAnd more\n\n")
+    done = bessemer("chat", imported, "--max-tokens", "5", "--json", input="Hello\n\n\nAnd more\n\n")
     assert done.returncode == 0, done.stderr
     messages = json.loads(done.stdout)["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2

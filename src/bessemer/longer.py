@@ -28,7 +28,7 @@ from bessemer.checkpoint.protocol import verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.goodput import last_saved
+from bessemer.guard.goodput import was_saved
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, load, parse
@@ -391,7 +391,7 @@ def kept_micro_batch(requested: Recipe, stored: Recipe) -> int | None:
 def checkpoints_of(run: RunFolder) -> list[int]:
     """Steps of the run's checkpoints. Raises InputError when a trained run has none: it would start at step 0."""
     done = published(run.checkpoints)
-    if not done and (run.was_saved or run.mixture.exists() or last_saved(run.times)):
+    if not done and was_saved(run):
         raise InputError(
             f"{run.checkpoints}: this run was trained, but no checkpoint is there; put them back, or start over with --restart "
             "(what is left of the training is set aside, not removed)"

@@ -7,7 +7,7 @@ passes from one to the next lies in the folder.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -342,10 +342,10 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     planned.write(run)
 
 
-def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, Any]:
+def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequence[str] = ()) -> dict[str, Any]:
     """Score the newest checkpoint on all held-out text, and show what it does.
 
-    average: score the mean of so many newest checkpoints, into a file of its own.
+    average: score the mean of so many newest checkpoints, into a file of its own; forget: tasks of earlier commands.
     """
     from bessemer.tasks.files import current_scores, open_task
 
@@ -356,7 +356,10 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1) -> dict[str, An
     place = run.evaluation_of(average)
     before = read_json_again(place) or {}
     others = [row for row in before.get("tasks", ()) if row["name"] not in asked]
-    kept = current_scores(others)
+    if unknown := set(forget) - {row["name"] for row in others}:
+        why = "is a task of the recipe" if unknown & asked.keys() else f"has no scores in {place}"
+        raise InputError(f"--forget {min(unknown)}: {why}")
+    kept = current_scores([row for row in others if row["name"] not in forget])
     current = before.get("inputs") == inputs
 
     def work() -> str:

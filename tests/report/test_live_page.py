@@ -148,6 +148,7 @@ def test_a_run_that_was_just_killed_is_not_training(make_run: Callable[..., RunF
 
 def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=300)
+    run.mixture.unlink()  # of a run that has ended
     said = {
         "the guard": "by the guard after step 300 of 1,200: see",
         "SIGTERM": "by SIGTERM after",
@@ -159,6 +160,9 @@ def test_who_stopped_a_run_is_named(make_run: Callable[..., RunFolder]) -> None:
         found = status(run)
         assert found.state == "stopped" and sentence in found.sentence
         assert ("begins at step 1, as no checkpoint was saved" in found.sentence) == (stopped_by == "SIGTERM")
+    row = {"began": 1.0, "at": 2.0, "from": 0, "step": 300, "redone_steps": 0, "stopped_by": "SIGTERM", "saved": 200}
+    run.times.write_text(json.dumps(row) + "\n")
+    assert "its checkpoints are gone: put them back, or start over with" in status(run).sentence
 
 
 def test_the_lock_is_seen_and_not_taken(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_source_of_one_run_alone_differs_by_where_it_lies(make_run: Callable[.
         run.evaluation.write_text(json.dumps(found))
     datas = [run_data.read(run) for run in runs]
     rows = {row[0]: row[1:] for row in compare.differences(datas, ["a", "b"])[1]}
-    assert rows == {"corpus.sources[extra].name": ["–", "extra"], "corpus.sources[extra].paths": ["–", "['more']"]}
+    assert rows == {"corpus.sources[extra].name": ["–", "extra"], "corpus.sources[extra].paths": ["–", '["more"]']}
     outcome = {row[0]: row[1:] for row in compare.results(datas, ["a", "b"])[1]}
     assert outcome["Held-out bits per byte of prose"] == ["2.0000", "1.9000"]
     assert outcome["Held-out bits per byte of extra"] == ["–", "3.0000"]
@@ -151,6 +151,26 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
     assert outcome["quiz of x.jsonl (8 items, 0-shot), accuracy"] == ["0.1250", "–"]
     assert outcome["quiz of y.jsonl (1 item, 0-shot), accuracy"] == ["–", "1.0000"]
     assert outcome["same, accuracy"] == ["0.1250", "1.0000"]
+
+
+def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    runs = [make_run(steps=20, folder=tmp_path / name) for name in "ab"]
+    for run, later in zip(runs, (7, 8), strict=True):
+        with open(run.metrics, "a") as file:
+            for step, content in ((5, 7), (10, 7), (15, later), (20, later)):
+                row = {"kind": "tasks", "step": step, "content": {"quiz": content}, "accuracy": {"quiz": step / 20}}
+                file.write(json.dumps(row) + "\n")
+    same, changed = (run_data.read(run) for run in runs)
+
+    def shown(data: run_data.RunData) -> dict[str, list[float]]:
+        figure = next(one for one in curves(data) if one["id"] == "tasks-accuracy")
+        return {trace["name"]: list(trace["x"]) for trace in figure["traces"]}
+
+    assert shown(same) == {"quiz": [5, 10, 15, 20]}
+    assert shown(changed) == {"quiz, as it was up to step 10": [5, 10], "quiz": [15, 20]}
+    ids = [figure["id"] for figure in compare.overlaid([same, same], ["a", "b"])]
+    assert "tasks-accuracy-quiz" in ids
+    assert "tasks-accuracy-quiz" not in [figure["id"] for figure in compare.overlaid([same, changed], ["a", "b"])]
 
 
 def test_a_damaged_recipe_differs_in_nothing(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
         (CHOICE + 'stop = ["x"]\nmax_tokens = 3\n', None, "does not use max_tokens and stop"),
         ('kind = "cloze"\nprompt = "x"\ntarget = "{{ a }}"\n', [{"a": None}], "row 1: target: a field is empty (null)"),
         ('kind = "exact"\nprompt = "x"\nanswers = "a"\n', [{"a": None}], "row 1: answers: a field is empty (null)"),
+        (CHOICE + 'examples = "data.jsonl"\n', None, "examples: only used with few_shot, which is 0"),
+        (CHOICE.replace('"choice"', '"chioce"'), None, "kind: 'chioce' is not one of choice, cloze, exact, text"),
         (CHOICE + "few_shot = 9\n", None, "few_shot = 9, and there are 4 rows"),
         ("kind = ", None, "not valid TOML"),
     ],

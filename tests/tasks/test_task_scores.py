@@ -152,6 +152,11 @@ def test_tasks_are_scored_while_training_and_after(
         "lambada",
         "other",
     }
+    assert run_command(["evaluate", str(runs / "small"), "--forget", "piqa"]) == 2
+    assert "--forget piqa: is a task of the recipe" in capsys.readouterr().err
+    assert run_command(["evaluate", str(runs / "small"), "--forget", "other"]) == 0
+    assert {task["name"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]} == {"piqa", "lambada"}
+    assert run_command(["evaluate", str(runs / "small"), "--task", str(tmp_path / "other.toml")]) == 0
     # Data that were changed are scored anew by the same command.
     assert run_command(["evaluate", str(runs / "small")]) == 0
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))

@@ -102,6 +102,8 @@ COMMANDS = (
         *OF_RUN, AVERAGE,
         option("--task", "score on this task too: a TOML file, or NAME:DATA with a shipped name; repeatable", action="append",
                default=[], metavar="TASK"),
+        option("--forget", "remove the scores of a task that an earlier --task gave; repeatable", action="append", default=[],
+               metavar="NAME"),
     )),
     Command("generate", "continue a prompt", model.generate, (
         *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), *SAMPLING,

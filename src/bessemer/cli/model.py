@@ -23,7 +23,7 @@ def evaluate(args: argparse.Namespace) -> Any:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with session.run.writing():
-        scores = stages.evaluate(session, resolved, options.average(args))
+        scores = stages.evaluate(session, resolved, options.average(args), args.forget)
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before
     if not args.json:
@@ -77,7 +77,11 @@ def chat(args: argparse.Namespace) -> Any:
     interactive = shown and sys.stdin.isatty()
     if interactive:
         print("Write a message and press Enter; an empty line or Ctrl-D ends the conversation.")
-    while message := _read_message("> " if interactive else ""):
+    for message in iter(lambda: _read_message("> " if interactive else ""), None):
+        if not message and interactive:
+            break
+        if not message:  # between the messages of a file
+            continue
         forgotten = conversation.num_forgotten
         try:
             for piece in conversation.reply(message, args.max_tokens):
@@ -96,11 +100,12 @@ def chat(args: argparse.Namespace) -> Any:
     return {"messages": conversation.messages}
 
 
-def _read_message(prompt: str) -> str:
+def _read_message(prompt: str) -> str | None:
+    """The next line; None at the end."""
     try:
         return input(prompt).strip()
     except EOFError:
-        return ""
+        return None
 
 
 def import_model(args: argparse.Namespace) -> Any:

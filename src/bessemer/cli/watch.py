@@ -20,6 +20,11 @@ def watch(args: argparse.Namespace) -> Any:
     folders = [runs.folder_of(place, args.overrides) for place in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
         raise InputError("watch: one run is given twice; name each once")
+    page = [name for name in ("port", "token") if getattr(args, name) is not None]
+    if page and (other := [name for name in ("json", "terminal") if getattr(args, name)]):
+        raise InputError(f"watch: --{page[0]} is of the page, which --{other[0]} does not serve; leave one of them out")
+    if args.json and args.terminal:
+        raise InputError("watch: --json and --terminal exclude each other")
     if args.json:
         from dataclasses import asdict
 

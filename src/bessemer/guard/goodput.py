@@ -147,6 +147,11 @@ def last_saved(path: Path) -> int:
     return int(rows[-1].get("saved", 0)) if rows else 0
 
 
+def was_saved(run: RunFolder) -> bool:
+    """Whether a checkpoint was ever written, though none may be there now."""
+    return run.was_saved or run.mixture.exists() or last_saved(run.times) > 0
+
+
 def accounts(path: Path) -> dict[str, Any] | None:
     """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
     `restarts` between them, the end of the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as

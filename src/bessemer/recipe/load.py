@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -230,8 +231,12 @@ def is_as_dumped(text: str) -> bool:
 def differences(old: Recipe, new: Recipe) -> list[str]:
     """Keys whose values differ, each as `key: old -> new`."""
     before, after = (dict(_leaves(recipe.model_dump(mode="json", by_alias=True))) for recipe in (old, new))
+
+    def shown(value: Any) -> str:
+        return "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
     return [
-        f"{key}: {before.get(key)} -> {after.get(key)}"
+        f"{key}: {shown(before.get(key))} -> {shown(after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bessemer.guard.incidents import RECORDED
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
-from bessemer.report.data import Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.data import Curves, Json, RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
@@ -127,20 +131,21 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     row("Steps", [float(data.train.step[-1]) if len(data.train) else None for data in datas], "{:,.0f}".format)
     row("Tokens", [data.train.last("tokens") for data in datas], amount)
     row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
+    own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
     row("Training loss, the last", [data.train.last("loss") for data in datas], "{:.4f}".format)
     for name, title, shown in (
         ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
         ("accuracy", "Accuracy", "{:.2%}"),
     ):  # fmt: skip
         values, by = scores(datas, name)
-        row(f"{title}{by}", values, shown.format)
+        row(f"{title}{by}{own}", values, shown.format)
     for source in _sources_of_all(datas):
         row(
-            f"Held-out bits per byte of {source}",
+            f"Held-out bits per byte of {source}{own}",
             [as_number(data.evaluation, "bits_per_byte_by_source", source) for data in datas], "{:.4f}".format,
         )  # fmt: skip
     row(
-        "Bits per byte of a byte 5-gram on the same text",
+        f"Bits per byte of a byte 5-gram{own or ' on the same text'}",
         [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas], "{:.4f}".format,
     )  # fmt: skip
     for title, content, name in _tasks(datas):
@@ -178,7 +183,7 @@ def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str
             shots = int(number_or_0(row, "few_shot"))
             title += f" of {Path(as_text(row, 'data')).name} ({counted(int(number_or_0(row, 'items')), 'item')}, {shots}-shot)"
         while title in titles:
-            title += ", asked otherwise"
+            title += ", changed"
         titles.add(title)
         for name in dict.fromkeys(
             name for one in rows if _content(one) == content for name in as_object(one, "scores")
@@ -207,8 +212,24 @@ def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EV
             _overlay(datas, names, one.id, one.title, one.unit, "train", one.column, one.axis, one.factor, one.hover)
             for one in METRICS
         ),
+        *_task_curves(datas, names),
     ]
     return [drawn(figure, detail) for figure in figures if figure is not None]
+
+
+def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
+    """A task's scores while the runs train. Those whose data differ, or changed on the way, are in no figure."""
+    for score in ("bits_per_byte", "accuracy"):
+        for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
+            asked = [data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas]
+            if len(set(np.concatenate(asked)[np.isfinite(np.concatenate(asked))].tolist())) == 1:
+                flat = [
+                    replace(data, tasks=Curves(data.tasks.step, data.tasks.groups.get(score, {}))) for data in datas
+                ]
+                unit = "bits per byte" if score == "bits_per_byte" else "share that is right"
+                yield _overlay(
+                    flat, names, f"tasks-{score}-{task}", f"{task}, {parts.words(score)}", unit, "tasks", task
+                )
 
 
 def _overlay(
@@ -221,7 +242,9 @@ def _overlay(
         values = of.column(column)
         if values is not None:
             ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
-            made = curves.curve(name, of.step, factor * values, ink, hover, dash, marked=kind == "validation")
+            made = curves.curve(
+                name, of.step, factor * values, ink, hover, dash, marked=kind in ("validation", "tasks")
+            )
             traces.append({**made, "smoothed": True} if is_smoothed else made)
     return curves.step_figure(id, title, unit, traces, axis)
 
@@ -236,4 +259,8 @@ def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             name = as_text(inner, "name") or str(number + 1)
             yield from _flattened(inner, f"{prefix}[{name}]")
     else:
-        yield prefix, f"{value:g}" if isinstance(value, float) else str(value)
+        text = isinstance(value, str) and value
+        yield (
+            prefix,
+            text or (f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)),
+        )

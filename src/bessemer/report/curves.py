@@ -274,11 +274,14 @@ def _loss_by_source(data: RunData) -> Figure | None:
 
 def _tasks(data: RunData, score: str, title: str, unit: str) -> Figure | None:
     """One score of all tasks. Bits per byte move long before accuracy does, in a small model."""
-    by_task = data.tasks.groups.get(score, {})
-    traces = [
-        curve(name, data.tasks.step, values, *_style(name, list(by_task)), marked=True)
-        for name, values in by_task.items()
-    ]
+    by_task, step, traces = data.tasks.groups.get(score, {}), data.tasks.step, []
+    for name, values in by_task.items():
+        scored = np.flatnonzero(np.isfinite(values))
+        asked = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[scored]
+        pieces = np.split(scored, np.flatnonzero((asked[1:] != asked[:-1]) & (asked[:-1] > 0)) + 1)
+        for piece in pieces:  # scores of other data are no part of one curve
+            shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
+            traces.append(curve(shown, step[piece], values[piece], *_style(name, list(by_task)), marked=True))
     return step_figure(f"tasks-{score}", title, unit, traces)
 
 

@@ -103,7 +103,7 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         )
         several = f" in {found['sessions']} sessions" if found["sessions"] > 1 else ""
         shown.append(
-            f"wall    {duration(found['total'])}{several}, {found['effective']:.0%} of it productive steps; {more}"
+            f"wall    {duration(found['total'])}{several}, {found['effective']:.0%} of it productive steps{more and f'; {more}'}"
         )
     return shown
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -39,6 +39,7 @@ from bessemer.terminal import warn
 Kind = Literal["choice", "cloze", "exact", "text"]
 ONE_NAME = "give each a name of its own, a shipped one by OWN=NAME:DATA"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a task
+ONE_WORD = "is no name of a task: a letter or digit, then letters, digits, dots, dashes and underscores"
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 
 
@@ -82,6 +83,10 @@ class TaskFile(Section):
         used = {*needed[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
         if unused := sorted(self.model_fields_set - used - {"name", "kind", "data", "limit"}):
             raise ValueError(f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out")
+        if not self.few_shot and (unused := sorted({"examples", "separator"} & self.model_fields_set)):
+            raise ValueError(
+                f"{' and '.join(unused)}: only used with few_shot, which is 0; give few_shot = N, or leave it out"
+            )
         return self
 
 
@@ -122,20 +127,18 @@ def shipped_tasks() -> dict[str, str]:
 def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -> EvaluationTask:
     """Read a task and its data. reference: a TOML file, or NAME:DATA of a shipped one, or OWN=NAME:DATA with a name of one's
     own, relative to `folder`; limit: of the items. Raises InputError that names the file, the row and the key."""
-    names, colon, data = reference.partition(":")
+    names, _, data = reference.partition(":")
     own, _, name = names.rpartition("=")
     shipped = shipped_tasks()
-    if colon and name in shipped:
+    if data and name in shipped:
         file, base = _parse(shipped[name], f"task {name}"), folder
         if file.kind == "text" and not own:  # of texts of one's own there may be several
             own = f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(data.removesuffix('.gz')).stem)}"
         if own and not re.fullmatch(NAME, own):
-            raise InputError(
-                f"evaluate.tasks: {reference}: {own!r} is no name of letters, digits, dots, dashes and underscores"
-            )
+            raise InputError(f"evaluate.tasks: {reference}: {own!r} {ONE_WORD}")
         file = file.changed(data=data, name=own or name)
-    elif reference in shipped:
-        raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {reference}:PATH/TO/FILE.jsonl")
+    elif name in shipped:
+        raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {names}:PATH/TO/FILE.jsonl")
     else:
         path = folder / reference
         try:
@@ -196,6 +199,12 @@ def _what(error: ErrorDetails) -> str:
             if near
             else f"unknown key; there are {', '.join(TaskFile.model_fields)}"
         )
+    elif error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    elif error["type"] == "literal_error":
+        what = f"{error['input']!r} is not one of {', '.join(get_args(Kind))}"
+    elif error["type"] == "string_pattern_mismatch":
+        what = f"{error['input']!r} {ONE_WORD}"
     return f"{key}: {what}"
 
 

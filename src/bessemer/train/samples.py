@@ -45,7 +45,8 @@ def log_sample(training: Training, state: TrainState) -> None:
 
 
 def log_tasks(training: Training, state: TrainState) -> None:
-    """Log the scores on the first items of the recipe's tasks as a line of kind "tasks", by score and task. As `log_sample`."""
+    """Log the scores on the first items of the recipe's tasks as a line of kind "tasks", by score and task, and under `content` a
+    number of what each task asks. As `log_sample`."""
     options, trainer = training.recipe.evaluate, training.trainer
     if not (options.tasks and writes_alone(trainer)):
         return
@@ -53,7 +54,9 @@ def log_tasks(training: Training, state: TrainState) -> None:
     by_score: dict[str, dict[str, float]] = {}
     with _eager(trainer):
         for reference in options.tasks:
-            scored = score_task(opened_task(reference, options.task_items), subject)
+            task = opened_task(reference, options.task_items)
+            scored = score_task(task, subject)
+            by_score.setdefault("content", {})[scored.name] = int(task.content[:12], 16)
             for name, score in scored.scores.items():
                 by_score.setdefault(name, {})[scored.name] = score["value"]
     training.log.write("tasks", state.step, **by_score)

@@ -9,7 +9,7 @@ from time import time
 
 import numpy as np
 
-from bessemer.guard.goodput import BY_GUARD, ERROR
+from bessemer.guard.goodput import BY_GUARD, ERROR, was_saved
 from bessemer.report.data import RunData, as_number, as_text
 from bessemer.run import RunFolder, published
 from bessemer.terminal import amount, duration
@@ -67,7 +67,7 @@ def status_of(run: RunFolder, data: RunData) -> RunStatus:
     state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
     return RunStatus(
         state=state,
-        sentence=_sentence(state, step, steps, age, stopped_by, max(saved, default=0)),
+        sentence=_sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0))),
         step=step,
         steps=steps,
         seconds_left=left if state in ("training", "silent") else None,
@@ -113,7 +113,7 @@ def _state(
     return "silent" if age is not None and age > limit else "training"
 
 
-def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str, saved: int) -> str:
+def _sentence(state: str, step: int, steps: int | None, age: float | None, stopped_by: str, goes_on: str) -> str:
     of = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
     if state == "training":
         return f"Training: {of}."
@@ -130,5 +130,13 @@ def _sentence(state: str, step: int, steps: int | None, age: float | None, stopp
     if stopped_by == BY_GUARD:
         return f"Stopped by the guard after {of}: see what happened, and its advice."
     by = f" by {stopped_by}" if stopped_by else ": killed, or its machine lost" if step else ""
-    goes_on = f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
-    return f"Stopped{by} after {of}; `bessemer run` on this folder {goes_on}."
+    return f"Stopped{by} after {of}; {goes_on}."
+
+
+def _goes_on(run: RunFolder, saved: int) -> str:
+    """What becomes of a run that has stopped. saved: the step of its newest checkpoint, 0 without one."""
+    if not saved and was_saved(run):
+        return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
+    return "`bessemer run` on this folder " + (
+        f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
+    )
