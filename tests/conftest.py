@@ -25,6 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line sets it
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "torch" in sys.modules:  # a fork
+        sys.modules["torch"].set_num_threads(1)
 
 RECIPE = """
 [run]
@@ -122,16 +124,37 @@ def recipe_text(folder: Path) -> str:
     return RECIPE.format(dir=folder / "runs", text=folder / "text")
 
 
+IS_WARM = sys.platform.startswith("linux") and not os.environ.get(
+    "COLD_PYTHON"
+)  # has what it takes to fork (tests/warm.py)
+_SERVER = pytest.StashKey[Warm]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The workers of pytest-xdist are forks of the process from which their programs are forked as well."""
+    workers = getattr(config.option, "tx", None)
+    if IS_WARM and workers and not hasattr(config, "workerinput"):
+        server = config.stash[_SERVER] = Warm()
+        os.environ["WARM_PYTHON"] = str(server.interpreter)
+        config.option.tx = [f"popen//python={server.interpreter}"] * len(workers)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (server := config.stash.get(_SERVER, None)) is not None:
+        server.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[None]:
-    """Programs that tests start are forks of a process that has everything loaded (tests/warm.py), where the system has what
-    that takes."""
-    if not sys.platform.startswith("linux") or os.environ.get("COLD_PYTHON"):
+    """Programs that tests start are forks of a process that has everything loaded."""
+    if not IS_WARM:
         yield
         return
-    warm = Warm()
-    real, sys.executable = sys.executable, str(warm.interpreter)
-    os.environ["WARM_PYTHON"] = sys.executable
+    is_shared = "PYTEST_XDIST_WORKER" in os.environ and "WARM_PYTHON" in os.environ
+    warm = None if is_shared else Warm()
+    if warm is not None:
+        os.environ["WARM_PYTHON"] = str(warm.interpreter)
+    real, sys.executable = sys.executable, os.environ["WARM_PYTHON"]
     wait = subprocess.Popen.wait
 
     def wait_for_fork(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
@@ -145,9 +168,8 @@ def _warm() -> Iterator[None]:
     yield
     subprocess.Popen.wait = wait  # type: ignore[method-assign]
     sys.executable = real
-    ended = warm.process.poll()
-    warm.close()
-    assert ended is None, "the process to fork from had ended, and the tests started their programs slowly"
+    if warm is not None:
+        warm.close()
 
 
 @pytest.fixture

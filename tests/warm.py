@@ -37,7 +37,7 @@ LOADED = (
     "bessemer.cli", "bessemer.stages", "bessemer.preflight", "bessemer.longer", "bessemer.train.loop", "bessemer.train.session",
     "bessemer.train.start", "bessemer.corpus.pipeline", "bessemer.corpus.worker", "bessemer.tokens.build", "bessemer.launch.start",
     "bessemer.launch.member", "bessemer.launch.node_agent", "bessemer.check.command", "bessemer.check.machine", "bessemer.evaluate.final", "bessemer.report.page", "bessemer.corpus.publish", "bessemer.train.exported",
-    "bessemer.corpus.dedup.kernels", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
+    "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
 )  # fmt: skip
@@ -73,9 +73,10 @@ MAX_FILES = 250
 
 CLIENT = """#!{python} -IS
 import os, socket, sys
-ARGUMENTS, REAL = sys.argv[1:], {python!r}
+GIVEN, REAL = sys.argv[1:], {python!r}
+ARGUMENTS = GIVEN[GIVEN[:1] == ["-u"] :]  # what pytest-xdist starts its workers with
 def cold():
-    os.execv(REAL, [REAL, *ARGUMENTS])
+    os.execv(REAL, [REAL, *GIVEN])
 if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")):
     cold()
 import json, signal
@@ -165,7 +166,9 @@ class Warm:
         self.interpreter.chmod(0o755)
 
     def close(self) -> None:
-        """End the server."""
+        """End the server. Raises AssertionError where it had ended before."""
+        ended = self.process.poll()
+        assert ended is None, "the process to fork from had ended, and the tests started their programs slowly"
         self.process.kill()
         self.process.wait()
         self.folder.cleanup()

@@ -62,12 +62,12 @@ def done(place: Path, name: str, *overrides: str) -> Path:
 @pytest.mark.long
 def test_code_keeps_its_sources_apart_and_continued_and_chat_begin_from_its_export(place: Path) -> None:
     special = 'tokenizer.special_tokens=["<|im_start|>", "<|im_end|>"]'
-    run = done(place, "code", *SMALL, "model.depth=1", "train.steps=60", special)
+    run = done(place, "code", *SMALL, "model.depth=1", "train.steps=20", special)
     kept = {one["source"]: one["documents_kept"] for one in read_json(run / "corpus" / "statistics.json")["sources"]}
     assert kept == {"python": 60, "other": 40, "prose": 40}
     for name in ("continued", "chat"):
         start = f"model.from=hf:{run / 'export'}", "tokens.sequence_length=128", "tokens.held_out=0.1"
-        on = done(place, name, *start, "train.global_batch_tokens=2048", "train.device=cpu")
+        on = done(place, name, *start, "train.global_batch_tokens=2048", "train.max_epochs=1", "train.device=cpu")
         assert read_json(on / "export" / "config.json")["vocab_size"] == 600
 
 
