@@ -121,6 +121,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     started = time.perf_counter()
     corpus = recipe.corpus
     check_engine(corpus.extract)
+    worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     listings = {source.name: listing(source) for source in corpus.sources}
@@ -197,7 +198,7 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
 def _settings(corpus: Corpus) -> dict[str, Any]:
     """The keys of [corpus] on which the documents depend."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "workers"):
+    for key in ("engine", "address", "slurm", "workers"):
         del section[key]
     return section
 

@@ -1,4 +1,4 @@
-"""Tasks of the corpus, run in this process, in local worker processes, or on a Ray cluster.
+"""Tasks of the corpus, run in this process, in local worker processes, on a Ray cluster, or by job arrays of Slurm (slurm.py).
 
 A dead worker costs only its current task. On Ray each task of the corpus is a task of its own as well.
 
@@ -17,28 +17,25 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import bessemer
 from bessemer import interrupt
 from bessemer.corpus import engine
+from bessemer.corpus.perform import ATTEMPTS, OnResult, answer, gave_up, perform, use_one_core, worker_environment
+from bessemer.corpus.slurm import require_slurm, run_on_slurm
 from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.terminal import progress
 
-ATTEMPTS = 3  # a task fails when its worker has died this often: once may be the machine's fault, not three times
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
 SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
 # Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
-
-OnResult = Callable[[CorpusTask], None]
 
 
 def run_tasks(
@@ -53,7 +50,7 @@ def run_tasks(
     size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
     with progress(what, size, unit) as advance:
         advance(size - to_do)
-        _run(missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
+        _run(what, missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
     return map(_receipt, tasks)
 
 
@@ -66,13 +63,21 @@ def _receipt(task: CorpusTask) -> dict[str, Any]:
     return done
 
 
-def _run(tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnResult) -> None:
+def require_engine(settings: Work) -> None:
+    """Raise InputError when what the engine needs is not on this machine."""
+    if settings.engine == "slurm":
+        require_slurm()
+
+
+def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnResult) -> None:
     """Do all tasks, in the place that suits `num_bytes` of input; `done` is called after each."""
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
     if settings.engine == "ray":
         run_on_ray(tasks, settings, done)
+    elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:
+        run_on_slurm(what, tasks, settings, done)
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
         Pool(tasks).work(num_workers, done)
     else:
@@ -82,43 +87,8 @@ def _run(tasks: Sequence[CorpusTask], num_bytes: int, settings: Work, done: OnRe
 def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
     for task in tasks:
         engine.check_stop()
-        _perform(task)
+        perform(task)
         done(task)
-
-
-def _perform(task: CorpusTask) -> None:
-    import pyarrow as pa
-
-    task.run()
-    pa.default_memory_pool().release_unused()
-
-
-def answer(task: CorpusTask) -> Exception | None:
-    """Do one task; the exception that it raised."""
-    try:
-        _perform(task)
-    except OSError as error:
-        return OSError(error.errno, error.strerror or str(error), error.filename)
-    except (BessemerError, MemoryError) as error:
-        return error
-    except Exception as error:
-        return BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {engine.first_line(error)}")
-    return None
-
-
-def _gave_up(task: CorpusTask, why: str) -> BessemerError:
-    return BessemerError(
-        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); out of memory? Lower corpus.workers, or find the "
-        f"document in {task.work}; finished work is kept, and the same command resumes here"
-    )
-
-
-def worker_environment() -> dict[str, str]:
-    """What a worker needs to find this package and to use one core."""
-    above = str(Path(bessemer.__file__).parent.parent)
-    path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    threads = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(threads, "1")}
 
 
 # --- Processes of this machine
@@ -202,7 +172,7 @@ class Pool:
                         code = process.wait()
                         why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
                 else:
-                    self.answers.put((task, _gave_up(task, why)))
+                    self.answers.put((task, gave_up(task, why)))
         except IndexError:  # another thread took the last task
             pass
         except OSError as error:
@@ -255,7 +225,7 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
                 try:
                     failure = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    failure = _gave_up(task, f"{type(error).__name__}: {engine.first_line(error)}"[:300])
+                    failure = gave_up(task, f"{type(error).__name__}: {engine.first_line(error)}"[:300])
                 if failure is not None:
                     raise failure
                 done(task)
@@ -324,10 +294,7 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    import pyarrow as pa
-
-    pa.set_cpu_count(1)  # workers share the cores
-    pa.set_io_thread_count(1)
+    use_one_core()
     while True:
         pickle.dump(answer(received.get()), answers)
         answers.flush()

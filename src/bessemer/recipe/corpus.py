@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Positive, Section, Share, Words, repeated
+from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, Words, repeated
 
 
 class Extract(Section):
@@ -84,18 +84,33 @@ class PersonalData(Section):
     placeholders: Placeholders = Placeholders()
 
 
-class Work(Section):
-    """Keys of [corpus] that say how the work is done. `engine`, `address` and `workers` change no document."""
+class SlurmArray(Section):
+    """The job arrays of engine "slurm": an array for each step, whose jobs have a core each."""
 
-    engine: Literal["local", "ray"] = "local"
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    constraint: SlurmName | None = None
+    time: SlurmTime = "24:00:00"
+    memory: Memory = "4G"
+    setup: Words = ()
+
+
+class Work(Section):
+    """Keys of [corpus] that say how the work is done. All but `keep_rejected` change no document."""
+
+    engine: Literal["local", "ray", "slurm"] = "local"
     address: str | None = Field(None, min_length=1)
+    slurm: SlurmArray = SlurmArray()
     workers: int | None = Field(None, ge=1)
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
     @model_validator(mode="after")
-    def _an_address_is_of_ray(self) -> Self:
+    def _options_fit_the_engine(self) -> Self:
         if self.address is not None and self.engine != "ray":
             raise ValueError('address: only a Ray cluster has one; set engine = "ray", or remove the address')
+        if self.slurm != SlurmArray() and self.engine != "slurm":
+            raise ValueError('slurm: these options are of job arrays; set engine = "slurm", or remove the table')
         return self
 
 

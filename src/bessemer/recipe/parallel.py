@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bessemer.recipe.section import Positive, Section, Words
+from bessemer.recipe.section import Memory, Positive, Section, SlurmName, SlurmTime, Words
 
 # Along which [parallel] divides the work, as they are written; and those whose processes work on the same part of the batch.
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
@@ -209,9 +209,6 @@ class Parallel(AxisSizes, Section):
         )
 
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._,|&*()\[\]-]*$"  # what partitions, accounts and constraints are made of
-
-
 class Cluster(Section):
     """The machines of a training on several nodes. Changes nothing of what is trained."""
 
@@ -229,13 +226,13 @@ class Cluster(Section):
     min_nodes: Positive | None = None
     wait_seconds: Positive = 1800
     cpus_per_process: Positive = 8
-    memory: str | None = Field(None, pattern=r"^[0-9]+[KMGT]i?$")
-    time: str = Field("24:00:00", pattern=r"^([0-9]+-)?[0-9]{1,2}:[0-9]{2}:[0-9]{2}$")
+    memory: Memory | None = None
+    time: SlurmTime = "24:00:00"
     save_seconds: Positive = 300
-    partition: str | None = Field(None, pattern=NAME)
-    account: str | None = Field(None, pattern=NAME)
-    qos: str | None = Field(None, pattern=NAME)
-    constraint: str | None = Field(None, pattern=NAME)
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    constraint: SlurmName | None = None
     image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
     mounts: Words = ()
     setup: Words = ()
@@ -243,7 +240,7 @@ class Cluster(Section):
     namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
     claim: str | None = Field(None, pattern=r"^[a-z0-9.-]+$")
     mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
-    shared_memory: str = Field("16Gi", pattern=r"^[0-9]+[KMGT]i?$")
+    shared_memory: Memory = "16Gi"
 
     @model_validator(mode="after")
     def _fewer_are_fewer(self) -> Self:

@@ -1,0 +1,61 @@
+"""What every worker does with a task, in whatever process and on whatever machine it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import bessemer
+from bessemer.corpus import engine
+from bessemer.corpus.work import CorpusTask
+from bessemer.errors import BessemerError
+
+ATTEMPTS = 3  # a task fails when its worker has died this often: once may be the machine's fault, not three times
+SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+OnResult = Callable[[CorpusTask], None]
+
+
+def perform(task: CorpusTask) -> None:
+    """Do one task."""
+    import pyarrow as pa
+
+    task.run()
+    pa.default_memory_pool().release_unused()
+
+
+def answer(task: CorpusTask) -> Exception | None:
+    """Do one task; the exception that it raised."""
+    try:
+        perform(task)
+    except OSError as error:
+        return OSError(error.errno, error.strerror or str(error), error.filename)
+    except (BessemerError, MemoryError) as error:
+        return error
+    except Exception as error:
+        return BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {engine.first_line(error)}")
+    return None
+
+
+def gave_up(task: CorpusTask, why: str, remedy: str = "lower corpus.workers") -> BessemerError:
+    """The error for a task whose worker died too often; why: how it ended the last time."""
+    return BessemerError(
+        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); out of memory? Then {remedy}, or find the "
+        f"document in {task.work}; finished work is kept, and the same command resumes here"
+    )
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker needs to find this package and to use one core."""
+    above = str(Path(bessemer.__file__).parent.parent)
+    path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1")}
+
+
+def use_one_core() -> None:
+    """Keep the libraries of this process to one core: workers share the cores of their machine."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)

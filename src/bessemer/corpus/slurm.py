@@ -1,0 +1,307 @@
+"""Tasks of the corpus as job arrays of Slurm: an array for each step, whose jobs take chunks of its tasks until none is left.
+
+    WORK/slurm/QUEUE/           a submission; none is used twice
+      array.sbatch, job         the script, and the id of its array
+      todo/000012               a chunk: pickled [(number, task), ...]; a job takes it by renaming it
+      taken/000012.3            into this, job 3's; removed when the chunk is done
+      answers/3                 a line of job 3 for each task that it began (b), finished (d) or that failed (f), with its number
+      failures/17               the pickled exception of task 17
+      logs/3.out                output of job 3
+
+Results are the tasks' own folders with receipts, as with the other engines. Tasks that a job took and did not finish are
+submitted again, in a new array, when this one has ended. A driver that ends cancels its array; that of a killed one runs on until
+the next driver cancels it. sbatch(1), squeue(1), sacct(1) and scancel(1) of Slurm 24.11.
+
+`python -m bessemer.corpus.slurm QUEUE` is a job of the array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from bessemer import interrupt
+from bessemer.corpus.perform import ATTEMPTS, OnResult, answer, gave_up, use_one_core, worker_environment
+from bessemer.corpus.work import CorpusTask
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Work
+from bessemer.run import write_atomic
+from bessemer.terminal import counted, duration, warn
+
+DEFAULT_JOBS = 64
+CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
+READ_SECONDS = 2.0  # between two looks at the answers
+ASK_SECONDS = 15.0  # between two calls of squeue
+WAIT_SECONDS = 300.0  # of an array that has not started, before the person is told why
+SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
+# Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
+SEEN_SECONDS = 90.0
+LOG_LINES = 5
+
+
+def require_slurm() -> None:
+    """Raise InputError where there are no commands of Slurm."""
+    if shutil.which("sbatch") is None:
+        raise InputError(
+            "corpus.engine: sbatch is not on the PATH; run this on a login node of the Slurm cluster, or set "
+            'corpus.engine = "local"'
+        )
+
+
+def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> None:
+    """Do all tasks of one work folder; `done` is called after each.
+
+    Raises what a task raises, and BessemerError for an array that was refused or cancelled or that does nothing, and for a task
+    whose job ends again and again.
+    """
+    root = tasks[0].work.absolute() / "slurm"
+    for earlier in root.glob("*"):  # of a driver that was killed
+        _cancel(earlier)
+        shutil.rmtree(earlier, ignore_errors=True)
+    left = dict(enumerate(tasks))
+    deaths: Counter[int] = Counter()
+    num_fruitless = 0
+    while left:
+        array = SlurmQueue(root / secrets.token_hex(4), left, done)
+        try:
+            array.submit(what, settings)
+            array.wait()
+        finally:
+            _cancel(array.folder)
+        if left:
+            num_fruitless = 0 if array.begun else num_fruitless + 1
+            why = array.why_it_ended()
+            if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
+                raise BessemerError(
+                    f"corpus: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
+                    "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
+                )
+            deaths.update(number for number in array.begun if number in left)
+            lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
+            if lost:
+                raise gave_up(lost[0], f"{why}{array.end_of_log()}", "raise corpus.slurm.memory or corpus.slurm.time")
+            warn(f"array {array.job} ended ({why}) with {counted(len(left), 'task')} left, which are submitted again")
+        shutil.rmtree(array.folder, ignore_errors=True)
+
+
+class SlurmQueue:
+    """One submission: its folder, and the tasks that are `left`, of which it takes those that are done."""
+
+    def __init__(self, folder: Path, left: dict[int, CorpusTask], done: OnResult) -> None:
+        self.folder, self.left, self.done = folder, left, done
+        self.job = ""
+        self.begun: set[int] = set()
+        self.unseen: dict[int, float] = {}  # finished tasks whose receipt has not appeared here yet, and since when
+        self.offsets: Counter[str] = Counter()  # of the answers that were read, by file
+
+    def submit(self, what: str, settings: Work) -> None:
+        """Write the chunks and the script, and submit them. Raises BessemerError when sbatch refuses."""
+        for name in ("todo", "taken", "answers", "failures", "logs"):
+            (self.folder / name).mkdir(parents=True)
+        num_jobs = min(settings.workers or DEFAULT_JOBS, len(self.left))
+        numbers = list(self.left)
+        length = max(len(numbers) // (num_jobs * CHUNKS_PER_JOB), 1)
+        for start in range(0, len(numbers), length):
+            chunk = [(number, self.left[number]) for number in numbers[start : start + length]]
+            (self.folder / "todo" / f"{start // length:06d}").write_bytes(pickle.dumps(chunk))
+        script = self.folder / "array.sbatch"
+        script.write_text(batch_script(what, self.folder, num_jobs, settings))
+        try:
+            ran = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise BessemerError("corpus.engine: sbatch is not on the PATH any more; finished work is kept") from None
+        if ran.returncode:
+            why = (ran.stderr or ran.stdout).strip().replace("\n", "; ")
+            raise BessemerError(
+                f"corpus.slurm: sbatch refused the array of {counted(num_jobs, 'job')}: {why}; change [corpus.slurm], or "
+                "corpus.workers for a smaller array; finished work is kept, and the same command resumes here"
+            )
+        self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
+        write_atomic(self.folder / "job", self.job)
+
+    def wait(self) -> None:
+        """Until all tasks are done, or the array has ended."""
+        asked = heard = started = time.monotonic()
+        has_warned = False
+        while self.left:
+            interrupt.check()
+            self._read_answers()
+            if self.left and time.monotonic() - asked >= ASK_SECONDS:
+                asked = time.monotonic()
+                states = _states(self.job)
+                heard = asked if states is not None else heard
+                if asked - heard > SILENT_SECONDS:
+                    raise BessemerError(f"corpus: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?")
+                if states == []:
+                    break
+                if states and not has_warned and not self.begun and asked - started > WAIT_SECONDS:
+                    has_warned = True
+                    warn(f"array {self.job} has not begun after {duration(WAIT_SECONDS)}; Slurm says: {states[0]}")
+            if self.left:
+                time.sleep(READ_SECONDS)
+        ends = time.monotonic() + SEEN_SECONDS
+        while self.left and time.monotonic() < ends:  # the last lines may appear later than the end of the jobs
+            time.sleep(READ_SECONDS)
+            self._read_answers()
+
+    def _read_answers(self) -> None:
+        """Take note of the lines that are new. Raises the exception of a task that failed."""
+        for path in (self.folder / "answers").iterdir():
+            with open(path, "rb") as file:
+                file.seek(self.offsets[path.name])
+                text = file.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self.offsets[path.name] += len(text)
+            for line in text.decode().splitlines():
+                kind, number = line[0], int(line[2:])
+                if kind == "f":
+                    failure: Exception = pickle.loads((self.folder / "failures" / str(number)).read_bytes())
+                    raise failure
+                self.begun.add(number)
+                if kind == "d" and number in self.left:
+                    self.unseen.setdefault(number, time.monotonic())
+        for number, since in list(self.unseen.items()):
+            task = self.left[number]
+            if task.receipt() is not None:
+                del self.left[number], self.unseen[number]
+                self.done(task)
+            elif time.monotonic() - since > SEEN_SECONDS:
+                raise BessemerError(
+                    f"corpus: {task} was finished but is not in {task.work}; do all nodes see this folder under the same path?"
+                )
+            else:
+                with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
+                    os.listdir(task.folder.parent)
+
+    def why_it_ended(self) -> str:
+        """How many jobs did not complete, by state. Raises BessemerError for an array that was cancelled."""
+        states = _final_states(self.job)
+        if any(state.startswith("CANCELLED") for state in states):
+            raise BessemerError(
+                f"corpus: Slurm's array {self.job} was cancelled; finished work is kept, and the same command resumes here"
+            )
+        bad = {state: number for state, number in states.items() if state != "COMPLETED"}
+        return (
+            ", ".join(f"{counted(number, 'job')} {state}" for state, number in bad.items()) or "sacct names no reason"
+        )
+
+    def end_of_log(self) -> str:
+        """The last lines that a job printed, with the file's name; "" where none printed anything."""
+        for path in sorted((self.folder / "logs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
+            if lines := path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]:
+                return f"; the end of {path}: {' | '.join(lines)}"
+        return ""
+
+
+def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
+    """The script of an array of `num_jobs` jobs that work on the queue in `folder`."""
+    options = settings.slurm
+    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "constraint")}
+    given = {
+        "job-name": f"bessemer-{what.replace(' ', '-')}",
+        "array": f"0-{num_jobs - 1}",
+        "ntasks": "1",
+        "cpus-per-task": "1",
+        "mem": options.memory.removesuffix("i"),  # Slurm's G are GiB
+        "time": options.time,
+        **{name: value for name, value in named.items() if value is not None},
+        "output": f'"{folder}/logs/%a.out"',
+    }
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{name}={value}" for name, value in given.items()),
+        "#SBATCH --requeue",
+        *options.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        f"exec {shlex.quote(sys.executable)} -m bessemer.corpus.slurm {shlex.quote(str(folder))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _states(job: str) -> list[str] | None:
+    """State and reason of each job of an array that has not ended; None when squeue does not answer."""
+    ran = _run_command("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%T (%r)")
+    if ran is None or (ran.returncode and "nvalid job id" not in ran.stderr):
+        return None
+    return [] if ran.returncode else [line.strip() for line in ran.stdout.splitlines() if line.strip()]
+
+
+def _final_states(job: str) -> Counter[str]:
+    """How many jobs of an array ended in each state, as accounting has it; empty where there is none."""
+    ran = _run_command(
+        "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,ExitCode"
+    )
+    if ran is None or ran.returncode:
+        return Counter()
+    rows = [line.split("|") for line in ran.stdout.splitlines() if "|" in line]
+    return Counter(f"{state} {code}" if state == "FAILED" else state for state, code in rows)
+
+
+def _cancel(folder: Path) -> None:
+    """End the array of a queue, should it still run."""
+    with contextlib.suppress(FileNotFoundError):
+        _run_command("scancel", (folder / "job").read_text())
+
+
+def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of Slurm; None when it is missing or does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+
+
+# --- A job of the array
+
+
+def main(folder: Path, job: str) -> None:
+    """Do chunk after chunk until none is left. A queue that is gone has none: its driver has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    use_one_core()
+    with contextlib.suppress(FileNotFoundError):
+        while (chunk := _take(folder, job)) is not None:
+            for number, task in pickle.loads(chunk.read_bytes()):
+                _record(folder, job, "b", number)
+                failure = answer(task)
+                if failure is not None:
+                    write_atomic(folder / "failures" / str(number), pickle.dumps(failure))
+                    _record(folder, job, "f", number)
+                    return
+                _record(folder, job, "d", number)
+            chunk.unlink()
+
+
+def _take(folder: Path, job: str) -> Path | None:
+    """The next chunk, which is this job's from now on: one that it had taken before it was requeued, else one of those to do."""
+    if mine := sorted((folder / "taken").glob(f"*.{job}")):
+        return mine[0]
+    names = sorted(path.name for path in (folder / "todo").iterdir())
+    first = int(job) % max(len(names), 1)  # jobs that start together do not all reach for the same one
+    for name in names[first:] + names[:first]:
+        taken = folder / "taken" / f"{name}.{job}"
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "todo" / name).rename(taken)
+            return taken
+    return None
+
+
+def _record(folder: Path, job: str, kind: str, number: int) -> None:
+    """Append a line to this job's answers; closed after each, so that other machines see it."""
+    with open(folder / "answers" / job, "a", encoding="ascii") as file:
+        file.write(f"{kind} {number}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), os.environ["SLURM_ARRAY_TASK_ID"])

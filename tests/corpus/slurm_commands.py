@@ -1,0 +1,119 @@
+"""The commands of Slurm, played on this machine: a folder with sbatch, squeue, sacct and scancel to put on the PATH.
+
+`sbatch` starts a process that runs the jobs of the array with bash, at most CORES at one time, as the controller would: each with its
+number in the environment and its output in the file that the script names. Their states lie as files in FOLDER/ARRAY/.
+
+    python slurm_commands.py FOLDER COMMAND ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CORES = 2
+COMMANDS = ("sbatch", "squeue", "sacct", "scancel")
+
+
+def install(folder: Path) -> Path:
+    """Write the commands into FOLDER/bin and return it."""
+    binaries = folder / "bin"
+    binaries.mkdir(parents=True)
+    for name in COMMANDS:
+        path = binaries / name
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{folder}" {name} "$@"\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return binaries
+
+
+def sbatch(folder: Path, script: Path) -> int:
+    if (folder / "refuses").exists():
+        print("sbatch: error: Batch job submission failed: Invalid partition name specified", file=sys.stderr)
+        return 1
+    number = 1 + sum(path.name.isdecimal() for path in folder.iterdir())
+    array = folder / str(number)
+    array.mkdir()
+    (array / "script").write_text(script.read_text())
+    first, last = re.findall(r"^#SBATCH --array=(\d+)-(\d+)$", script.read_text(), re.MULTILINE)[0]
+    for job in range(int(first), int(last) + 1):
+        (array / f"{job}.state").write_text("PENDING")
+    command = [sys.executable, __file__, str(folder), "control", str(number)]
+    subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print(number)
+    return 0
+
+
+def control(array: Path) -> int:
+    """Run the jobs of an array."""
+    output = re.findall(r'^#SBATCH --output="(.*)"$', (array / "script").read_text(), re.MULTILINE)[0]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    waiting = sorted((path.stem for path in array.glob("*.state")), key=int)
+    while waiting or running:
+        for job, process in list(running.items()):
+            if process.poll() is not None:
+                del running[job]
+                if state_of(array, job) == "RUNNING":
+                    state = f"FAILED|{process.returncode}:0" if process.returncode > 0 else "NODE_FAIL|0:0"
+                    (array / f"{job}.state").write_text("COMPLETED|0:0" if process.returncode == 0 else state)
+        while waiting and len(running) < CORES:
+            if state_of(array, job := waiting.pop(0)) == "PENDING":
+                environment = {**os.environ, "SLURM_ARRAY_TASK_ID": job}
+                with open(output.replace("%a", job), "wb") as log:
+                    running[job] = subprocess.Popen(["bash", array / "script"], stdout=log, stderr=log, env=environment)
+                (array / f"{job}.state").write_text("RUNNING")
+                (array / f"{job}.pid").write_text(str(running[job].pid))
+        time.sleep(0.02)
+    return 0
+
+
+def state_of(array: Path, job: str) -> str:
+    return (array / f"{job}.state").read_text().split("|")[0]
+
+
+def states(array: Path) -> list[str]:
+    return [path.read_text() for path in sorted(array.glob("*.state"))]
+
+
+def squeue(folder: Path, array: Path) -> int:
+    if not array.exists():
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        return 1
+    print("\n".join(f"{state} (Priority)" for state in states(array) if state in ("PENDING", "RUNNING")))
+    return 0
+
+
+def scancel(array: Path) -> int:
+    for path in array.glob("*.state"):
+        if path.read_text() in ("PENDING", "RUNNING"):
+            path.write_text("CANCELLED by 0|0:15")
+            if (pid := path.with_suffix(".pid")).exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid.read_text()), signal.SIGKILL)
+    return 0
+
+
+def main(folder: Path, command: str, *given: str) -> int:
+    with open(folder / "calls", "a") as file:
+        file.write(f"{command} {' '.join(given)}\n")
+    if command == "sbatch":
+        return sbatch(folder, Path(given[-1]))
+    if command == "control":
+        return control(folder / given[0])
+    if command == "scancel":
+        return scancel(folder / given[0])
+    array = folder / next(word for word in given if word.startswith("--jobs=")).removeprefix("--jobs=")
+    if command == "sacct":
+        print("\n".join(states(array)))
+        return 0
+    return squeue(folder, array)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -1,0 +1,48 @@
+"""Small tasks for the tests of job arrays; in a module that the jobs can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bessemer.corpus.work import CorpusTask
+from bessemer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Square(CorpusTask):
+    """Writes its number squared, or does what its number asks for in `trouble`."""
+
+    number: int
+    trouble: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "squares" / str(self.number)
+
+    @property
+    def inputs(self) -> str:
+        return "square"
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        return f"square {self.number}"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        with open(self.work / "made", "a") as file:
+            file.write(f"{self.number}\n")
+        attempt = (self.work / "made").read_text().split().count(str(self.number))
+        if self.trouble == "fails":
+            raise InputError(f"square {self.number}: what, where")
+        if self.trouble == "dies" or (self.trouble == "dies once" and attempt == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == "waits":
+            time.sleep(60)
+        return {"square": self.number**2}

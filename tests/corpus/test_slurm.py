@@ -1,0 +1,205 @@
+"""Job arrays of Slurm, whose commands are played by programs that really run the jobs: the same corpus, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import slurm_commands
+from build_corpus import small
+from corpus_samples import prose, recipe
+from slurm_tasks import Square
+
+from bessemer import interrupt
+from bessemer.corpus import partition, pipeline, slurm, units, worker
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Corpus, Recipe
+from bessemer.recipe.corpus import SlurmArray
+from bessemer.run import RunFolder
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm on the PATH; the folder of its state."""
+    folder = tmp_path / "slurm of this test"
+    monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
+        monkeypatch.setattr(slurm, name, value)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    return folder
+
+
+def settings(workers: int = 2, **options: str) -> Corpus:
+    return Corpus(engine="slurm", workers=workers, slurm=SlurmArray(**options))  # type: ignore[arg-type]
+
+
+def calls(cluster: Path, command: str) -> int:
+    return sum(line.startswith(command) for line in (cluster / "calls").read_text().splitlines())
+
+
+def squares(tasks: list[Square], workers: int = 2) -> list[int]:
+    return [done["square"] for done in worker.run_tasks("squaring", "tasks", tasks, 1, settings(workers))]
+
+
+def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work folder"
+    work.mkdir()
+    tasks = [Square(work, number) for number in range(12)]
+    assert squares(tasks) == [number**2 for number in range(12)]
+    assert sorted(map(int, (work / "made").read_text().split())) == list(range(12))
+    assert squares(tasks) == [number**2 for number in range(12)]
+    assert calls(cluster, "sbatch") == 1, "what has a receipt is not submitted"
+    assert not list((work / "slurm").iterdir())
+
+
+def test_options_reach_the_script(tmp_path: Path) -> None:
+    array = settings(partition="cpu", account="text", qos="low", constraint="a|b", time="1-00:00:00", memory="8Gi")
+    script = slurm.batch_script("cleaning text", tmp_path / "q", 7, array).splitlines()
+    options = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in script if "=" in line and line[0] == "#")
+    assert options == {
+        "job-name": "bessemer-cleaning-text", "array": "0-6", "ntasks": "1", "cpus-per-task": "1", "mem": "8G",
+        "time": "1-00:00:00", "partition": "cpu", "account": "text", "qos": "low", "constraint": "a|b",
+        "output": f'"{tmp_path}/q/logs/%a.out"',
+    }  # fmt: skip
+    with_setup = Corpus(engine="slurm", slurm=SlurmArray(setup=("module load python",)))
+    assert "module load python" in slurm.batch_script("x", tmp_path, 1, with_setup).splitlines()
+
+
+def test_tasks_of_a_lost_job_are_submitted_again(cluster: Path, tmp_path: Path) -> None:
+    tasks = [Square(tmp_path, number, "dies once" if number == 3 else "") for number in range(8)]
+    assert squares(tasks) == [number**2 for number in range(8)]
+    assert (tmp_path / "made").read_text().split().count("3") == 2
+    assert calls(cluster, "sbatch") == 2
+
+
+def test_a_task_that_kills_every_job_is_given_up(cluster: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BessemerError, match=r"square 0: its worker ended 3 times \(1 job NODE_FAIL\).*corpus.slurm.memory"
+    ):
+        squares([Square(tmp_path, 0, "dies"), Square(tmp_path, 1)])
+    assert calls(cluster, "sbatch") == 3
+    assert Square(tmp_path, 1).receipt() is not None
+
+
+def test_a_failure_arrives_as_it_is_and_ends_the_array(cluster: Path, tmp_path: Path) -> None:
+    tasks = [Square(tmp_path, 0, "fails"), Square(tmp_path, 1, "waits")]
+    with pytest.raises(InputError, match="^square 0: what, where$"):
+        squares(tasks)
+    assert "CANCELLED by 0|0:15" in slurm_commands.states(cluster / "1")
+
+
+def test_an_array_that_was_cancelled_is_not_submitted_again(cluster: Path, tmp_path: Path) -> None:
+    def cancel() -> None:
+        while not (tmp_path / "made").exists():
+            time.sleep(0.02)
+        slurm_commands.scancel(cluster / "1")
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(BessemerError, match="array 1 was cancelled"):
+        squares([Square(tmp_path, 0, "waits")])
+    thread.join()
+    assert calls(cluster, "sbatch") == 1
+
+
+def test_jobs_that_cannot_start_are_shown(cluster: Path, tmp_path: Path) -> None:
+    array = Corpus(engine="slurm", workers=1, slurm=SlurmArray(setup=("module load python || exit 3",)))
+    with pytest.raises(
+        BessemerError, match=r"no job of Slurm's array 1 did anything \(1 job FAILED 3:0\).*module: command not found"
+    ):
+        list(worker.run_tasks("squaring", "tasks", [Square(tmp_path, 0)], 1, array))
+
+
+def test_a_refusal_is_passed_on(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "refuses").touch()
+    with pytest.raises(BessemerError, match="sbatch refused the array of 1 job: .*Invalid partition name"):
+        squares([Square(tmp_path, 0)])
+
+
+def test_a_stop_ends_the_array_and_so_does_the_next_build(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = slurm._cancel
+
+    def killed(folder: Path) -> None:
+        if folder.parent.parent != tmp_path / "b":
+            whole(folder)
+
+    def check() -> None:
+        if any((tmp_path / name / "made").exists() for name in "ab" if not (tmp_path / name / "over").exists()):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupt, "check", check)
+    monkeypatch.setattr(slurm, "_cancel", killed)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with pytest.raises(KeyboardInterrupt):
+            squares([Square(tmp_path / name, 0, "waits")])
+        (tmp_path / name / "over").touch()
+    assert slurm_commands.states(cluster / "1") == ["CANCELLED by 0|0:15"]
+    assert slurm_commands.states(cluster / "2") == ["RUNNING"], "its driver was killed"
+    monkeypatch.setattr(slurm, "_cancel", whole)
+    assert squares([Square(tmp_path / "b", 0)]) == [0]
+    assert slurm_commands.states(cluster / "2") == ["CANCELLED by 0|0:15"]
+
+
+def test_a_requeued_job_goes_on_with_its_chunk_and_one_without_a_queue_ends(tmp_path: Path) -> None:
+    for name in ("todo", "taken", "answers"):
+        (tmp_path / name).mkdir()
+    for name in "ab":
+        (tmp_path / "todo" / name).touch()
+    first = slurm._take(tmp_path, "5")
+    assert first is not None and first == slurm._take(tmp_path, "5")
+    assert slurm._take(tmp_path, "6") == tmp_path / "taken" / f"{'ab'.replace(first.stem, '')}.6"
+    assert slurm._take(tmp_path, "7") is None
+    slurm.main(tmp_path / "gone", "0")
+
+
+def test_without_slurm(tmp_path: Path, data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data / "a.txt").write_text(prose(0))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    of = on_slurm(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    with pytest.raises(InputError, match="sbatch is not on the PATH; run this on a login node"):
+        pipeline.build(of, run)
+
+
+def test_options_of_slurm_need_its_engine() -> None:
+    with pytest.raises(ValueError, match='slurm: these options are of job arrays; set engine = "slurm"'):
+        Corpus(slurm=SlurmArray(partition="cpu"))
+
+
+def on_slurm(of: Recipe) -> Recipe:
+    return of.changed(corpus={"engine": "slurm", "workers": 2})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
+        monkeypatch.setattr(partition, name, getattr(partition, name))
+    return lambda: small(pool=False)
+
+
+@pytest.mark.long
+def test_the_corpus_is_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
+    finely()
+    for number in range(60):
+        (data / f"{number}.txt").write_text(prose(number))
+        if number % 5 == 0:
+            (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
+    of = recipe({"name": "s", "format": "text", "paths": [str(data)]})
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    pipeline.build(on_slurm(of), there)
+    assert calls(cluster, "sbatch") >= 12, "an array for each step"
+    assert contents(there.corpus) == contents(here.corpus)
