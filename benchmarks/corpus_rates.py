@@ -42,7 +42,6 @@ from bessemer.tokens.tokenizer import Tokenizer
 RATES = Path(__file__).parent.parent / "src" / "bessemer" / "plan" / "corpus_rates.json"
 VOCABULARY = 32_000
 END = "<|endoftext|>"
-ON = {"tokenise": "machine"}  # not on the whole cluster
 STAGES = {
     "read WARC": ("raw", "the archive's records, gzip by record, decompression included"),
     "extract": ("raw", "charset, resiliparse's main content"),
@@ -80,8 +79,7 @@ def main() -> None:
     for stage, (of, what) in STAGES.items():
         found = [one.flow[of] / 1e6 / one.seconds[stage] for one in rounds[1:]]
         rate = float(f"{median(found):.2g}")
-        on = {"on": ON[stage]} if stage in ON else {}
-        measured[stage] = {"stage": stage, **on, "of": of, "megabytes_per_cpu_second": rate, "with": what}
+        measured[stage] = {"stage": stage, "of": of, "megabytes_per_cpu_second": rate, "with": what}
         print(f"{stage:<18}{rate:8.4g} MB of {of:<12} per CPU-second  ({', '.join(f'{one:.1f}' for one in found)})")
     machine, last = describe(), rounds[-1].flow
     sizes = ", ".join(f"{of} {last[of] / 1e6:.1f} MB" for of in ("raw", "text", "passed", "kept"))

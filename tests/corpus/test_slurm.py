@@ -20,6 +20,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe
 from bessemer.recipe.corpus import SlurmArray
 from bessemer.run import RunFolder
+from bessemer.tokens import build
 
 
 @pytest.fixture
@@ -191,15 +192,23 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.long
-def test_the_corpus_is_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
+def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
     finely()
     for number in range(60):
         (data / f"{number}.txt").write_text(prose(number))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
     of = recipe({"name": "s", "format": "text", "paths": [str(data)]})
+    of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
     pipeline.build(on_slurm(of), there)
-    assert calls(cluster, "sbatch") >= 12, "an array for each step"
+    num_arrays = calls(cluster, "sbatch")
+    assert num_arrays >= 12, "an array for each step"
     assert contents(there.corpus) == contents(here.corpus)
+    build.build(of, here)
+    build.build(on_slurm(of), there)
+    assert calls(cluster, "sbatch") == num_arrays + 4, "to count, to sample, to encode, to write shards"
+    mine, theirs = contents(here.tokens), contents(there.tokens)
+    shards = [name for name in mine if name.endswith((".bin", ".idx"))]
+    assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}

@@ -177,8 +177,7 @@ def test_the_docs_have_what_the_command_prints() -> None:
     one_core = stages["metadata"]["core_hours"]
     for phrase in (
         f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['hours']:.1f} hours, of them "
-        f"{found['hours_on']['cluster']:.1f} on all of them, {found['hours_on']['machine']:.1f} on one machine (tokenise) and "
-        f"{one_core:.1f} on one core (metadata); the input needs {found['transfer_hours']:.1f} hours",
+        f"{found['hours_on']['cluster']:.1f} on all of them and {one_core:.1f} on one core (metadata); the input needs {found['transfer_hours']:.1f} hours",
         f"{found['core_hours']:,.0f} core-hours at 0.05 are {found['compute_money']:,.0f}",
         f"at its peak, {sum(found['storage_bytes'].values()) / 1e12:.0f} TB, costs {found['storage_money']:,.0f} a month",
         f"Cleaned rows, signatures, keys and shingle sets, {found['shuffle_bytes'] / 1e12:.1f} TB",

@@ -17,23 +17,36 @@ from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.corpus.worker import require_engine
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe, without_folders
-from bessemer.run import OUT, RunFolder, mark_stage, read_json, resumable, stage_facts, write_atomic, write_json
+from bessemer.run import (
+    OUT,
+    RunFolder,
+    mark_stage,
+    read_json,
+    read_json_again,
+    resumable,
+    stage_facts,
+    write_atomic,
+    write_json,
+)  # fmt: skip
 from bessemer.terminal import counted, progress, warn
-from bessemer.tokens import documents, foreign
+from bessemer.tokens import documents, foreign, sample_tasks, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
-from bessemer.tokens.documents import Document, is_held_out
+from bessemer.tokens.documents import Document
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
-from bessemer.tokens.shards import NO_LABEL, SPLITS, ShardWriter, TokenStore, require_equal_tokenizers, token_dtype
+from bessemer.tokens.shards import SPLITS, TokenStore, require_equal_tokenizers, token_dtype
+from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, is_distributed, new_writers
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 FORMAT = 2  # raised when shards are written differently, so that older ones are built again
+PROGRESS = "progress.json"  # in the work folder: how far it is
 RECORD_BYTES = 64 << 20  # of text between two records of progress: the most that a kill loses
 # Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
@@ -41,7 +54,6 @@ BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text
 FEW_HELD_OUT, LARGE_SHARE = 5, 0.3  # documents; of the held-out tokens, for one of them
 FEW_CLASSES = 10  # so many may have a text each, as in a first try
 MIN_ROUND_TRIP_SHARE = 0.99  # share of the sampled documents that must survive encoding and decoding
-Writers = dict[tuple[str, str], ShardWriter]
 
 
 def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> str:
@@ -92,11 +104,15 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     corpus = run.corpus / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
+    totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
+    text_bytes = int(totals.get("bytes_kept") or 0)
+    if is_distributed(recipe, text_bytes):
+        require_engine(recipe.corpus)
     made_of = stage_facts(run.corpus).get("outputs", {})
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
     with resumable(run.tokens, digest(inputs, kept)) as work:
         staged = work / OUT
-        tokenizer = _tokenizer(recipe, corpus, staged)
+        tokenizer = _tokenizer(recipe, corpus, work, text_bytes)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
@@ -110,7 +126,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
         others = [Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare]
         labels = documents.labels(corpus) if corpus else []
-        writers, done = _write_shards(recipe, run, corpus, work, tokenizer, others, labels, chats)
+        writers, done = _write_shards(recipe, corpus, work, tokenizer, others, labels, chats, text_bytes)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
         if chats is not None:
@@ -150,9 +166,9 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     return TokenStore(run.tokens, manifest)
 
 
-def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
-    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to `staged`."""
-    options, kept = recipe.tokenizer, staged / "tokenizer.json"
+def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, text_bytes: int) -> Tokenizer:
+    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published."""
+    options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
@@ -160,8 +176,11 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, staged: Path) -> Tokenizer:
     else:
         assert corpus is not None  # the recipe asks for a path where there is no corpus
         regex = pattern_of(options.pattern, options.digits, options.white_space)
+        sample = documents.training_sample(recipe, corpus)
+        if is_distributed(recipe, text_bytes):
+            sample = sample_tasks.training_sample(recipe, corpus, work, tasks.TASK_BYTES)
         tokenizer = Tokenizer.train(
-            documents.training_sample(recipe, corpus),
+            sample,
             options.vocabulary or 32_768,
             options.end_of_text,
             mask_token(recipe),
@@ -195,17 +214,19 @@ def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int)
 
 def _write_shards(
     recipe: Recipe,
-    run: RunFolder,
     corpus: Path | None,
     work: Path,
     tokenizer: Tokenizer,
     others: list[Tokenizer],
     labels: list[str],
     chats: ChatTemplate | None,
+    text_bytes: int,
 ) -> tuple[Writers, EncodedCounts]:
-    totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
-    text_bytes, tokens = int(totals.get("bytes_kept") or 0), recipe.tokens
+    tokens = recipe.tokens
     share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
+    if corpus is not None and is_distributed(recipe, text_bytes):
+        context = EncodingContext(recipe, labels, share, tokenizer.way == "tiktoken", tokenizer.vocabulary)
+        _encode_by_tasks(context, corpus, work)
     encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, tokens.seed, chats)
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
@@ -214,15 +235,7 @@ def _write_shards(
         advance(done.text)
         items = batches(_items(recipe, corpus, tokenizer, done.documents))
         for batch, made in in_order(items, encoder, tokens.workers or num_cores()):
-            for item, ids, num_bytes, mask in zip(batch, made.ids, made.num_bytes, made.is_trained, strict=True):
-                if not len(ids):
-                    continue
-                held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
-                if held_out is None:
-                    held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)
-                elif not num_bytes:  # an empty part of a document too short to be cut
-                    continue
-                writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
+            add_batch(writers, batch, made, recipe, number_of)
             done.add(made.counts)
             num_bytes = sum(made.num_bytes)
             advance(num_bytes)
@@ -236,19 +249,23 @@ def _write_shards(
     return writers, done
 
 
+def _encode_by_tasks(context: EncodingContext, corpus: Path, work: Path) -> None:
+    """Leave a record after which no document of the corpus is left to encode."""
+    record, each = work / PROGRESS, documents.PARTS if context.recipe.tokens.held_out_from == "passages" else 1
+    kept = read_json_again(record) or {}
+    if kept.get("progress", {}).get("documents", 0) < each * documents.count(corpus):
+        states, done = encode_corpus(context, corpus, work, work / OUT)
+        write_json(record, {"progress": vars(done), "writers": states})
+
+
 def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, EncodedCounts]:
     """A writer for each source and split, resumed from the last record."""
-    dtype, size, chats = token_dtype(tokenizer.vocabulary), recipe.tokens.shard_tokens, recipe.chat_parts
 
     def new() -> Writers:
-        return {
-            (name, split): ShardWriter(work / OUT, f"{name}-{split}", dtype, size, labelled, name in chats)
-            for name in recipe.parts
-            for split in SPLITS
-        }
+        return new_writers(recipe, work / OUT, tokenizer, labelled, recipe.tokens.shard_tokens)
 
     writers = new()
-    record = work / "progress.json"
+    record = work / PROGRESS
     if record.exists():
         try:
             kept = read_json(record)
@@ -267,7 +284,7 @@ def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -
 
 def _record(work: Path, writers: Writers, done: EncodedCounts) -> None:
     states = {f"{name}/{split}": writer.state() for (name, split), writer in writers.items()}
-    write_json(work / "progress.json", {"progress": done.__dict__, "writers": states})
+    write_json(work / PROGRESS, {"progress": vars(done), "writers": states})
 
 
 def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_DOCUMENTS = 256
+DOCUMENT_COLUMNS = ["identity", "source", "text", "label", "metadata"]
 LINE_REACH, WORD_REACH = 500, 100  # characters after a cut within which the end of a line or a word is looked for
 PARTS = 3  # of a document that has a held-out passage
 COUNTED_DOCUMENTS = 1_000_000  # with more, a share of the documents is assumed to hold that share of the text
@@ -100,9 +101,46 @@ def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, i
 
 def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
     """Stream the clean documents in their order, by source, then identity, from number `skip` on."""
-    for batch in _batches(corpus, ["identity", "source", "text", "label", "metadata"], skip):
-        for row in batch.to_pylist():
-            yield Document(row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"]))
+    for batch in _batches(corpus, DOCUMENT_COLUMNS, skip):
+        yield from _of_batch(batch)
+
+
+def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
+    for row in batch.to_pylist():
+        yield Document(row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"]))
+
+
+def row_groups(corpus: Path, num_bytes: int) -> Iterator[tuple[Path, range, int]]:
+    """All row groups in their order, some of one file at a time: the file, their numbers and their bytes.
+
+    They have at most `num_bytes`, or are one.
+    """
+    import pyarrow.parquet as parquet
+
+    for path in sorted(corpus.glob("*.parquet")):
+        metadata, start, size = parquet.read_metadata(path), 0, 0
+        for group in range(metadata.num_row_groups):
+            more = metadata.row_group(group).total_byte_size
+            if size and size + more > num_bytes:
+                yield path, range(start, group), size
+                start, size = group, 0
+            size += more
+        if start < metadata.num_row_groups:
+            yield path, range(start, metadata.num_row_groups), size
+
+
+def of_row_groups(path: Path, groups: range) -> Iterator[Document]:
+    """The documents in some row groups of a part file, in their order."""
+    for batch in batches_of_row_groups(path, groups, DOCUMENT_COLUMNS):
+        yield from _of_batch(batch)
+
+
+def batches_of_row_groups(path: Path, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of some row groups of a part file, in their order."""
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
 def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
@@ -151,10 +189,15 @@ def labels(corpus: Path) -> list[str]:
 
 def bytes_of_sources(corpus: Path) -> dict[str, int]:
     """Bytes of text by source."""
+    return bytes_by_source(_batches(corpus, ["source", "text"]))
+
+
+def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
+    """Bytes of text by source in batches with both columns."""
     import pyarrow.compute as compute
 
     found: dict[str, int] = {}
-    for batch in _batches(corpus, ["source", "text"]):
+    for batch in batches:
         sizes = compute.binary_length(batch.column("text"))
         for source in compute.unique(batch.column("source")).to_pylist():
             here = compute.filter(sizes, compute.equal(batch.column("source"), source))
@@ -167,10 +210,14 @@ def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
 
     Where passages are held out, as of few documents: the beginning of each part of every document.
     """
-    shares = sample_shares(recipe, bytes_of_sources(corpus))
+    yield from sampled(recipe, documents(corpus), sample_shares(recipe, bytes_of_sources(corpus)))
+
+
+def sampled(recipe: Recipe, candidates: Iterable[Document], shares: dict[str, float]) -> Iterator[str]:
+    """The texts of the sample among documents. shares: of each source's text."""
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
     chats = recipe.chat_parts
-    for document in documents(corpus):
+    for document in candidates:
         if document.source in chats:
             document = replace(document, text=contents(document.text))
         share, identity = shares[document.source], document.identity

@@ -1,0 +1,284 @@
+"""Tokenising as tasks of the corpus's engine, for text that one machine would be long with.
+
+    WORK/context.pickle             what all tasks need
+    WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
+    WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
+
+The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files are
+those of a build on one machine, byte for byte.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.corpus import engine, worker
+from bessemer.corpus.work import CorpusTask
+from bessemer.recipe import Recipe
+from bessemer.run import link, write_atomic
+from bessemer.tokens import documents
+from bessemer.tokens.chat import ChatTemplate
+from bessemer.tokens.documents import Document, is_held_out
+from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
+from bessemer.tokens.pretrained import framing_of
+from bessemer.tokens.shards import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
+from bessemer.tokens.tokenizer import Tokenizer, mask_token
+
+CONTEXT = "context.pickle"
+TASK_BYTES = 64 << 20  # of row groups in a task, about
+COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
+Writers = dict[tuple[str, str], ShardWriter]
+Span = tuple[int, int, int]  # number of the encoded row groups, first document in them, end
+
+
+def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
+    """Whether the tokens are made by tasks: on a cluster, where there is enough text."""
+    return recipe.corpus.engine != "local" and text_bytes >= worker.SMALL_BYTES
+
+
+def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
+    """A writer for each source and split."""
+    dtype, chats = token_dtype(tokenizer.vocabulary), recipe.chat_parts
+    return {
+        (name, split): ShardWriter(folder, f"{name}-{split}", dtype, shard_tokens, labelled, name in chats)
+        for name in recipe.parts
+        for split in SPLITS
+    }
+
+
+def add_batch(
+    writers: Writers, batch: list[Document], made: Encoded, recipe: Recipe, number_of: dict[str, int]
+) -> None:
+    """Append each document to the shards of its source and split. number_of: labels."""
+    tokens = recipe.tokens
+    for item, ids, num_bytes, mask in zip(batch, made.ids, made.num_bytes, made.is_trained, strict=True):
+        if not len(ids):
+            continue
+        held_out, label = item.is_held_out, number_of.get(item.label, NO_LABEL)
+        if held_out is None:
+            held_out = is_held_out(item.identity, tokens.seed, tokens.held_out)
+        elif not num_bytes:  # an empty part of a document too short to be cut
+            continue
+        writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
+
+
+@dataclass(frozen=True)
+class EncodingContext:
+    """What every task of a build needs. share: of the documents, on which fertility is measured."""
+
+    recipe: Recipe
+    labels: Sequence[str]
+    share: float
+    uses_tiktoken: bool
+    vocabulary: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the ids in shards."""
+        return token_dtype(self.vocabulary)
+
+    def encoder(self, folder: Path) -> Encoder:
+        """An encoder with the tokenizer.json in `folder`."""
+        recipe, options = self.recipe, self.recipe.tokenizer
+        tokenizer = Tokenizer.load(folder / "tokenizer.json", options.end_of_text, mask_token(recipe))
+        if not self.uses_tiktoken:
+            tokenizer = tokenizer.without_tiktoken()
+        others = [Tokenizer.load_any(Path(path)) for path in options.compare]
+        chats = ChatTemplate.of_recipe(recipe, tokenizer)
+        return Encoder(tokenizer, others, framing_of(recipe, tokenizer), self.share, recipe.tokens.seed, chats)
+
+
+def encode_corpus(
+    context: EncodingContext, corpus: Path, work: Path, out: Path
+) -> tuple[dict[str, dict[str, Any]], EncodedCounts]:
+    """Encode all documents and write their shards to `out`, in which the tokenizer.json lies.
+
+    Returns the state of the writer of each source and split (`ShardWriter.state`), by SOURCE/SPLIT, and the counts. Raises what
+    tasks raise (`worker.run_tasks`).
+    """
+    work, recipe, counts = work.absolute(), context.recipe, EncodedCounts()
+    write_atomic(work / CONTEXT, pickle.dumps((context, out.absolute())))
+    encoding = [
+        EncodeRowGroups(work, number, *place)
+        for number, place in enumerate(documents.row_groups(corpus.absolute(), TASK_BYTES))
+    ]
+    cuts = {f"{name}/{split}": ShardCuts(recipe.tokens.shard_tokens) for name in recipe.parts for split in SPLITS}
+    states: dict[str, dict[str, Any]] = {
+        name: {**dict.fromkeys(COUNTS, 0), "files": {}, "held": 0, "records": 0} for name in cuts
+    }
+    for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, recipe.corpus), strict=True):
+        engine.check_stop()
+        counts.add(EncodedCounts(**done["counts"]))
+        for name, facts in done["splits"].items():
+            state = states[name]
+            for key in ("documents", "tokens", "bytes"):
+                state[key] += facts[key]
+            state["longest"] = max(state["longest"], facts["longest"])
+            cuts[name].add(task.number, task.shard(name, context.dtype).offsets.astype(np.int64))
+    writing = [
+        WriteShard(work, name, number, num_tokens, tuple(spans))
+        for name, cut in cuts.items()
+        for number, (num_tokens, spans) in enumerate(cut.shards)
+    ]
+    per_token = 4 / COPYING  # bytes of text that take as long
+    written = worker.run_tasks("writing shards", "tokens", writing, per_token, recipe.corpus)
+    for shard, done in zip(writing, written, strict=True):
+        for file, facts in done["files"].items():
+            (out / file).unlink(missing_ok=True)  # of an earlier attempt
+            link(shard.folder / file, out / file)
+            states[shard.name]["files"][file] = facts
+        states[shard.name]["shards"] += 1
+    return states, counts
+
+
+@lru_cache(maxsize=1)
+def _prepared(work: Path, modified_ns: int) -> tuple[EncodingContext, Encoder]:
+    context, folder = pickle.loads((work / CONTEXT).read_bytes())
+    return context, context.encoder(folder)
+
+
+def prepared(work: Path) -> tuple[EncodingContext, Encoder]:
+    """The context of a build and its encoder; loaded once in a process."""
+    return _prepared(work, (work / CONTEXT).stat().st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class EncodeRowGroups(CorpusTask):
+    """Encode the documents in some row groups of a part file."""
+
+    number: int
+    path: Path
+    groups: range
+    num_bytes: int
+
+    @property
+    def folder(self) -> Path:
+        return encoded_folder(self.work, self.number)
+
+    @property
+    def inputs(self) -> str:
+        return "encode"
+
+    @property
+    def size(self) -> int:
+        return self.num_bytes
+
+    def __str__(self) -> str:
+        return f"tokens of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
+        context, encoder = prepared(self.work)
+        recipe, counts = context.recipe, EncodedCounts()
+        writers = new_writers(recipe, folder, encoder.tokenizer, bool(context.labels), sys.maxsize)
+        number_of = {label: number for number, label in enumerate(context.labels)}
+        for batch in batches(self._items(recipe)):
+            engine.check_stop()
+            made = encoder(batch)
+            add_batch(writers, batch, made, recipe, number_of)
+            counts.add(made.counts)
+        for writer in writers.values():
+            writer.close()
+        facts = {f"{name}/{split}": writer.facts() for (name, split), writer in writers.items() if writer.documents}
+        return {"counts": vars(counts), "splits": facts}
+
+    def _items(self, recipe: Recipe) -> Iterator[Document]:
+        tokens = recipe.tokens
+        for document in documents.of_row_groups(self.path, self.groups):
+            if tokens.held_out_from == "passages":
+                yield from documents.passages(document, tokens.seed, tokens.held_out)
+            else:
+                yield document
+
+    def shard(self, name: str, dtype: np.dtype[Any]) -> Shard:
+        """What it wrote for SOURCE/SPLIT."""
+        return encoded_shard(self.work, self.number, name, dtype)
+
+
+def encoded_folder(work: Path, number: int) -> Path:
+    """The result of a task that encodes."""
+    return work / "encoded" / f"{number:06d}"
+
+
+def encoded_shard(work: Path, number: int, name: str, dtype: np.dtype[Any]) -> Shard:
+    """The tokens that task `number` encoded for SOURCE/SPLIT."""
+    return Shard(encoded_folder(work, number) / f"{name.replace('/', '-')}-00000.bin", dtype)
+
+
+@dataclass
+class ShardCuts:
+    """The documents of each shard of one source and split, by the rule of `ShardWriter`: a document for which a shard has no room
+    begins the next one."""
+
+    shard_tokens: int
+    shards: list[tuple[int, list[Span]]] = field(default_factory=list)  # tokens and documents of each
+
+    def add(self, number: int, offsets: npt.NDArray[np.int64]) -> None:
+        """The next documents: those that task `number` encoded, by where each begins and the last one ends."""
+        ends = offsets[1:]
+        first, before = 0, 0  # documents that are placed, and their tokens
+        while first < len(ends):
+            num_tokens, spans = self.shards.pop() if self.shards else (0, [])
+            end = int(np.searchsorted(ends, before + self.shard_tokens - num_tokens, side="right"))
+            if not num_tokens:
+                end = max(end, first + 1)
+            if end > first:
+                spans.append((number, first, end))
+                num_tokens += int(ends[end - 1]) - before
+                first, before = end, int(ends[end - 1])
+            self.shards.append((num_tokens, spans))
+            if first < len(ends):
+                self.shards.append((0, []))
+
+
+@dataclass(frozen=True)
+class WriteShard(CorpusTask):
+    """Write a shard of SOURCE/SPLIT from what was encoded."""
+
+    name: str
+    number: int
+    num_tokens: int
+    spans: tuple[Span, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
+
+    @property
+    def inputs(self) -> str:
+        return "shard"
+
+    @property
+    def size(self) -> int:
+        return self.num_tokens
+
+    def __str__(self) -> str:
+        return f"shard {self.number} of {self.name}"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises OSError for a full disk."""
+        (context, _), source = prepared(self.work), self.name.split("/")[0]
+        masked = source in context.recipe.chat_parts
+        writer = ShardWriter(
+            folder, self.name.replace("/", "-"), context.dtype, sys.maxsize, bool(context.labels), masked
+        )
+        writer.shards = self.number
+        for number, first, end in self.spans:
+            engine.check_stop()
+            shard = encoded_shard(self.work, number, self.name, context.dtype)
+            offsets, trained = shard.offsets.astype(np.int64).tolist(), shard.is_trained
+            for row in range(first, end):
+                here = slice(offsets[row], offsets[row + 1])
+                mask = None if trained is None else trained[here]
+                writer.add(shard.identities[row].tobytes().hex(), shard.tokens[here], 0, int(shard.labels[row]), mask)
+        writer.close()
+        return {"files": writer.files}

@@ -1,0 +1,200 @@
+"""Tokens by tasks of the corpus's engine: the same files as by the threads of one process, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from bessemer.corpus import pipeline, worker
+from bessemer.errors import BessemerError
+from bessemer.recipe import Recipe, TokenSource, load, parse
+from bessemer.run import RunFolder, read_json
+from bessemer.tokens import build, tasks
+from bessemer.tokens.encode import Encoder
+from bessemer.tokens.shards import ShardWriter
+from bessemer.tokens.tasks import ShardCuts
+from tests.tokens.test_foreign import megatron
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """The files of a tokens folder; of the manifest all but how long it took."""
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".json"}
+    manifest = read_json(folder / "manifest.json")
+    del manifest["seconds"]
+    return found | {"manifest": manifest, "tokenizer": (folder / "tokenizer.json").read_bytes()}
+
+
+@pytest.fixture
+def corpus(prepared: Path, tmp_path: Path) -> Path:
+    """The prepared corpus in two part files with row groups of a few documents, a third of them with labels."""
+    folder = tmp_path / "runs" / "small" / "corpus"
+    shutil.copytree(prepared / "runs" / "small" / "corpus", folder)
+    table = pq.read_table(folder / "documents")
+    labels = [["", "x", "y"][number % 3] for number in range(table.num_rows)]
+    table = table.set_column(table.column_names.index("label"), "label", [labels])
+    shutil.rmtree(folder / "documents")
+    (folder / "documents").mkdir()
+    half = table.num_rows // 2
+    pq.write_table(table.slice(0, half), folder / "documents" / "part-00000.parquet", row_group_size=7)
+    pq.write_table(table.slice(half), folder / "documents" / "part-00001.parquet", row_group_size=5)
+    return tmp_path / "runs"
+
+
+def recipe_of(prepared: Path, corpus: Path, name: str, *more: str) -> tuple[Recipe, RunFolder]:
+    recipe = load(prepared / "small.toml", [f'run.dir="{corpus}"', f'run.name="{name}"', *more])
+    run = RunFolder(recipe.run.folder)
+    if name != "small":
+        shutil.copytree(corpus / "small" / "corpus", run.corpus)
+    return recipe, run
+
+
+def by_tasks(monkeypatch: pytest.MonkeyPatch, task_bytes: int = 1) -> None:
+    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
+    monkeypatch.setattr(tasks, "TASK_BYTES", task_bytes)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["tokens.shard_tokens=3000"],
+        ['tokens.held_out_from="passages"', "tokens.shard_tokens=5000"],
+        ["tokenizer.sample_bytes=9000"],
+    ],
+)
+@pytest.mark.parametrize("task_bytes", [1, 1 << 26])
+def test_files_are_those_of_one_process(
+    keys: list[str], task_bytes: int, prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
+    build.build(*one)
+    by_tasks(monkeypatch, task_bytes)
+    build.build(*two)
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+    assert any(name.endswith(".lbl") for name in contents(one[1].tokens))
+    assert not (two[1].path / ".tokens.work").exists()
+
+
+def test_tokens_of_others_follow(prepared: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recipe_of(prepared, corpus, "one")
+    built = build.build(*one)
+    theirs, tokenizer = tmp_path / "theirs", str(one[1].tokens / "tokenizer.json")
+    theirs.mkdir()
+    megatron(theirs / "a.bin", [[[5, 6, 7, built.end_of_text]]] * 200)
+    source = TokenSource(name="theirs", format="megatron", paths=(str(theirs),), tokenizer=tokenizer)
+    changed = {"tokenizer": {"vocabulary": None, "path": tokenizer}, "tokens": {"sources": (source,), "held_out": 0.2}}
+    three, two = (
+        (of.changed(**changed), run) for of, run in (recipe_of(prepared, corpus, name) for name in ("three", "two"))
+    )
+    build.build(*three)
+    by_tasks(monkeypatch)
+    build.build(*two)
+    assert contents(two[1].tokens) == contents(three[1].tokens)
+    assert "theirs-train-00000.bin" in contents(two[1].tokens)
+
+
+def test_conversations_keep_their_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [f"What is {number} and {number}?" for number in range(60)]
+    rows = [
+        {"messages": [{"role": "user", "content": turn}, {"role": "assistant", "content": turn[::-1]}]}
+        for turn in turns
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = f"""
+        [run]
+        name = "one"
+        dir = "{tmp_path}"
+        [[corpus.sources]]
+        name = "talk"
+        format = "chat"
+        paths = ["{tmp_path}/a.jsonl"]
+        [corpus.rules]
+        min_characters = 1
+        [tokenizer]
+        vocabulary = 280
+        [tokens]
+        sequence_length = 64
+        packing = "document"
+        held_out = 0.2
+        shard_tokens = 700
+        [model]
+        depth = 2
+        """
+    of = parse(text, "test")
+    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    pipeline.build(of, one)
+    shutil.copytree(one.corpus, two.corpus)
+    build.build(of, one)
+    by_tasks(monkeypatch)
+    build.build(of, two)
+    assert contents(two.tokens) == contents(one.tokens)
+    assert "talk-train-00001.msk" in contents(one.tokens)
+
+
+def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
+    build.build(*one)
+    by_tasks(monkeypatch)
+    encoded: list[str] = []
+    call = Encoder.__call__
+
+    def counted(self: Encoder, batch: list[Any]) -> Any:
+        if len(encoded) > 20 and not is_again:
+            raise BessemerError("killed")
+        encoded.extend(item.identity for item in batch)
+        return call(self, batch)
+
+    monkeypatch.setattr(Encoder, "__call__", counted)
+    is_again = False
+    with pytest.raises(BessemerError, match="killed"):
+        build.build(*two)
+    assert 20 < len(encoded) < 60
+    is_again = True
+    build.build(*two)
+    assert len(encoded) == len(set(encoded)), "a document was encoded twice"
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+
+
+@pytest.mark.long
+def test_processes_make_the_same(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = (
+        recipe_of(prepared, corpus, name, "corpus.workers=2", "tokens.shard_tokens=3000") for name in ("one", "two")
+    )
+    build.build(*one)
+    by_tasks(monkeypatch)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    build.build(*two)
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 7, 30, 1000])
+def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> None:
+    draw = np.random.default_rng(shard_tokens)
+    cuts, writer = ShardCuts(shard_tokens), ShardWriter(tmp_path, "s-train", np.dtype("<u2"), shard_tokens)
+    expected: list[list[tuple[int, int]]] = []
+    for number in range(12):
+        lengths = draw.integers(1, 12, draw.integers(0, 9))
+        for row, length in enumerate(lengths):
+            before = writer.shards
+            writer.add("0" * 32, np.zeros(length, np.uint16), 0)
+            if not expected or writer.shards > before:
+                expected.append([])
+            expected[-1].append((number, row))
+        cuts.add(number, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    writer.close()
+    found = [[(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts.shards]
+    assert found == expected
+    assert len(found) == writer.shards and sum(num_tokens for num_tokens, _ in cuts.shards) == writer.tokens
+
+
+def test_engine_local_and_little_text_stay_in_one_process(prepared: Path) -> None:
+    recipe = load(prepared / "small.toml")
+    on_ray = recipe.changed(corpus={"engine": "ray"})
+    assert not tasks.is_distributed(recipe, 1 << 40)
+    assert not tasks.is_distributed(on_ray, 1 << 20)
+    assert tasks.is_distributed(on_ray, 1 << 30)
