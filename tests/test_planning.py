@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bessemer.chosen_layout import with_chosen_layout
 from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run import RunFolder
+from bessemer.terminal import amount, duration
 from tests.conftest import recipe_text, write_text
 
 KEYS = {
@@ -43,9 +45,8 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
         == 64
     )
     seconds = found["tokens"] / 4_194_304 * found["step_seconds"]
-    assert found["days"] == pytest.approx(seconds / 86_400) and found["device_hours"] == pytest.approx(
-        seconds / 3600 * 64
-    )
+    assert found["days"] == pytest.approx(seconds / 86_400)
+    assert found["device_hours"] == pytest.approx(found["days_with_failures"] * 24 * 64)
     assert found["cost"] == pytest.approx(2 * found["device_hours"])
     assert found["tokens_per_second_per_device"] == pytest.approx(4_194_304 / found["step_seconds"] / 64)
     assert found["mfu"] == pytest.approx(found["model_tflops_per_device"] / 989) and found["hfu"] >= found["mfu"]
@@ -197,3 +198,49 @@ def test_the_help_fits_two_screens(capsys: pytest.CaptureFixture[str], monkeypat
         run_command(["plan", "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 48 and max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--params", "7B", "--gpus", "H100"), "gpus: 'H100' has no number of devices in front; write it as 8xH100"),
+        (("--params", "7B", "--gpus", "H100x16"), "write it as 16xH100"),
+        (("--days", "3", "--gpus", "rtx4090"), "write it as 8xrtx4090"),
+        (("--params", "500T", "--gpus", "8xH100"), "shapes by rule end at about 100T; give fewer"),
+        (("--params", "10T", "--gpus", "8xH100"), "weights, gradients and optimizer alone fill 1,9"),
+    ],
+)
+def test_an_answer_says_what_is_in_the_way(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "give more parameters" not in error
+
+
+def test_a_miss_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """The amount by which the nearest layout misses stands twice in the line."""
+    assert run_command(["plan", "--params", "1.3B", "--gpus", "1x4090", "--batch", "131072"]) == 2
+    found = re.search(
+        r"misses by ([0-9.]+ [A-Z]+): .*? on stage 1, ([0-9.]+ [A-Z]+) more than", capsys.readouterr().err
+    )
+    assert found is not None and found[1] == found[2]
+
+
+def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--model", "llama-3-405b", "--tokens", "15T", "--batch", "16M", "--gpus", "16384xH100")
+    found = told(capsys, *asked)
+    assert run_command(["plan", *asked]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert f"${amount(found['cost'])} at $" in rows["money"]
+    assert f"{amount(found['device_hours'])} device-hours" in rows["money"]
+    assert rows["time"].startswith(
+        f"{duration(found['days'] * 86_400)}; {duration(found['days_with_failures'] * 86_400)}"
+    )
+    assert not re.search(r"\de[+-]", rows["step"] + rows["scaling"])
+    assert found["failures"]["interval"] > 290, "a checkpoint of terabytes every few steps"
+
+
+def test_small_plans_have_an_energy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "1B", "--tokens", "1B", "--gpus", "8xH100"]) == 0
+    assert " kWh with cooling" in capsys.readouterr().out

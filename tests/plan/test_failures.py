@@ -78,8 +78,12 @@ def test_outlook_adds_up() -> None:
     assert run.interval == pytest.approx(run.every * 12 + save.stall)
     assert run.failures == pytest.approx(run.seconds / failures.mtbf(1024))
     down, between = failures.downtime_seconds(save), failures.mtbf(1024)
-    for interval in (run.interval / 3 + save.write, run.interval * 3):
-        assert failures.waste(interval, between, save.stall, down, failures.RESTART_SECONDS) > run.waste
+    assert run.every * 12 == failures.MIN_INTERVAL_SECONDS, "the copy alone would ask for two minutes"
+    assert failures.waste(run.interval * 3, between, save.stall, down, failures.RESTART_SECONDS) > run.waste
+    slow = failures.CheckpointCost(stall=60.0, write=100.0, bytes=1e12)
+    run, down = failures.outlook(20 * 86_400, 12.0, between, slow), failures.downtime_seconds(slow)
+    for interval in (run.interval / 3, run.interval * 3):
+        assert failures.waste(interval, between, slow.stall, down, failures.RESTART_SECONDS) > run.waste
 
 
 def test_curve_has_its_valley_at_the_optimum() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import tomli_w
 
 from bessemer.errors import InputError
+from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.recipe import Recipe, keys, parse
@@ -186,27 +188,45 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
 
 def filled(recipe: Recipe, asked: set[str]) -> Recipe:
     """The recipe with `shard` so that its layout fills the devices of [cluster], where neither shard nor replicate was asked."""
-    layout, devices = recipe.parallel, recipe.cluster.devices
-    if layout.auto or devices is None or layout.world == devices or {"shard", "replicate"} & asked:
+    layout, num_devices = recipe.parallel, recipe.cluster.devices
+    if layout.auto or num_devices is None or layout.world == num_devices or {"shard", "replicate"} & asked:
         return recipe
     rest = layout.ranks_per_part
-    if devices % rest:
+    if num_devices % rest:
         raise InputError(
-            f"parallel: {' x '.join(MODEL_AXES)} = {rest} does not divide {counted(devices, 'device')}; take ways whose "
+            f"parallel: {' x '.join(MODEL_AXES)} = {rest} does not divide {counted(num_devices, 'device')}; take ways whose "
             "product is a divisor, or let the planner choose (parallel.auto = true)"
         )
-    copies = layout.replicate if devices % (rest * layout.replicate) == 0 and layout.shard > 1 else 1
+    copies = layout.replicate if num_devices % (rest * layout.replicate) == 0 and layout.shard > 1 else 1
     if layout.shard == 1 and layout.replicate > 1:
-        changed = {"replicate": devices // rest}
+        changed = {"replicate": num_devices // rest}
     else:
-        changed = {"replicate": copies, "shard": devices // rest // copies}
+        changed = {"replicate": copies, "shard": num_devices // rest // copies}
     return recipe.changed(parallel=changed)
 
 
+def devices_of(text: str) -> tuple[int, str | None]:
+    """Number and name of 2048xH100, or of 1024 alone. Raises InputError that shows the form."""
+    found = _GPUS.fullmatch(text.strip())
+    if found is None:
+        turned = re.fullmatch(r"(.*\S)\s*[x×*]\s*(\d+)", text.strip())
+        meant = f"8x{text.strip()}" if _is_device(text) else "8xH100"
+        if turned is not None and _is_device(turned[1]):
+            meant = f"{turned[2]}x{turned[1]}"
+        raise InputError(f"gpus: {text!r} has no number of devices in front; write it as {meant}")
+    return count(found[1], "gpus"), found[2]
+
+
+_GPUS = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?)\s*(?:[x×*]\s*(\S.*))?")
+
+
+def _is_device(name: str) -> bool:
+    return devices.match(name, devices.catalogue()) is not None
+
+
 def _gpus(text: str) -> dict[str, str]:
-    """2048xH100, or 1024 alone."""
-    amount, _, device = text.partition("x")
-    found = {"cluster.devices": str(count(amount, "gpus"))}
-    if device.strip():
-        found["cluster.device"] = f'"{device.strip()}"'
+    number_of, device = devices_of(text)
+    found = {"cluster.devices": str(number_of)}
+    if device:
+        found["cluster.device"] = f'"{device}"'
     return found

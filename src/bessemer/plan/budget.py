@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
@@ -79,7 +80,7 @@ def proposal_for_flops(
 def _devices(asked: Mapping[str, str]) -> tuple[int, devices.DeviceSpec]:
     if "gpus" not in asked:
         raise InputError("plan: a budget on what? add --gpus 1024xH100")
-    amount, _, name = asked["gpus"].partition("x")
-    if not name.strip():
-        raise InputError(f"--gpus {asked['gpus']}: of which kind? write it like {amount}xH100")
-    return ask.count(amount, "gpus"), devices.find(name.strip())
+    number, name = ask.devices_of(asked["gpus"])
+    if name is None:
+        raise InputError(f"--gpus {asked['gpus']}: of which kind? write it like {number}xH100")
+    return number, devices.find(name, Path(asked["catalogue"]) if "catalogue" in asked else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,12 +10,13 @@ from bessemer.errors import InputError
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job
-from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
+from bessemer.plan.estimate.memory import ROOM, DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import Candidate, LayoutSearchResult, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
+from bessemer.terminal import size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
@@ -57,11 +59,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     """
     found = search(goal.job, goal.free) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked:
-        miss = found.rejected[0]
-        raise InputError(
-            f"plan: no layout of {goal.job.cluster.devices:,} x {goal.job.cluster.device.name} fits; the nearest misses by "
-            f"{-(-miss.missing // 10**9)} GB: {'; '.join(miss.reasons)}; take more devices, larger ones, or a smaller model"
-        )
+        raise InputError(_no_layout(goal.job, found))
     best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
@@ -91,6 +89,20 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
+
+
+def _no_layout(job: Job, found: LayoutSearchResult) -> str:
+    """Why none fits: the nearest miss, and how many devices the state alone would fill where that is more than there are."""
+    miss, framework, device = found.rejected[0], job.framework, job.cluster.device
+    each = framework.weight_bytes + framework.master_bytes + framework.gradient_bytes + framework.moment_bytes
+    num_full = math.ceil(job.model.parameters * each / (device.memory * ROOM))
+    alone = (
+        f"; weights, gradients and optimizer alone fill {num_full:,} of them" if num_full > job.cluster.devices else ""
+    )
+    return (
+        f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
+        f"{'; '.join(miss.reasons)}{alone}; take more devices, larger ones, or a smaller model"
+    )
 
 
 def checkpoint_bytes(job: Job) -> float:
@@ -146,10 +158,8 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "bubble": time.bubble / time.seconds,
         "days": out.seconds / 86_400,
         "days_with_failures": out.running.seconds / 86_400,
-        "device_hours": out.seconds / 3600 * devices,
-        "device_hours_with_failures": out.bill.device_hours,
-        "cost": None if out.bill.price is None else out.bill.price * out.seconds / 3600 * devices,
-        "cost_with_failures": out.bill.cost,
+        "device_hours": out.bill.device_hours,
+        "cost": out.bill.cost,
         "price": {"dollars_per_device_hour": out.bill.price, "asked": out.bill.price_date},
         "energy_megawatt_hours": out.bill.megawatt_hours,
         "fits": out.verdict.fits,

@@ -21,9 +21,11 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.terminal import amount
 
 ASPECT, LARGE_ASPECT = 64, 112
 NARROWEST, WIDEST = 24, 150
+MOST_LAYERS, LARGEST = 800, 1e14
 MLP_SLACK = 0.3
 """How far the MLP may be from its usual width to meet a count."""
 SHARED_HEADS_FROM = 30e9
@@ -118,7 +120,7 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int, fami
         raise InputError(f"model.family: {family!r} is not known; did you mean {near[0]!r}?")
     aspect = min(max(ASPECT * (parameters / 1e9) ** math.log10(LARGE_ASPECT / ASPECT), ASPECT), LARGE_ASPECT)
     best: tuple[float, ModelConfig] | None = None
-    for layers in (*range(1, 12), *range(12, 257, 2)):
+    for layers in (*range(1, 12), *range(12, MOST_LAYERS + 1, 2)):
         for config in _of_depth(layers, parameters, vocabulary, sequence_length, family):
             off = abs(math.log(config.parameters / parameters))
             bent = abs(math.log(config.mlp_width / default_mlp_width(config.width, config.gated)))
@@ -126,17 +128,32 @@ def by_parameters(parameters: float, vocabulary: int, sequence_length: int, fami
             if off < 0.02 and (best is None or score < best[0]):
                 best = (score, config)
     if best is None:
-        raise InputError(
-            f"no model of {parameters:,.0f} parameters has a vocabulary of {vocabulary:,}: its embeddings alone take "
-            f"{vocabulary:,} for each unit of width; give more parameters, a smaller vocabulary or the dimensions themselves"
-        )
+        raise InputError(_no_shape(parameters, vocabulary))
     return best[1]
+
+
+def _no_shape(parameters: float, vocabulary: int) -> str:
+    """Why no shape by rule has so many parameters."""
+    if parameters > LARGEST:
+        return (
+            f"{amount(parameters)} parameters: shapes by rule end at about {amount(LARGEST)}; give fewer, or the dimensions "
+            "themselves, as --set model.layers=32 --set model.width=4096 --set model.heads=32"
+        )
+    return (
+        f"no model of {parameters:,.0f} parameters has a vocabulary of {vocabulary:,}: its embeddings alone take "
+        f"{vocabulary:,} for each unit of width; give more parameters, a smaller vocabulary or the dimensions themselves"
+    )
 
 
 def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int, family: str) -> list[ModelConfig]:
     """The widths of a depth within the flat valley that come near a count, their MLPs adjusted to meet it."""
     found, options = [], FAMILIES[family].options
     for width in _widths(layers):
+        if (
+            not 8 * layers * width**2 < parameters * 1.5
+            or 24 * layers * width**2 + 2 * vocabulary * width < parameters / 1.5
+        ):
+            continue  # far from the count whatever the MLP
         head_dim = 32 if width < 256 else 64 if width <= 1024 else 128
         heads = max(width // head_dim, 1)
         shared = parameters >= SHARED_HEADS_FROM and heads % 8 == 0
@@ -158,7 +175,12 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
 def _widths(layers: int) -> list[int]:
     """Widths of whole heads, eight heads at a time from 2,048 on."""
     low, high = NARROWEST * layers, WIDEST * layers
-    steps = (*range(32, 256, 32), *range(256, 1025, 64), *range(1152, 2048, 128), *range(2048, 32_769, 1024))
+    steps = (
+        *range(32, 256, 32),
+        *range(256, 1025, 64),
+        *range(1152, 2048, 128),
+        *range(2048, WIDEST * MOST_LAYERS, 1024),
+    )
     return [width for width in steps if low <= width <= high]
 
 

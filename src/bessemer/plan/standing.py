@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from bessemer.plan.laws import REPLICATION, RULE, Allocation, optimal_tokens, training_flops
+from bessemer.terminal import amount
 
 Verdict = Literal["undertrained", "optimal", "overtrained"]
 
@@ -57,14 +58,14 @@ class Standing:
         """The verdict for a person."""
         ratio = self.tokens_per_parameter
         much = f"{ratio:,.1f}" if ratio >= 1 else f"{ratio:.1g}"
-        much += f" tokens a parameter, {self.ratio:.2g}x the compute-optimal"
+        much += f" tokens a parameter, {amount(self.ratio)}x the compute-optimal"
         if self.verdict == "optimal":
             return f"compute-optimal: {much}"
         more = f"{self.overhead:.0%} more" if self.overhead < 10 else "over ten times the"
         cost = f"{more} training FLOPs {'than' if self.overhead < 10 else 'of'} the cheapest way to its loss"
         if self.verdict == "undertrained":
             return f"undertrained: {much}; {cost}"
-        after = f"; pays from {self.break_even:.2g} tokens of inference on" if self.break_even is not None else ""
+        after = f"; pays from {amount(self.break_even)} tokens of inference on" if self.break_even is not None else ""
         return f"overtrained on purpose: {much}; {cost}{after}"
 
 

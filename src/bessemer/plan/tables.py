@@ -37,7 +37,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
     chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""
-    split = ", ".join(f"{PART_NAMES.get(name, name)} {parts[name]:.2g}" for name in shown)
+    split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
     per_token = step.model_flops / job.tokens
     by_law = laws.optimal_tokens(config.parameters).values()
     rates = [each.value for each in batch.learning_rates.values()]
@@ -64,7 +64,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
         f"{duration(run.mtbf)}, and a checkpoint every {counted(run.every, 'step')} ({duration(run.interval)}): "
         f"{run.effective:.1%} effective",
-        "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {bill.megawatt_hours:,.0f} MWh with cooling",
+        "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {energy(bill.megawatt_hours)} with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
         f"{min(rates):.2g} to {max(rates):.2g} by the published laws",
@@ -77,6 +77,16 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
             f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
         )
     return rows
+
+
+def short(number: float) -> str:
+    """A number in two digits, without an exponent: 0.0052, 4.2, 160."""
+    return f"{float(f'{number:.2g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
+
+
+def energy(megawatt_hours: float) -> str:
+    """Energy as a person reads it: 156 kWh, 462 MWh."""
+    return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
 def _money(of: PlanResult) -> str:
