@@ -244,3 +244,30 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
 def test_small_plans_have_an_energy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--params", "1B", "--tokens", "1B", "--gpus", "8xH100"]) == 0
     assert " kWh with cooling" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpus", "params", "used"),
+    [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("24xH100", "7B", 24), ("1009xH100", "70B", 1009),
+     ("100000xB200", "1T", 100_000), ("12345xH100", "70B", 12_288)],
+)  # fmt: skip
+def test_odd_numbers_of_devices_are_planned(
+    gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(capsys, "--params", params, "--gpus", gpus)
+    layout, batch = found["layout"], found["batch_tokens"] // found["sequence_length"]
+    assert found["fits"] and found["devices"] == used
+    assert batch % (layout["replicate"] * layout["shard"] * layout["micro_batch"]) == 0
+    assert any("is proposed" in note for note in found["notes"]) and found["batch"]["verdict"] != "beyond critical"
+    assert any("of the 12,345 devices" in note for note in found["notes"]) == (used == 12_288)
+
+
+def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "7B", "--gpus", "1000xH100", "--batch", "4M"]) == 2
+    assert "a batch of 4,096,000 tokens (1,000 sequences) divides" in capsys.readouterr().err
+    assert told(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
+
+
+@pytest.mark.parametrize("params", ["7B", "70B", "400B", "1T"])
+def test_no_default_batch_is_beyond_critical(params: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "--params", params, "--gpus", "2048xB200")["batch"]["verdict"] in ("efficient", "near critical")

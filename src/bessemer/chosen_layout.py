@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
 from bessemer.recipe.parallel import AXES
@@ -11,7 +12,9 @@ from bessemer.recipe.parallel import AXES
 if TYPE_CHECKING:
     from bessemer.layout.devices import DeviceSpec
     from bessemer.model.config import ModelConfig
+    from bessemer.plan.ask import PlanRequest
     from bessemer.plan.jobs import Goal
+    from bessemer.plan.outcome import PlanResult
     from bessemer.plan.search import Candidate
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
@@ -63,6 +66,40 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None) -> Goal:
     return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model)
 
 
+def planned(request: PlanRequest, **how: Any) -> PlanResult:
+    """What a request comes to. Where the planner chooses layout and batch, and no layout is of all devices (as of 100,003) or
+    only a far larger batch divides over them, the fastest plan with up to a tenth of them as spares, and it notes so.
+
+    how: of `outcome.of`. Raises InputError.
+    """
+    from bessemer.plan import jobs, outcome, search
+
+    goal = planning_goal(request.recipe, request.model)
+    if not goal.chooses_layout or request.recipe.train.global_batch_tokens is not None:
+        return outcome.of(goal, **how)
+    cluster = goal.job.cluster
+    fewer = [
+        planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model)
+        for devices in jobs.fewer_devices(cluster.devices, cluster.per_node)
+    ]
+    limit = jobs.MORE_SEQUENCES * min(each.job.batch for each in (goal, *fewer))
+    plans, refusal = [], None
+    for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
+        devices = each.job.cluster.devices
+        note = f"{devices:,} of the {cluster.devices:,} devices are used and paid for, which more layouts divide"
+        try:
+            plans.append(outcome.of(each if each is goal else replace(each, notes=(note, *each.notes)), **how))
+        except search.NoLayoutError as error:
+            refusal = refusal or error
+            continue
+        if each is goal and goal.job.batch <= limit:
+            return plans[0]
+    small = [plan for plan in plans if plan.job.batch <= limit] or plans
+    if not small:
+        raise refusal or InputError("plan: no layout")
+    return max(small, key=lambda plan: plan.step.tokens_per_second)
+
+
 def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
     layout = candidate.job.layout
     parallel = {
@@ -70,7 +107,8 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
     recompute = {"recompute": layout.recompute} if "recompute" in goal.free else {}
-    return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute})
+    batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # which the planner may have proposed
+    return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute, **batch})
 
 
 def _require_fit(recipe: Recipe, goal: Goal) -> None:

@@ -247,7 +247,7 @@ def _of_unit(number: float, unit: str) -> str:
 def amount(number: float) -> str:
     """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T."""
     for unit, suffix in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= unit:
+        if abs(number) >= 0.9995 * unit:  # 999.97 billion in three digits are a trillion
             return f"{number / unit:.3g}{suffix}" if suffix else f"{number:.3g}"
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 

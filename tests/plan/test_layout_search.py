@@ -16,7 +16,7 @@ from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import refuse, step
-from bessemer.plan.jobs import divisors
+from bessemer.plan.jobs import dividing_batch, divisors, fewer_devices
 from bessemer.plan.search import MICRO_BATCHES, RECOMPUTE, STAGES_EACH, search
 from bessemer.recipe import Parallel, Train
 from bessemer.train.split import require_trainable
@@ -170,3 +170,18 @@ def test_seventy_billion_on_4096_takes_under_two_seconds_of_work() -> None:
     started = process_time()
     assert len(search(asked).ranked) > 100
     assert process_time() - started < 20  # ten times the promise: a loop that became quadratic, not a slow machine
+
+
+@pytest.mark.parametrize(
+    ("count", "sequences", "proposed"),
+    [(64, 256, 256), (2048, 1024, 1024), (1000, 1024, 1000), (24, 512, 576), (7, 100, 112), (1009, 64, 1009)],
+)
+def test_the_batch_that_devices_divide(count: int, sequences: int, proposed: int) -> None:
+    """Kept where the devices or tensor groups of a node divide it, else near it; 1,009 is a prime."""
+    asked = job(count)
+    assert dividing_batch(sequences, asked.model, asked.cluster) == proposed
+
+
+def test_fewer_devices_are_whole_nodes() -> None:
+    assert fewer_devices(1024, 8) == [] and fewer_devices(8, 8) == []
+    assert fewer_devices(12_345, 8) == [12_344, 12_336, 12_320, 12_288]

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 from bessemer.errors import InputError
 from bessemer.plan import laws
-from bessemer.plan.batch import kaplan_critical_batch, kaplan_loss
 from bessemer.plan.laws import (
     APPROACH_1,
     APPROACH_2,

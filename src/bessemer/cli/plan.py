@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.plan.ask import PlanRequest
-    from bessemer.plan.outcome import PlanResult
     from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/ask.py).
@@ -206,14 +205,15 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
+    from bessemer.chosen_layout import planned as plan_of
     from bessemer.plan import ask, outcome, search
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page, job = _page_path(args), _requested_job(args, requested)
     changed = [search.changed(job, changes) for changes in args.what_if]
     unique = None if args.unique is None else ask.number(args.unique, "--unique")
-    planned = _outcome(job, searched=args.search, unique=unique)
-    what_ifs = [_outcome(one) for one in changed]
+    planned = plan_of(job, searched=args.search, unique=unique)
+    what_ifs = [plan_of(one) for one in changed]
     if not args.json:
         titles = ["as asked", *args.what_if]
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
@@ -234,13 +234,6 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
             {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)
         ]
     return values
-
-
-def _outcome(job: PlanRequest, **how: Any) -> PlanResult:
-    from bessemer.chosen_layout import planning_goal
-    from bessemer.plan import outcome
-
-    return outcome.of(planning_goal(job.recipe, job.model), **how)
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
@@ -265,6 +258,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
 
 def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> PlanRequest:
     """A budget as a model and tokens: 20 tokens a parameter, at the MFU that the plan of the round before predicts."""
+    from bessemer.chosen_layout import planned
     from bessemer.plan import ask, budget
 
     if len(budgets) > 1:
@@ -276,5 +270,5 @@ def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tup
         chosen = budget.proposal_for_budget(kind, text, requested, mfu)
         sizes = {"params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}
         job = ask.alone({**requested, **sizes}, overrides)
-        mfu = _outcome(job).step.mfu
+        mfu = planned(job).step.mfu
     return job

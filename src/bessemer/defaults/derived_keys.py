@@ -8,7 +8,8 @@ width          64 x depth: an aspect ratio of 64, in the flat valley that Kaplan
 heads          of 64 elements up to a width of 1024, of 128 above (the head sizes of Llama and Qwen3).
 learning rate  0.3118 C^-0.1250, with C the FLOPs of the whole run (Bi et al. 2024, DeepSeek LLM, section 3.1); of weights that
                were trained before, a tenth of it (recipe/load.py).
-batch          0.2920 C^0.3271 tokens (the same), rounded to a power of two of sequences; more where the layout needs it.
+batch          0.2920 C^0.3271 tokens (the same), the critical batch at the most (Kaplan et al. 2020, section 5.1; it binds
+               from some 60e9 parameters on), rounded to a power of two of sequences; more where the layout needs it.
 validation     4 to 10 times, and within 8% of the steps' time: a forward pass is a third of a step. A run that is given
                minutes reads less of the held-out text at a time to keep to that.
 horizon        20 tokens per parameter (Hoffmann et al. 2022, table 3), and the training text at most `train.max_epochs` times.
@@ -66,7 +67,9 @@ def resolve(
         horizon = train.steps * train.global_batch_tokens  # ignores a batch ramp, which is short
     flops = flops_per_token(config) * horizon
     layout = recipe.parallel
-    batch = train.global_batch_tokens or _batch(flops, length, micro_batch_tokens, layout, train.micro_batch)
+    critical = scaling_rules.kaplan_critical_batch(scaling_rules.kaplan_loss(config.parameters, horizon))
+    advised = min(scaling_rules.batch_tokens(flops), critical)
+    batch = train.global_batch_tokens or _batch(advised, length, micro_batch_tokens, layout, train.micro_batch)
     sequences = batch // length
     if train.batch_ramp is not None and train.batch_ramp.start_tokens > batch:
         raise InputError(
@@ -165,10 +168,10 @@ def _learning_rate(recipe: Recipe, flops: float, config: ModelConfig) -> float:
     return float(f"{CONTINUED_RATE * scaling_rules.learning_rate(whole):.4g}")
 
 
-def _batch(flops: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
-    """A power of two of sequences; more where the layout's parts do not divide it, or its schedule could not run it in
-    micro-batches of this size, by default of at most `tokens` tokens."""
-    sequences = 1 << max(round(math.log2(scaling_rules.batch_tokens(flops) / length)), 0)
+def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_batch: int | None) -> int:
+    """The power of two of sequences nearest to `advised` tokens; more where the layout's parts do not divide it, or its schedule
+    could not run it in micro-batches of this size, by default of at most `tokens` tokens."""
+    sequences = 1 << max(round(math.log2(advised / length)), 0)
     each = max(-(-sequences // layout.data), layout.min_micro_batches)
     while not _micro_batch_sizes(each, length, tokens, layout, micro_batch):
         each += 1

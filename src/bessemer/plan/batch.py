@@ -12,18 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bessemer.defaults import scaling_rules
-
-CRITICAL_BATCH_TOKENS, CRITICAL_BATCH_EXPONENT = 2e8, 0.21  # section 5.1, equation 5.3
-
-
-def kaplan_loss(parameters: float, tokens: float) -> float:
-    """L(N, D) = ((6.4e13 / N)^(0.076 / 0.103) + 1.8e13 / D)^0.103 (equation 1.5; constants of table 2, fitted jointly)."""
-    return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
-
-
-def kaplan_critical_batch(reached: float) -> float:
-    """Tokens of the critical batch when the loss is `reached`: 2e8 / L^(1/0.21), whatever the model's size (section 5.1)."""
-    return float(CRITICAL_BATCH_TOKENS / reached ** (1.0 / CRITICAL_BATCH_EXPONENT))
+from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,7 @@ def trade(batch: float, tokens: float, critical: float, new_batch: float) -> Tra
 
 @dataclass(frozen=True)
 class BatchOutlook:
-    """A planned batch against the laws. verdict: against the middle of the critical batches; halved, doubled: what those take."""
+    """A planned batch against the laws. halved, doubled: what those take."""
 
     batch: float
     steps: float
@@ -130,16 +119,18 @@ class BatchOutlook:
     critical: dict[str, Advice]
     learning_rates: dict[str, Advice]
     middle_critical: float
-    verdict: Literal["small", "efficient", "beyond critical"]
+    verdict: Literal["small", "efficient", "near critical", "beyond critical"]
     halved: Trade
     doubled: Trade
 
 
 def batch_outlook(parameters: float, tokens: float, batch: float, loss: float | None = None) -> BatchOutlook:
-    """Judge a batch of `batch` tokens. small: under a tenth of the critical batch, where devices could be added at no cost in
-    tokens; beyond critical: more than half of the tokens are spent on speed."""
+    """Judge a batch of `batch` tokens. small: under a tenth of the middle critical batch, where devices could be added at no cost
+    in tokens; efficient: up to it; near critical: above it, but not by every law; beyond critical: by every law more than half
+    of the tokens are spent on speed."""
     critical = critical_batches(parameters, tokens, loss)
-    middle = sorted(each.value for each in critical.values())[len(critical) // 2]
+    values = sorted(each.value for each in critical.values())
+    middle = values[len(values) // 2]
     return BatchOutlook(
         batch=batch,
         steps=tokens / batch,
@@ -147,7 +138,17 @@ def batch_outlook(parameters: float, tokens: float, batch: float, loss: float | 
         critical=critical,
         learning_rates=learning_rates(parameters, tokens),
         middle_critical=middle,
-        verdict="small" if batch < middle / 10 else "efficient" if batch <= middle else "beyond critical",
+        verdict=_verdict(batch, middle, values[-1]),
         halved=trade(batch, tokens, middle, batch / 2),
         doubled=trade(batch, tokens, middle, batch * 2),
     )
+
+
+def _verdict(
+    batch: float, middle: float, largest: float
+) -> Literal["small", "efficient", "near critical", "beyond critical"]:
+    if batch < middle / 10:
+        return "small"
+    if batch <= middle:
+        return "efficient"
+    return "near critical" if batch <= largest else "beyond critical"

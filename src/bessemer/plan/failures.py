@@ -26,9 +26,10 @@ bound (Jiang et al. 2024, section 4: found and diagnosed in less than 10 minutes
 minutes, of which the work that is done again is a part."""
 
 
-MIN_INTERVAL_SECONDS = 300.0
-"""Between checkpoints on storage, at the least: an assumption. A copy to the host stalls training for so short a time that least
-waste alone asks for terabytes every few steps, to storage that is shared; what is lost more often is for copies in memory."""
+MIN_INTERVAL_SECONDS, MIN_INTERVALS = 300.0, 20
+"""Between checkpoints on storage, at the least, unless failures come less than so many intervals apart: an assumption. A copy to
+the host stalls training for so short a time that least waste alone asks for terabytes every few steps, to storage that is shared;
+what is lost more often is for copies in memory."""
 
 
 def mtbf(devices: int, per_node_day: float = FAILURES_PER_NODE_DAY) -> float:
@@ -149,9 +150,10 @@ def outlook(training_seconds: float, step_seconds: float, mtbf_seconds: float, s
     """A run of `training_seconds` of steps with a failure every `mtbf_seconds` seconds.
 
     Checkpoints come at the interval of least waste, in whole steps, and no shorter than a write takes (two saves would queue)
-    or MIN_INTERVAL_SECONDS.
+    or MIN_INTERVAL_SECONDS allows.
     """
-    best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, MIN_INTERVAL_SECONDS)
+    shortest = min(MIN_INTERVAL_SECONDS, mtbf_seconds / MIN_INTERVALS)
+    best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, shortest)
     steps = max(round(best / step_seconds), 1)
     interval = steps * step_seconds + save.stall
     taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)

@@ -11,6 +11,7 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.devices import PRECISIONS
+from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
@@ -25,13 +26,15 @@ GB = 1e9
 @dataclass(frozen=True)
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or that of one device where the planner is to choose;
-    free: what it chooses beyond the layout, where the recipe leaves it out."""
+    free: what it chooses beyond the layout, where the recipe leaves it out; notes: how the request was understood, where a
+    reader of the plan must know it."""
 
     recipe: Recipe
     job: Job
     tokens: int
     chooses_layout: bool
     free: frozenset[str]
+    notes: tuple[str, ...] = ()
 
 
 def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None) -> Goal:
@@ -45,7 +48,16 @@ def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelCon
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
-    cluster = _cluster(recipe, device)
+    cluster, notes = _cluster(recipe, device), []
+    if recipe.parallel.auto and recipe.train.global_batch_tokens is None:
+        default, length = resolved.batches.full, resolved.tokens.sequence_length
+        if (sequences := dividing_batch(default, config, cluster)) != default:
+            recipe = recipe.changed(train={"global_batch_tokens": sequences * length})
+            resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
+            notes.append(
+                f"a batch of {counted(sequences, 'sequence')} is proposed, which {counted(cluster.devices, 'device')} divide; "
+                f"the default is {default:,}"
+            )
     framework = frameworks.find(recipe.cluster.framework)
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
@@ -57,7 +69,7 @@ def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelCon
     free = {"micro_batch"} if recipe.train.micro_batch is None else set()
     if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
         free.add("recompute")
-    return Goal(resolved, job, tokens, chosen, frozenset(free))
+    return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes))
 
 
 def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
@@ -117,6 +129,37 @@ def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
         f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
         "or auto = true lets the planner choose"
     )
+
+
+MORE_SEQUENCES = 1.25
+"""Times the usual batch up to which devices are given a sequence each; where there are more of them, several share one."""
+
+
+def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec) -> int:
+    """The batch near `sequences` that the devices can divide: as it is where it divides over all of them, or over the tensor
+    groups of the smallest size that brings their number down to it; else a multiple of the number of groups, with as many factors
+    of two as lie within a quarter, for the micro-batches. A pipeline needs a micro-batch for each stage: it does not help."""
+    tensors = divisors(math.gcd(cluster.per_node, cluster.devices))
+    sizes = [each for each in tensors if indivisible_by_tensor(model, each) is None]
+    size = next((each for each in sizes if cluster.devices // each <= MORE_SEQUENCES * sequences), sizes[-1])
+    groups = cluster.devices // size
+    if sequences % groups == 0:
+        return sequences
+    each = sequences / groups
+    near = range(max(math.ceil(each / MORE_SEQUENCES), 1), math.floor(each * MORE_SEQUENCES) + 1)
+    return groups * max(near, key=lambda n: (n & -n, -abs(n - each)), default=max(round(each), 1))
+
+
+MOST_SPARE = 0.1
+"""Share of the devices that a plan may leave as spares where no layout divides all of them."""
+
+
+def fewer_devices(devices: int, per_node: int) -> list[int]:
+    """Numbers below a number of devices that more layouts divide: whole nodes by powers of two, the largest first."""
+    units = [per_node << power for power in range(24)]
+    return sorted(
+        {each for unit in units if devices * (1 - MOST_SPARE) <= (each := devices - devices % unit) < devices}
+    )[::-1]
 
 
 def divisors(number: int) -> list[int]:

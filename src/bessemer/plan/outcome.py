@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bessemer.errors import InputError
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job
@@ -14,7 +13,7 @@ from bessemer.plan.estimate.memory import ROOM, DeviceMemory, MemoryFit, fits, m
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.search import Candidate, LayoutSearchResult, search
+from bessemer.plan.search import Candidate, LayoutSearchResult, NoLayoutError, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 from bessemer.terminal import size
 
@@ -54,12 +53,12 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     """Work a goal out. searched: look for the best layout even where the recipe gives one; unique: tokens that differ, where
     others are seen again.
 
-    Raises InputError where no layout fits (with the nearest miss), or the given one cannot be; one that can be and does not fit
-    in memory is still evaluated, with fits = False.
+    Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; one that can be and
+    does not fit in memory is still evaluated, with fits = False.
     """
     found = search(goal.job, goal.free) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked:
-        raise InputError(_no_layout(goal.job, found))
+        raise NoLayoutError(_no_layout(goal.job, found))
     best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
@@ -133,6 +132,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
             "embedding": config.embedding_parameters,
             "non_embedding": config.parameters - config.embedding_parameters,
         },
+        "notes": list(goal.notes),
         "tokens": goal.tokens,
         "steps": goal.tokens / job.tokens,
         "batch_tokens": job.tokens,

@@ -9,6 +9,7 @@ Also the same plan with changes (`--what-if`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, refuse, step
-from bessemer.plan.jobs import divisors
+from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import PipelineSchedule
 from bessemer.terminal import counted
@@ -31,6 +32,10 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
 MAX_CONTEXT = 16
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
+
+
+class NoLayoutError(InputError):
+    """No layout of a job can be or fits in memory."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class LayoutSearchResult:
 def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> LayoutSearchResult:
     """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's.
 
-    Raises InputError where no layout divides the devices and the batch at all.
+    Raises NoLayoutError where no layout divides the devices and the batch at all.
     """
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
@@ -81,14 +86,23 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     for split in _splits(job, impossible):
         _try_split(job, split, free, ranked, rejected, impossible)
     if not ranked and not rejected:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
-        raise InputError(
-            f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
-            f"{counted(job.batch, 'sequence')}: {reasons}"
-        )
+        raise NoLayoutError(_no_split(job, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
     return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible))
+
+
+def _no_split(job: Job, impossible: Counter[str]) -> str:
+    reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
+    sequences = dividing_batch(job.batch, job.model, job.cluster)
+    tokens = sequences * job.model.sequence_length
+    advice = (
+        f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if sequences != job.batch else ""
+    )
+    return (
+        f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
+        f"{counted(job.batch, 'sequence')}: {reasons}{advice}"
+    )
 
 
 def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
@@ -96,7 +110,7 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
     out early; what is valid `refuse` alone decides."""
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
-    for tensor in divisors(cluster.per_node):
+    for tensor in divisors(math.gcd(cluster.per_node, cluster.devices)):
         if key := indivisible_by_tensor(model, tensor):
             impossible[f"{key} does not divide over tensor"] += 1
             continue
@@ -116,7 +130,7 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                     impossible["the batch does not divide over shard"] += 1
                     continue
                 for (schedule, virtual), shard in product(
-                    _schedules(model, pipeline), _shards(job, data, tensor * context)
+                    _schedules(model, pipeline), _shards(job, data, tensor, tensor * context)
                 ):
                     if is_ours and not divides_evenly(model, tensor, shard * context):
                         impossible["the weights do not divide over shard x context beside tensor"] += 1
@@ -127,11 +141,14 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                     )  # fmt: skip
 
 
-def _shards(job: Job, data: int, inner: int) -> list[int]:
-    """Over how many of the devices that divide the batch the state is divided: all; those of a node, so that what they tell each
-    other often stays inside; none."""
+def _shards(job: Job, data: int, tensor: int, inner: int) -> list[int]:
+    """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
+    of a node, so that frequent collectives stay inside; none."""
     within = job.cluster.per_node // inner if job.cluster.per_node % inner == 0 else 1
-    return sorted({data, within if data % within == 0 else data, 1}, reverse=True)
+    most = data
+    if job.framework.name == "bessemer":
+        most = next(n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
+    return sorted({data, most, within if data % within == 0 else data, 1}, reverse=True)
 
 
 def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:

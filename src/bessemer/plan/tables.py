@@ -40,6 +40,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
     per_token = step.model_flops / job.tokens
     by_law = laws.optimal_tokens(config.parameters).values()
+    critical = [each.value for each in batch.critical.values()]
     rates = [each.value for each in batch.learning_rates.values()]
     rows = {
         "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
@@ -66,11 +67,13 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{run.effective:.1%} effective",
         "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {energy(bill.megawatt_hours)} with cooling",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
-        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical about {amount(batch.middle_critical)}; learning rate "
-        f"{min(rates):.2g} to {max(rates):.2g} by the published laws",
+        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
+        f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "framework": job.framework.name,
     }
+    if goal.notes:
+        rows = {"model": rows.pop("model"), "note": "; ".join(goal.notes), **rows}
     if of.repeated is not None:
         again = of.repeated
         rows["repeated"] = (
