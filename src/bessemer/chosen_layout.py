@@ -75,6 +75,7 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     from bessemer.plan import jobs, outcome, search
 
     goal = planning_goal(request.recipe, request.model)
+    goal = replace(goal, notes=(*request.notes, *goal.notes))
     if not goal.chooses_layout or request.recipe.train.global_batch_tokens is not None:
         return outcome.of(goal, **how)
     cluster = goal.job.cluster
@@ -88,7 +89,9 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
         devices = each.job.cluster.devices
         note = f"{devices:,} of the {cluster.devices:,} devices are used and paid for, which more layouts divide"
         try:
-            plans.append(outcome.of(each if each is goal else replace(each, notes=(note, *each.notes)), **how))
+            plans.append(
+                outcome.of(each if each is goal else replace(each, notes=(*request.notes, note, *each.notes)), **how)
+            )
         except search.NoLayoutError as error:
             refusal = refusal or error
             continue

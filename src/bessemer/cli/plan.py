@@ -257,7 +257,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
 
 
 def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> PlanRequest:
-    """A budget as a model and tokens: 20 tokens a parameter, at the MFU that the plan of the round before predicts."""
+    """A budget as a model and tokens whose plan keeps to it."""
     from bessemer.chosen_layout import planned
     from bessemer.plan import ask, budget
 
@@ -265,10 +265,5 @@ def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tup
         raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
     if named := {"model", "params", "tokens"} & set(requested):
         raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
-    (kind, text), mfu = next(iter(budgets.items())), budget.FIRST_MFU
-    for _ in range(budget.ROUNDS):
-        chosen = budget.proposal_for_budget(kind, text, requested, mfu)
-        sizes = {"params": repr(float(chosen.parameters)), "tokens": str(int(chosen.tokens))}
-        job = ask.alone({**requested, **sizes}, overrides)
-        mfu = planned(job).step.mfu
-    return job
+    kind, text = next(iter(budgets.items()))
+    return budget.fitted(kind, text, requested, lambda names: ask.alone(names, overrides), planned)

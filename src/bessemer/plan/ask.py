@@ -68,10 +68,12 @@ def count(text: str, name: str) -> int:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's."""
+    """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
+    it was understood, where a reader of the plan must know it."""
 
     recipe: Recipe
     model: ModelConfig | None = None
+    notes: tuple[str, ...] = ()
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:

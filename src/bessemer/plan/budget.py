@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bessemer import terminal
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import ask, shapes
+from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE
+from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, training_flops
+from bessemer.plan.outcome import PlanResult
+from bessemer.plan.search import NoLayoutError
 
-FIRST_MFU = 0.4  # before the plan has said better
-ROUNDS = 3  # the predicted MFU changes by less than 2% from the second to the third
+FIRST_MFU = 0.4  # before a plan has said better
+ROUNDS = 3  # the predicted speed changes by less than 2% from the second to the third
+TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
+SMALLER = 0.85  # the next size, where the compute-optimal one fits no layout
 
 
 @dataclass(frozen=True)
@@ -30,19 +37,86 @@ class Proposal:
         return self.config.parameters
 
 
-def proposal_for_budget(kind: str, text: str, asked: Mapping[str, str], mfu: float) -> Proposal:
-    """What a budget buys. kind: flops, days or money; asked: short names of plan/ask.py, with the devices; mfu: share of their
-    bf16 peak at which they are taken to work. Raises InputError where it does not pay for a step."""
+def fitted(
+    kind: str, text: str, asked: Mapping[str, str], request: Callable[[Mapping[str, str]], PlanRequest],
+    plan: Callable[[PlanRequest], PlanResult],
+) -> PlanRequest:  # fmt: skip
+    """A model and tokens whose plan keeps to a budget: 20 tokens a parameter at the speed that the plan of the round before
+    predicts, or the largest model that fits where that one does not, trained for longer; then as many steps as are paid for.
+
+    kind, text, asked: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it out.
+    """
+    amount, rate, largest = ask.number(text, kind), None, math.inf
+    notes: tuple[str, ...] = ()
+    rounds = 0
+    while rounds < ROUNDS:
+        chosen = proposal_for_budget(kind, text, asked, rate, largest)
+        tokens = int(chosen.tokens)
+        try:
+            result = plan(_sized(request, asked, chosen.parameters, tokens, notes))
+        except NoLayoutError:
+            if chosen.parameters < SMALLEST:
+                raise
+            if not notes:
+                size = terminal.amount(chosen.parameters)
+                notes = (
+                    f"the compute-optimal {size} do not fit on these devices: a smaller model is trained for longer",
+                )
+            largest = SMALLER * chosen.parameters
+            continue
+        rounds += 1
+        rate = training_flops(chosen.parameters, result.goal.tokens) / (result.bill.device_hours * 3600)
+    kept: PlanRequest | None = None
+    for _ in range(TRIES):
+        one = _sized(request, asked, chosen.parameters, tokens, notes)
+        result = plan(one)
+        share = _spent(kind, result) / amount
+        kept = one if share <= 1 else kept
+        if SPENT <= share <= 1:
+            break
+        batch = result.job.tokens
+        if (tokens := int(result.goal.tokens / batch / share) * batch) < batch:
+            break
+    if kept is None:
+        raise InputError(f"--{kind} {text}: too little to train a model on: it does not pay for one step; give more")
+    return kept
+
+
+SMALLEST = 1e5  # parameters; what does not fit so small does not fit at all
+
+
+def _sized(
+    request: Callable[[Mapping[str, str]], PlanRequest], asked: Mapping[str, str], parameters: int, tokens: int,
+    notes: tuple[str, ...],
+) -> PlanRequest:  # fmt: skip
+    sizes = {"params": repr(float(parameters)), "tokens": str(tokens)}
+    return replace(request({**asked, **sizes}), notes=notes)
+
+
+def _spent(kind: str, result: PlanResult) -> float:
+    """What a plan takes of a budget, as it is printed: FLOPs with attention, days and dollars with failures."""
+    if kind == "flops":
+        return result.step.model_flops / result.job.tokens * result.goal.tokens
+    return result.running.seconds / 86_400 if kind == "days" else result.bill.cost or 0.0
+
+
+def proposal_for_budget(
+    kind: str, text: str, asked: Mapping[str, str], rate: float | None = None, largest: float = math.inf
+) -> Proposal:
+    """What a budget buys. kind: flops, days or money; asked: short names of plan/ask.py, with the devices; rate: FLOP/s of a
+    device, of 6 N D (None: FIRST_MFU of its bf16 peak); largest: parameters at the most. Raises InputError where it does not
+    pay for a step."""
     amount = ask.number(text, kind)
     count, device = _devices(asked)
     price = ask.number(asked["price"], "price") if "price" in asked else device.price
-    rate = 3600 * mfu * (device.flops.get("bf16") or max(device.flops.values()))
+    hourly = 3600 * (rate or FIRST_MFU * (device.flops.get("bf16") or max(device.flops.values())))
     if kind == "money" and price is None:
         raise InputError(f"--money: the catalogue has no price for {device.name}; add --price P, dollars a device-hour")
-    flops = {"flops": amount, "days": 24 * amount * count * rate, "money": amount / (price or 1.0) * rate}[kind]
+    flops = {"flops": amount, "days": 24 * amount * count * hourly, "money": amount / (price or 1.0) * hourly}[kind]
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
+    length = sizes["seq"] or ask.DEFAULT_SEQUENCE
     try:
-        found = proposal_for_flops(flops, sizes["vocabulary"], sizes["seq"] or ask.DEFAULT_SEQUENCE, sizes["batch"])
+        found = proposal_for_flops(flops, sizes["vocabulary"], length, sizes["batch"], largest)
         shapes.model(float(found.parameters), found.config.vocabulary)  # for which the plan asks by its size
     except InputError as error:
         raise InputError(f"--{kind} {text}: too little to train a model on: {error}") from None
@@ -50,11 +124,12 @@ def proposal_for_budget(kind: str, text: str, asked: Mapping[str, str], mfu: flo
 
 
 def proposal_for_flops(
-    flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None
+    flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None, largest: float = math.inf
 ) -> Proposal:
     """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains.
 
-    vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it).
+    vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it);
+    largest: parameters at the most.
     Raises InputError where the FLOPs do not pay for one step of the smallest model there is.
     """
     one_step = f"{flops:.3g} FLOPs do not pay for one step"
@@ -64,8 +139,8 @@ def proposal_for_flops(
             f"{one_step}: the best model for them has {best.parameters:,.0f} parameters and reads {best.tokens:,.0f} tokens, "
             f"and a step reads {batch or sequence_length:,}; give a larger budget, or a smaller batch or sequence"
         )
-    ids = vocabulary or shapes.default_vocabulary(best.parameters)
-    config = shapes.by_parameters(best.parameters, ids, sequence_length)
+    parameters = min(best.parameters, largest)
+    config = shapes.by_parameters(parameters, vocabulary or shapes.default_vocabulary(parameters), sequence_length)
     tokens = flops / (FLOPS_PER_PARAMETER_TOKEN * config.parameters)
     if batch is None:
         advised = optimal_batches(config.parameters, tokens)["deepseek"].value

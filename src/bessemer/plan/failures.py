@@ -154,7 +154,7 @@ def outlook(training_seconds: float, step_seconds: float, mtbf_seconds: float, s
     """
     shortest = min(MIN_INTERVAL_SECONDS, mtbf_seconds / MIN_INTERVALS)
     best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, shortest)
-    steps = max(round(best / step_seconds), 1)
+    steps = max(round(min(best, training_seconds) / step_seconds), 1)
     interval = steps * step_seconds + save.stall
     taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)
