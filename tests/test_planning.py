@@ -284,3 +284,31 @@ def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("params", ["7B", "70B", "400B", "1T"])
 def test_no_default_batch_is_beyond_critical(params: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(capsys, "--params", params, "--gpus", "2048xB200")["batch"]["verdict"] in ("efficient", "near critical")
+
+
+def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
+    assert found["precision"] == "fp16" and "V100 SXM 32GB has no bf16" in found["notes"][0]
+    assert found["what_if"][0]["precision"] == "bf16" and found["what_if"][0]["notes"] == []
+    assert (
+        told(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")["step_seconds"]
+        > 3 * found["step_seconds"]
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
+    of_recipe = told(capsys, str(path))
+    assert of_recipe["precision"] == "fp32" and "auto is fp32" in of_recipe["notes"][0]  # as a run of it trains
+
+
+def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
+    """Chowdhery et al. 2022, table 3 and section 4.1: 46.2% MFU on 6,144 TPU v4, two pods of 3,072, with 2,048 sequences a step."""
+    palm = ("--model", "palm-540b", "--tokens", "780B", "--batch", "4194304", "--gpus", "6144xTPU v4")
+    found = told(capsys, *palm)
+    assert found["fits"] and found["framework"] == "maxtext" and "does not train on TPU v4" in found["notes"][0]
+    assert found["mfu"] == pytest.approx(0.462, rel=0.1) and found["layout"]["tensor"] > 1
+    assert run_command(["plan", *palm]) == 0
+    assert "4 a node, 3,072 in a 3D torus" in capsys.readouterr().out
+    assert run_command(["plan", *palm, "--framework", "bessemer"]) == 2
+    assert "it does not train on TPU v4" in capsys.readouterr().err

@@ -53,8 +53,9 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
     raise refusal or InputError("parallel.auto: no layout fits; `bessemer plan RECIPE --search` says why")
 
 
-def planning_goal(recipe: Recipe, model: ModelConfig | None = None) -> Goal:
-    """What the planner needs of a recipe; vocabulary and classes from the recipe alone, since its data may lie elsewhere."""
+def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
+    """What the planner needs of a recipe (see `goal_of`); vocabulary and classes from the recipe alone, since its data may lie
+    elsewhere."""
     from bessemer.plan.jobs import goal_of
     from bessemer.run import RunFolder
     from bessemer.tokens import outlook
@@ -63,7 +64,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None) -> Goal:
     vocabulary = outlook.vocabulary(recipe, folder)
     if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
         vocabulary = min(vocabulary, recipe.model.vocabulary)
-    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model)
+    return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model, is_open=is_open)
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
@@ -74,13 +75,13 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     """
     from bessemer.plan import jobs, outcome, search
 
-    goal = planning_goal(request.recipe, request.model)
+    goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goal = replace(goal, notes=(*request.notes, *goal.notes))
     if not goal.chooses_layout or request.recipe.train.global_batch_tokens is not None:
         return outcome.of(goal, **how)
     cluster = goal.job.cluster
     fewer = [
-        planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model)
+        planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model, is_open=request.is_open)
         for devices in jobs.fewer_devices(cluster.devices, cluster.per_node)
     ]
     limit = jobs.MORE_SEQUENCES * min(each.job.batch for each in (goal, *fewer))

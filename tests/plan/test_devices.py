@@ -8,6 +8,7 @@ import pytest
 
 from bessemer.errors import InputError
 from bessemer.layout import devices
+from bessemer.plan.estimate.job import ClusterSpec
 
 
 @pytest.mark.parametrize(
@@ -131,3 +132,17 @@ def test_a_wrong_file_is_said_with_its_entry(tmp_path: Path, change: tuple[str, 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         devices.catalogue(tmp_path / "none.toml")
+
+
+def test_domains_are_equal_parts_of_whole_nodes() -> None:
+    gb200, v4, h100 = (devices.find(name) for name in ("GB200", "TPU v4", "H100"))
+    assert [ClusterSpec.of(gb200, n).near for n in (64, 128, 144, 2048)] == [64, 64, 72, 64]
+    assert ClusterSpec.of(v4, 6144).near == 3072 and ClusterSpec.of(h100, 64).near == 8
+
+
+def test_a_group_on_a_torus_has_the_links_of_its_axes() -> None:
+    """A pod of 4,096 is 16 x 16 x 16: 16 devices lie along one of three axes, 256 in a plane."""
+    pod = ClusterSpec.of(devices.find("TPU v4"), 4096)
+    rates = [pod.intra_rate(size) / 45e9 for size in (2, 16, 256, 4096)]
+    assert rates == pytest.approx([2, 2, 4, 6])
+    assert ClusterSpec.of(devices.find("GB200"), 72).intra_rate(4) == 900e9

@@ -26,7 +26,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeviceSpec:
     """An accelerator (or a CPU), in FLOP/s, bytes and bytes/s; devices.toml says what each figure is. Compared by identity, so
-    that it can be a key of a cache. Zero: not known; scale_up_domain: per_node.
+    that it can be a key of a cache. Zero: not known; scale_up_domain: per_node; torus: links to a switch.
     """
 
     name: str
@@ -43,6 +43,8 @@ class DeviceSpec:
     source: str
     matmul_fp8: float | None = None
     scale_up_domain: int = 0
+    torus: int = 0
+    framework: str = "bessemer"
     multiprocessors: int = 0
     sustained: float = 1.0
     aliases: tuple[str, ...] = ()
@@ -170,7 +172,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
     flops, aliases = table["flops"], table.get("aliases", [])
     if not isinstance(flops, dict) or not flops or any(key not in PRECISIONS for key in flops):
         raise InputError(f"{where}: flops must be TFLOP/s by precision ({', '.join(PRECISIONS)})")
-    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "scale_up_domain", "multiprocessors")
+    shares, counts = ("matmul", "matmul_fp8", "sustained"), ("per_node", "scale_up_domain", "torus", "multiprocessors")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
     numbers |= {key: table[key] for key in (*FACTORS, "per_node", *shares, "price") if key in table}
     for key, value in numbers.items():

@@ -14,10 +14,12 @@ from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import nearest_that_fit
 
 
-def require_valid(config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True) -> None:
+def require_valid(
+    config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True, copies_keys: bool = False
+) -> None:
     """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
-    programs shard their weights in other ways."""
-    require_tensor(config, layout)
+    programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`."""
+    require_tensor(config, layout, copies_keys=copies_keys)
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
@@ -25,14 +27,17 @@ def require_valid(config: ModelConfig, layout: Parallel, micro_batches: int, *, 
     require_micro_batches(layout, micro_batches)
 
 
-def indivisible_by_tensor(config: ModelConfig, tensor: int, context: int = 1) -> str | None:
+def indivisible_by_tensor(
+    config: ModelConfig, tensor: int, context: int = 1, *, copies_keys: bool = False
+) -> str | None:
     """The key of the recipe, with its value, that `tensor` ranks cannot divide; None: the model divides.
 
-    The vocabulary need not divide: the last rank then has fewer ids.
-    """
+    copies_keys: a program whose ranks hold copies of a key/value head where there are more of them than heads. The vocabulary
+    need not divide: the last rank then has fewer ids."""
     vocabulary, heads = config.vocabulary, "heads" if config.kv_heads == config.heads else "kv_heads"
+    copied = copies_keys and tensor % config.kv_heads == 0 and config.heads % tensor == 0
     divides = {
-        f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0,
+        f"model.{heads} = {config.kv_heads}": config.kv_heads % tensor == 0 or copied,
         f"model.mlp_width = {config.mlp_width}": config.mlp_width % tensor == 0,
         f"model.vocabulary = {vocabulary}": rank_rows(vocabulary, tensor) * (tensor - 1) < vocabulary,
         f"tokens.sequence_length = {config.sequence_length}": config.sequence_length % (context * tensor) == 0,
@@ -40,11 +45,18 @@ def indivisible_by_tensor(config: ModelConfig, tensor: int, context: int = 1) ->
     return next((key for key, does in divides.items() if not does), None)
 
 
-def require_tensor(config: ModelConfig, layout: Parallel) -> None:
+def require_tensor(config: ModelConfig, layout: Parallel, *, copies_keys: bool = False) -> None:
     """Raise InputError, with the sizes that work, when a model does not divide by parallel.tensor."""
-    key = indivisible_by_tensor(config, layout.tensor, layout.context) if layout.tensor > 1 else None
+    if layout.tensor == 1:
+        return
+    key = indivisible_by_tensor(config, layout.tensor, layout.context, copies_keys=copies_keys)
     if key is not None:
-        sizes = [n for n in range(1, config.kv_heads + 1) if indivisible_by_tensor(config, n, layout.context) is None]
+        most = config.heads if copies_keys else config.kv_heads
+        sizes = [
+            n
+            for n in range(1, most + 1)
+            if indivisible_by_tensor(config, n, layout.context, copies_keys=copies_keys) is None
+        ]
         over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
         raise InputError(
             f"parallel.tensor: {key}{over} cannot be divided by {layout.tensor} processes; "

@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tomli_w
 
@@ -69,11 +69,12 @@ def count(text: str, name: str) -> int:
 @dataclass(frozen=True)
 class PlanRequest:
     """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
-    it was understood, where a reader of the plan must know it."""
+    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet."""
 
     recipe: Recipe
     model: ModelConfig | None = None
     notes: tuple[str, ...] = ()
+    is_open: bool = False
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
@@ -98,13 +99,13 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequ
         overrides = (*overrides, "parallel.auto=true")
     if not {"seq", "model"} & set(asked):
         start["seq"] = str(DEFAULT_SEQUENCE)
-    return _made(EMPTY_RECIPE, None, {**start, **asked}, overrides)
+    return replace(_made(EMPTY_RECIPE, None, {**start, **asked}, overrides), is_open=True)
 
 
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """The same with other settings: short names or recipe keys to their values."""
     plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
-    return _made(tomli_w.dumps(plain), of.model, asked, overrides)
+    return replace(_made(tomli_w.dumps(plain), of.model, asked, overrides), is_open=of.is_open)
 
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:

@@ -15,7 +15,8 @@ from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute
+from bessemer.plan.estimate.frameworks import Framework
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, domain_size
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
@@ -37,9 +38,12 @@ class Goal:
     notes: tuple[str, ...] = ()
 
 
-def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None) -> Goal:
-    """What a recipe asks for. model: in the place of the recipe's. Raises InputError where the recipe names no device, or a
-    device or a framework that is unknown, or sizes that do not go together."""
+def goal_of(
+    recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None, is_open: bool = False
+) -> Goal:
+    """What a recipe asks for. model: in the place of the recipe's; is_open: there is no recipe yet, so that what it would leave
+    to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown, or
+    sizes that do not go together."""
     if recipe.cluster.device is None:
         raise InputError(
             "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
@@ -48,21 +52,22 @@ def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelCon
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
-    cluster, notes = _cluster(recipe, device), []
+    cluster, notes = _cluster(recipe, device), list[str]()
+    framework = _framework(recipe, device, notes)
     if recipe.parallel.auto and recipe.train.global_batch_tokens is None:
+        copies = framework.copies_keys
         default, length = resolved.batches.full, resolved.tokens.sequence_length
-        if (sequences := dividing_batch(default, config, cluster)) != default:
+        if (sequences := dividing_batch(default, config, cluster, copies_keys=copies)) != default:
             recipe = recipe.changed(train={"global_batch_tokens": sequences * length})
             resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
             notes.append(
                 f"a batch of {counted(sequences, 'sequence')} is proposed, which {counted(cluster.devices, 'device')} divide; "
                 f"the default is {default:,}"
             )
-    framework = frameworks.find(recipe.cluster.framework)
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     layout = _layout(recipe, batch, framework.sequence_parallel)
-    job = Job(config, layout, cluster, batch, _precision(recipe, device), framework)
+    job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)
     chosen = recipe.parallel.auto
     if not chosen and job.layout.devices != cluster.devices:
         raise InputError(_mismatch(recipe, cluster, job.layout.devices))
@@ -70,6 +75,22 @@ def goal_of(recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelCon
     if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
         free.add("recompute")
     return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes))
+
+
+def _framework(recipe: Recipe, device: devices.DeviceSpec, notes: list[str]) -> Framework:
+    """The recipe's; of a device that Bessemer does not train on, another program's, which is noted. Raises InputError."""
+    name = recipe.cluster.framework
+    if device.framework != "bessemer" and name == "bessemer":
+        if "framework" in recipe.cluster.model_fields_set:
+            raise InputError(
+                f"cluster.framework = bessemer: it does not train on {device.name}; leave it out, "
+                f"which plans for {device.framework}"
+            )
+        notes.append(
+            f"Bessemer does not train on {device.name}: this is a plan for a program that does, {device.framework}"
+        )
+        name = device.framework
+    return frameworks.find(name)
 
 
 def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
@@ -86,6 +107,7 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         per_node=min(per_node, count),
         intra_bandwidth=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra_bandwidth,
         inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
+        domain=0 if given.devices_per_node or per_node != device.per_node else domain_size(device, count),
     )
 
 
@@ -103,12 +125,22 @@ def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
     )
 
 
-def _precision(recipe: Recipe, device: devices.DeviceSpec) -> Precision:
-    """The recipe's; auto: bf16 where the device has it. Raises InputError for one that the device does not have."""
+def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, is_open: bool) -> Precision:
+    """The recipe's; auto: bf16 where the device has it. Where it has none a run of auto is in fp32, which is noted; is_open:
+    nobody has written a recipe yet, so fp16 is planned. Raises InputError for one that the device does not have."""
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
     if precision == "auto":
-        return "bf16" if "bf16" in device.flops else "fp32"
+        if "bf16" in device.flops or "fp16" not in device.flops:
+            return "bf16" if "bf16" in device.flops else "fp32"
+        faster = f"{device.flops['fp16'] / device.flops['fp32']:.3g} times the rate of fp32"
+        if is_open:
+            notes.append(
+                f'{device.name} has no bf16: fp16 is planned, {faster}; a run takes it with train.precision = "fp16"'
+            )
+            return "fp16"
+        notes.append(f'{device.name} has no bf16, so auto is fp32: train.precision = "fp16" would have {faster}')
+        return "fp32"
     if precision not in device.flops:
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
         raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")
@@ -135,12 +167,12 @@ MORE_SEQUENCES = 1.25
 """Times the usual batch up to which devices are given a sequence each; where there are more of them, several share one."""
 
 
-def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec) -> int:
+def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False) -> int:
     """The batch near `sequences` that the devices can divide: as it is where it divides over all of them, or over the tensor
     groups of the smallest size that brings their number down to it; else a multiple of the number of groups, with as many factors
     of two as lie within a quarter, for the micro-batches. A pipeline needs a micro-batch for each stage: it does not help."""
-    tensors = divisors(math.gcd(cluster.per_node, cluster.devices))
-    sizes = [each for each in tensors if indivisible_by_tensor(model, each) is None]
+    tensors = divisors(math.gcd(cluster.near, cluster.devices))
+    sizes = [each for each in tensors if indivisible_by_tensor(model, each, copies_keys=copies_keys) is None]
     size = next((each for each in sizes if cluster.devices // each <= MORE_SEQUENCES * sequences), sizes[-1])
     groups = cluster.devices // size
     if sequences % groups == 0:

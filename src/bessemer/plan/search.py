@@ -94,7 +94,7 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
 
 def _no_split(job: Job, impossible: Counter[str]) -> str:
     reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
-    sequences = dividing_batch(job.batch, job.model, job.cluster)
+    sequences = dividing_batch(job.batch, job.model, job.cluster, copies_keys=job.framework.copies_keys)
     tokens = sequences * job.model.sequence_length
     advice = (
         f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if sequences != job.batch else ""
@@ -110,13 +110,14 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
     out early; what is valid `refuse` alone decides."""
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
-    for tensor in divisors(math.gcd(cluster.per_node, cluster.devices)):
-        if key := indivisible_by_tensor(model, tensor):
+    copies = job.framework.copies_keys
+    for tensor in divisors(math.gcd(cluster.near, cluster.devices)):
+        if key := indivisible_by_tensor(model, tensor, copies_keys=copies):
             impossible[f"{key} does not divide over tensor"] += 1
             continue
         for context in (c for c in divisors(cluster.devices // tensor) if c <= most_context):
             try:
-                require_tensor(model, Parallel(tensor=tensor, context=context))
+                require_tensor(model, Parallel(tensor=tensor, context=context), copies_keys=copies)
                 require_context(model, Parallel(context=context))
             except InputError:
                 impossible["the sequences do not divide over context x tensor"] += 1
@@ -144,7 +145,7 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
 def _shards(job: Job, data: int, tensor: int, inner: int) -> list[int]:
     """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
     of a node, so that frequent collectives stay inside; none."""
-    within = job.cluster.per_node // inner if job.cluster.per_node % inner == 0 else 1
+    within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
     most = data
     if job.framework.name == "bessemer":
         most = next(n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))

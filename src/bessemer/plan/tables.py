@@ -48,7 +48,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"({config.kv_heads} key/value), hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
         "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
         f"of {config.sequence_length:,}, {job.precision}",
-        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node; {size(cluster.intra_bandwidth)}/s within, "
+        "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
+        f"{size(cluster.intra_bandwidth)}/s within, "
         f"{size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
         "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
@@ -80,6 +81,14 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
             f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
         )
     return rows
+
+
+def _domain(job: Job) -> str:
+    """Of a cluster whose fast links reach beyond a node."""
+    cluster = job.cluster
+    if cluster.near <= cluster.per_node:
+        return ""
+    return f", {cluster.near:,} in a {f'{cluster.device.torus}D torus' if cluster.device.torus else 'domain'}"
 
 
 def short(number: float) -> str:
@@ -217,7 +226,9 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
         ("Memory of a device",
          f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable", entry),
         ("Links",
-         f"{size(cluster.intra_bandwidth)}/s in a node of {cluster.per_node}, {size(cluster.inter_bandwidth)}/s out of it, one "
+         f"{size(cluster.intra_bandwidth)}/s in a {'node' if cluster.near == cluster.per_node else 'domain'} of "
+         f"{cluster.near:,}, "
+         f"{size(cluster.inter_bandwidth)}/s out of it, one "
          "way",
          "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
         ("Reached in a step",

@@ -44,8 +44,8 @@ def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> Commun
     there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
     inside.
     """
-    local = max(min(size, cluster.per_node // stride), 1)
-    inside = cluster.intra_bandwidth * physics.intra
+    local = max(min(size, cluster.near // stride), 1)
+    inside = cluster.intra_rate(local) * physics.intra
     rate = inside if local >= size else min(inside, local * cluster.inter_bandwidth * physics.inter)
     return CommunicationGroup(size, local, rate, physics.call, physics.far, physics.near)
 
@@ -77,8 +77,8 @@ def summed(group: CommunicationGroup, whole: float, calls: float, sums: str) -> 
 
 
 def is_near(cluster: ClusterSpec, stride: int) -> bool:
-    """Whether the next rank along an axis is in the same node: `stride` devices fit there twice."""
-    return 2 * stride <= cluster.per_node
+    """Whether the next rank along an axis is in the same node or domain: `stride` devices fit there twice."""
+    return 2 * stride <= cluster.near
 
 
 def send(cluster: ClusterSpec, stride: int, whole: float, physics: Physics) -> float:
@@ -86,5 +86,5 @@ def send(cluster: ClusterSpec, stride: int, whole: float, physics: Physics) -> f
     if whole == 0:
         return 0.0
     if is_near(cluster, stride):
-        return whole / (cluster.intra_bandwidth * physics.intra) + physics.call + physics.near
+        return whole / (cluster.intra_rate(2) * physics.intra) + physics.call + physics.near
     return whole / (cluster.inter_bandwidth * physics.inter) + physics.call + physics.far

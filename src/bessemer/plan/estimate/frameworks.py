@@ -45,6 +45,7 @@ class Framework:
     pipeline_overlap: float = 0.0
     context: Literal["ring", "gather", "exchange"] = "gather"
     repeats_keys: bool = False
+    copies_keys: bool = False
     reduce_bytes: float = 4.0
     gather_bytes: float = 2.0
     scatter: Literal["micro-batch", "step"] = "step"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log
 from typing import Any, Literal, cast
 
 from bessemer.layout.devices import DeviceSpec
@@ -102,22 +103,46 @@ def parallel(layout: Layout) -> Parallel:
     )  # fmt: skip
 
 
+def domain_size(device: DeviceSpec, devices: int) -> int:
+    """Devices of a domain of so many devices: equal parts of whole nodes where that leaves at least half of the largest
+    domain."""
+    largest, per_node = min(device.scale_up_domain, devices), device.per_node
+    equal = (n for n in range(largest, largest // 2, -1) if n % per_node == 0 and devices % n == 0)
+    return next(equal, largest)
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Devices and what joins them. intra_bandwidth, inter_bandwidth: bytes/s that one device sends within its node and out
-    of it, one way."""
+    """Devices and what joins them. intra_bandwidth, inter_bandwidth: bytes/s that one device sends within its domain and out
+    of it, one way; domain: devices that reach each other so, as a rack that NVLink joins or a slice of a TPU pod; 0: those of a
+    node."""
 
     device: DeviceSpec
     devices: int
     per_node: int
     intra_bandwidth: float
     inter_bandwidth: float
+    domain: int = 0
 
     @classmethod
     def of(cls, device: DeviceSpec, devices: int) -> ClusterSpec:
         """So many of a device, in nodes as they are typically built."""
-        per_node = min(device.scale_up_domain or device.per_node, devices)
-        return cls(device, devices, per_node, device.intra_bandwidth, device.inter_bandwidth)
+        per_node, domain = min(device.per_node, devices), domain_size(device, devices)
+        return cls(device, devices, per_node, device.intra_bandwidth, device.inter_bandwidth, domain)
+
+    @property
+    def near(self) -> int:
+        """Devices that reach each other at intra_bandwidth."""
+        return self.domain or self.per_node
+
+    def intra_rate(self, size: int) -> float:
+        """Bytes/s that a device moves within a group of a domain. On a torus such a group lies along as many axes as it needs of
+        a cube of the domain, and has the links of those (jax-ml scaling book, "How to think about TPUs")."""
+        axes = self.device.torus
+        if not axes or size >= self.near:
+            return self.intra_bandwidth
+        used = min(max(round(axes * log(size) / log(self.near)), 1), axes) if size > 1 else 1
+        return self.intra_bandwidth * used / axes
 
     @property
     def nodes(self) -> int:

@@ -141,7 +141,10 @@ def refuse(job: Job) -> str | None:
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
         if layout.pipeline > 1 and each != layout.virtual:
             return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
-        require_valid(model, parallel(layout), job.micro_batches, is_ours=job.framework.name == "bessemer")
+        require_valid(
+            model, parallel(layout), job.micro_batches, is_ours=job.framework.name == "bessemer",
+            copies_keys=job.framework.copies_keys,
+        )  # fmt: skip
     except InputError as error:
         return str(error)
     return None
