@@ -359,6 +359,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
     if unknown := set(forget) - {row["name"] for row in others}:
         why = "is a task of the recipe" if unknown & asked.keys() else f"has no scores in {place}"
         raise InputError(f"--forget {min(unknown)}: {why}")
+    items = "tasks" if average == 1 else f"tasks-average-{average}"
     kept = current_scores([row for row in others if row["name"] not in forget])
     current = before.get("inputs") == inputs
 
@@ -367,7 +368,6 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
         from bessemer.evaluate.final import score_line
         from bessemer.tasks.scoring import main_score
 
-        items = "tasks" if average == 1 else f"tasks-average-{average}"
         found = score(recipe, run, *opened(recipe, run, average=average), items)
         if before.get("step") == found.get("step") and (tasks := kept + found.get("tasks", [])):
             found["tasks"] = tasks  # those of earlier commands stay
@@ -380,6 +380,8 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
     if current and len(kept) < len(others):
         found["tasks"] = [row for row in found["tasks"] if row in kept or row not in others]
         write_json(place, found)
+    for name in forget:
+        (run.path / items / f"{name}.jsonl").unlink(missing_ok=True)
     return found
 
 

@@ -257,6 +257,11 @@ def score(number: float) -> str:
     return f"{number:.4f}" if abs(number) < 1e5 else amount(number)
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """The ends of a score's interval; empty for one that is not known."""
+    return "" if low is None or high is None else f"{score(low)} to {score(high)}"
+
+
 def printable(text: str) -> str:
     """Text without control characters, which a document could send to the terminal, but for line ends and tabs."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)

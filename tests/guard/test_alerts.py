@@ -40,8 +40,8 @@ def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     ("least", "expected"),
     [
         ("info", ["plateau", "spike", "lost", "finished"]),
-        ("warning", ["spike", "lost"]),
-        ("error", ["lost"]),
+        ("warning", ["spike", "lost", "finished"]),
+        ("error", ["lost", "finished"]),
     ],
 )
 def test_incidents_are_posted_from_a_severity_on(

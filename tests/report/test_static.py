@@ -153,6 +153,22 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
     assert outcome["same, accuracy"] == ["0.1250", "1.0000"]
 
 
+def test_losses_of_different_objectives_are_in_no_common_figure_or_row(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
+    runs[1].recipe.write_text(runs[1].recipe.read_text().replace("[train]\n", '[train]\nobjective = "masked"\n'))
+    datas = [run_data.read(run) for run in runs]
+    assert datas[1].objective == "masked"
+    figures = {figure["id"]: figure for figure in compare.overlaid(datas, ["a", "b"])}
+    for id, name, unit in (("loss", "a", "nats per token"), ("loss-2", "b", "nats per hidden token")):
+        assert [trace["name"] for trace in figures[id]["traces"]] == [name]
+        assert figures[id]["layout"]["yaxis"]["title"]["text"] == unit
+    rows = {row[0]: row[1:] for row in compare.results(datas, ["a", "b"])[1]}
+    assert rows["Training loss, the last, nats per token"][1] == "–"
+    assert rows["Training loss, the last, nats per hidden token"][0] == "–"
+
+
 def test_scores_of_other_data_are_another_curve(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     runs = [make_run(steps=20, folder=tmp_path / name) for name in "ab"]
     for run, later in zip(runs, (7, 8), strict=True):

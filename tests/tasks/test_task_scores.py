@@ -93,11 +93,17 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 0.91 * 300 < covered < 0.985 * 300
 
 
+def test_an_interval_of_items_that_are_all_alike_is_no_certainty() -> None:
+    none, every = (_interval("exact_match", np.full(25, right), np.ones(25)) for right in (0.0, 1.0))
+    assert none["low"] == none["value"] == 0.0 and none["high"] == pytest.approx(0.1332, abs=1e-4)  # Wilson, 0 of 25
+    assert every["low"] == pytest.approx(1 - 0.1332, abs=1e-4) and every["value"] == every["high"] == 1.0
+
+
 def test_text_in_windows_has_the_likelihood_of_its_tokens(subject: ScoredModel, tmp_path: Path) -> None:
     text = "The quick brown fox reads the file. " * 30
     (tmp_path / "own.txt").write_text(text)
     found = score_task(open_task("text:own.txt", tmp_path), subject).scores["bits_per_byte"]
-    assert found["low"] == found["value"] == found["high"], "of one text"
+    assert found["low"] is None and found["high"] is None, "of one text"
     length, ids = subject.model.config.sequence_length, subject.tokenizer.encode(text)
     nats = 0.0
     for start in range(0, len(ids), length):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import options, runs
 from bessemer.errors import InputError
-from bessemer.terminal import amount, counted, say
+from bessemer.terminal import amount, counted, interval, say
 from bessemer.terminal import score as shown
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def evaluate(args: argparse.Namespace) -> Any:
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before
     if not args.json:
+        if session.results[-1]["skipped"]:  # else the stage's line has said it
+            from bessemer.evaluate.final import score_line
+
+            print(score_line(scores))
         for task in scores.get("tasks", ()):
             print("\n".join(_task_lines(task)))
     return {key: value for key, value in scores.items() if key != "inputs"}
@@ -42,16 +46,16 @@ def _anchored(reference: str) -> str:
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
     """A task's scores, each with its interval."""
-    from bessemer.tasks.scoring import SCORE_NAMES
+    from bessemer.tasks.files import SCORE_NAMES
 
     shots = f", {task['few_shot']}-shot" if task["few_shot"] else ""
-    rows = [
-        f"  {SCORE_NAMES[name]:<19} {shown(score['value'])}  ({shown(score['low'])} to {shown(score['high'])})"
-        for name, score in task["scores"].items()
-    ]
+    rows = []
+    for name, score in task["scores"].items():
+        within = interval(score["low"], score["high"])
+        rows.append(f"  {SCORE_NAMES[name]:<19} {shown(score['value'])}{within and f'  ({within})'}")
     if cut := task.get("cut"):
         shots += f", {cut:,} of the prompts without their beginning, which the model has no positions for"
-    return [f"{task['name']}  {task['items']:,} items{shots}; contamination: {task['contamination']}", *rows]
+    return [f"{task['name']}  {counted(task['items'], 'item')}{shots}; contamination: {task['contamination']}", *rows]
 
 
 def generate(args: argparse.Namespace) -> Any:

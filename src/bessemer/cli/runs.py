@@ -107,7 +107,7 @@ def folder_of(place: str, overrides: list[str]) -> RunFolder:
     run = RunFolder(path)
     if overrides:
         raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
-    if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, path / ".lock")):
+    if not any(part.exists() for part in (run.recipe, run.metrics, run.corpus, run.tokens, run.log, path / ".lock")):
         what = "not a run folder"
         what += " but one of text; `bessemer run` makes a run of it" if is_text(path) and any(path.iterdir()) else ""
         raise InputError(f"{place}: {what}{_nearby_runs(path / 'x')}")

@@ -36,7 +36,7 @@ def severity_of(incident: dict[str, Any]) -> Severity:
 
 @contextmanager
 def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
-    """Around a training: post its incidents from a severity on, and how it ended. Nothing without a URL."""
+    """Around a training: post its incidents from a severity on, and always how it ended. Nothing without a URL."""
     if url is None:
         yield
         return
@@ -49,11 +49,14 @@ def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
         posts.end(thread)
         stopped = isinstance(error, Stopped | KeyboardInterrupt)
         posts.post(
-            "warning" if stopped else "error", "stopped" if stopped else "failed", str(error) or type(error).__name__
+            "warning" if stopped else "error",
+            "stopped" if stopped else "failed",
+            str(error) or type(error).__name__,
+            is_end=True,
         )
         raise
     posts.end(thread)
-    posts.post("info", "finished", "all steps are trained")
+    posts.post("info", "finished", "all steps are trained", is_end=True)
 
 
 class _Posts:
@@ -90,9 +93,9 @@ class _Posts:
                     said = f"{row.get('cause')}; {row.get('action')}"
                     self.post(severity_of(row), str(row.get("what")), said, step=row.get("step"), incident=row)
 
-    def post(self, severity: Severity, what: str, said: str, **more: Any) -> None:
+    def post(self, severity: Severity, what: str, said: str, *, is_end: bool = False, **more: Any) -> None:
         """Post one alert. `text` and `content` are what Slack, Mattermost and Discord show."""
-        if SEVERITIES.index(severity) < SEVERITIES.index(self._least):
+        if not is_end and SEVERITIES.index(severity) < SEVERITIES.index(self._least):
             return
         where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
         text = f"[{severity}] {self._run.path.name}: {what}{where}: {said}"

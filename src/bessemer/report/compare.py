@@ -132,17 +132,25 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     row("Tokens", [data.train.last("tokens") for data in datas], amount)
     row("Parameters", [as_number(data.plan, "parameters") for data in datas], amount)
     own = ", each on its own text" * (len({_held_out(data) for data in datas}) > 1)
-    row("Training loss, the last", [data.train.last("loss") for data in datas], "{:.4f}".format)
-    for name, title, shown in (
-        ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
-        ("accuracy", "Accuracy", "{:.2%}"),
-    ):  # fmt: skip
-        values, by = scores(datas, name)
-        row(f"{title}{by}{own}", values, shown.format)
+    units = dict.fromkeys(data.loss_unit for data in datas)
+    for unit in units:  # losses of different objectives do not compare
+        is_of = [data.loss_unit == unit for data in datas]
+        of = f", {unit}" * (len(units) > 1)
+        last = [data.train.last("loss") if here else None for data, here in zip(datas, is_of, strict=True)]
+        row(f"Training loss, the last{of}", last, "{:.4f}".format)
+        for name, title, shown in (
+            ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
+            ("accuracy", "Accuracy", "{:.2%}"),
+        ):  # fmt: skip
+            values, by = scores(datas, name)
+            row(
+                f"{title}{by}{own}{of}",
+                [value if here else None for value, here in zip(values, is_of, strict=True)], shown.format,
+            )  # fmt: skip
     for source in _sources_of_all(datas):
         row(
             f"Held-out bits per byte of {source}{own}",
-            [as_number(data.evaluation, "bits_per_byte_by_source", source) for data in datas], "{:.4f}".format,
+            [_of_source(data, source) for data in datas], "{:.4f}".format,
         )  # fmt: skip
     row(
         f"Bits per byte of a byte 5-gram{own or ' on the same text'}",
@@ -167,8 +175,20 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
 
 def _sources_of_all(datas: Sequence[RunData]) -> list[str]:
     """The sources that any evaluation has a score of; none where each has only one, whose score is the whole's."""
-    found = [list(as_object(data.evaluation, "bits_per_byte_by_source")) for data in datas]
+    found = [
+        list(
+            as_object(data.evaluation, "bits_per_byte_by_source")
+            or data.validation.groups.get("bits_per_byte_by_source", {})
+        )
+        for data in datas
+    ]
     return list(dict.fromkeys(name for names in found for name in names)) if max(map(len, found)) > 1 else []
+
+
+def _of_source(data: RunData, source: str) -> float | None:
+    """Bits per byte of a source by the final evaluation, else by the last validation."""
+    last = data.validation.groups.get("bits_per_byte_by_source", {}).get(source, np.full(1, np.nan))[-1]
+    return as_number(data.evaluation, "bits_per_byte_by_source", source) or as_number(float(last))
 
 
 def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str]]:
@@ -204,10 +224,7 @@ def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EV
     """The curves of all runs, one figure for each number."""
     datas = [curves.with_data_wait_share(data) for data in datas]
     figures = [
-        _overlay(datas, names, "loss", "Training loss", datas[0].loss_unit, "train", "loss", is_smoothed=True),
-        _overlay(datas, names, "held-out", "Held-out loss", datas[0].loss_unit, "validation", "loss"),
-        _overlay(datas, names, "bits", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"),
-        _overlay(datas, names, "accuracy", "Accuracy, held out", "share", "validation", "accuracy"),
+        *_held_out_curves(datas, names),
         *(
             _overlay(datas, names, one.id, one.title, one.unit, "train", one.column, one.axis, one.factor, one.hover)
             for one in METRICS
@@ -217,19 +234,34 @@ def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EV
     return [drawn(figure, detail) for figure in figures if figure is not None]
 
 
+def _held_out_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
+    """Losses and what is made of them, in figures of their own for each unit: those of different objectives do not compare."""
+    units = dict.fromkeys(data.loss_unit for data in datas)
+    for number, unit in enumerate(units):
+        some = [
+            data if data.loss_unit == unit else replace(data, train=Curves(), validation=Curves()) for data in datas
+        ]
+        mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
+        yield _overlay(some, names, f"loss{mark}", f"Training loss{of}", unit, "train", "loss", is_smoothed=True)
+        yield _overlay(some, names, f"held-out{mark}", f"Held-out loss{of}", unit, "validation", "loss")
+        yield _overlay(
+            some, names, f"bits{mark}", "Held-out bits per byte", "bits per byte", "validation", "bits_per_byte"
+        )
+        yield _overlay(some, names, f"accuracy{mark}", f"Accuracy, held out{of}", "share", "validation", "accuracy")
+
+
 def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Figure | None]:
     """A task's scores while the runs train. Those whose data differ, or changed on the way, are in no figure."""
-    for score in ("bits_per_byte", "accuracy"):
+    for score in curves.TASK_SCORES:
         for task in dict.fromkeys(task for data in datas for task in data.tasks.groups.get(score, {})):
             asked = [data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas]
             if len(set(np.concatenate(asked)[np.isfinite(np.concatenate(asked))].tolist())) == 1:
+                by_task = [data.tasks.groups.get(score, {}) for data in datas]
                 flat = [
-                    replace(data, tasks=Curves(data.tasks.step, data.tasks.groups.get(score, {}))) for data in datas
+                    replace(d, tasks=Curves(d.tasks.step, columns)) for d, columns in zip(datas, by_task, strict=True)
                 ]
-                unit = "bits per byte" if score == "bits_per_byte" else "share that is right"
-                yield _overlay(
-                    flat, names, f"tasks-{score}-{task}", f"{task}, {parts.words(score)}", unit, "tasks", task
-                )
+                title, unit = f"{task}, {parts.words(score)}", curves.TASK_SCORES[score]
+                yield _overlay(flat, names, f"tasks-{score}-{task}", title, unit, "tasks", task)
 
 
 def _overlay(

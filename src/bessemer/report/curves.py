@@ -67,13 +67,16 @@ METRICS = (
 )  # fmt: skip
 
 
+RIGHT = "share that is right"
+TASK_SCORES = {"bits_per_byte": "bits per byte of the answer", "accuracy": RIGHT, "exact_match": RIGHT}  # fmt: skip
+
+
 def curves(data: RunData, detail: Detail = EVERYTHING) -> list[Figure]:
     """The curves of training for which the run has data, in the order of the page."""
     data = with_data_wait_share(data)
     figures = [
         _loss(data), _bits_per_byte(data), _accuracy(data), _loss_by_source(data),
-        _tasks(data, "bits_per_byte", "Tasks, bits per byte of the right answer", "bits per byte"),
-        _tasks(data, "accuracy", "Tasks, accuracy", "share that is right"),
+        *(_tasks(data, score, unit) for score, unit in TASK_SCORES.items()),
         *(_metric(data, metric) for metric in METRICS), _activations(data), _logits(data), _updates(data),
     ]  # fmt: skip
     return [drawn(figure, detail) for figure in figures if figure is not None]
@@ -272,17 +275,18 @@ def _loss_by_source(data: RunData) -> Figure | None:
     return step_figure("sources", "Training loss by source", data.loss_unit, traces)
 
 
-def _tasks(data: RunData, score: str, title: str, unit: str) -> Figure | None:
+def _tasks(data: RunData, score: str, unit: str) -> Figure | None:
     """One score of all tasks. Bits per byte move long before accuracy does, in a small model."""
     by_task, step, traces = data.tasks.groups.get(score, {}), data.tasks.step, []
+    names = list(dict.fromkeys(name for one in TASK_SCORES for name in data.tasks.groups.get(one, {})))
     for name, values in by_task.items():
-        scored = np.flatnonzero(np.isfinite(values))
-        asked = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[scored]
-        pieces = np.split(scored, np.flatnonzero((asked[1:] != asked[:-1]) & (asked[:-1] > 0)) + 1)
+        at = np.flatnonzero(np.isfinite(values))
+        of = np.nan_to_num(data.tasks.groups.get("content", {}).get(name, 0 * step))[at]
+        pieces = np.split(at, np.flatnonzero((of[1:] != of[:-1]) & (of[:-1] > 0)) + 1)
         for piece in pieces:  # scores of other data are no part of one curve
             shown = name if piece is pieces[-1] else f"{name}, as it was up to step {step[piece[-1]]:.0f}"
-            traces.append(curve(shown, step[piece], values[piece], *_style(name, list(by_task)), marked=True))
-    return step_figure(f"tasks-{score}", title, unit, traces)
+            traces.append(curve(shown, step[piece], values[piece], *_style(name, names), marked=True))
+    return step_figure(f"tasks-{score}", f"Tasks, {parts.words(score)}", unit, traces)
 
 
 def _activations(data: RunData) -> Figure | None:

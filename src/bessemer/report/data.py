@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts
 from bessemer.plan.estimate.points import PeakMemory
-from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.run import RunFolder, published, read_json, read_json_lines
 from bessemer.terminal import counted
 from bessemer.tokens import gate
 
@@ -244,6 +244,8 @@ class RunReader:
             log.read(is_growing)
         if damaged := self._metrics.num_damaged:
             self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
+        if not run.metrics.exists() and (found["evaluation"] or published(run.checkpoints)):
+            self._notes.append("metrics.jsonl is not here, so there are no curves.")
         curves = self._metrics.curves()
         trained = curves["train"].step.tolist()
         if trained and (lost := missing_lines(trained, int(trained[-1]))):

@@ -10,10 +10,11 @@ from bessemer.errors import InputError
 from bessemer.report import compare, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, curves
-from bessemer.report.data import RunData, as_object, as_objects, as_text, number_or_0
+from bessemer.report.data import RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, words
 from bessemer.report.static import svg
 from bessemer.run import RunFolder, write_atomic
+from bessemer.terminal import interval
 from bessemer.terminal import score as shown
 
 FIGURES = ("loss", "bits", "accuracy", "held-out")
@@ -50,7 +51,7 @@ def _one(data: RunData, figures: Sequence[tuple[Figure, str]]) -> str:
         parts += ["### Planned and measured", _table(["", "planned", "measured"], compared, numbers=True)]
     tasks = [
         [as_text(task, "name"), words(name), shown(number_or_0(score, "value")),
-         f"{shown(number_or_0(score, 'low'))} to {shown(number_or_0(score, 'high'))}"]
+         interval(as_number(score, "low"), as_number(score, "high"))]
         for task in as_objects(data.evaluation, "tasks") for name, score in as_object(task, "scores").items()
     ]  # fmt: skip
     if tasks:

@@ -13,6 +13,7 @@ from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smo
 from bessemer.report.data import RunData
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
+from bessemer.terminal import warn
 
 
 def write(run: RunFolder) -> Path:
@@ -21,7 +22,10 @@ def write(run: RunFolder) -> Path:
     Raises InputError when the folder holds nothing of a run.
     """
     planned.write(run)
-    return write_page(run.report, render(run_data.read(run)))
+    data = run_data.read(run)
+    for note in data.notes:
+        warn(f"{run.path}: {note}")
+    return write_page(run.report, render(data))
 
 
 def render(data: RunData) -> str:

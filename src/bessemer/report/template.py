@@ -21,7 +21,7 @@ from bessemer.report.data import Json, as_number, as_object, as_objects, as_text
 from bessemer.report.parts import Figure, capitalised, clock, known, percent, short_time, words
 from bessemer.report.static import svg
 from bessemer.run import write_atomic
-from bessemer.terminal import amount, duration, score, size
+from bessemer.terminal import amount, duration, interval, score, size
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -39,6 +39,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "number": as_number, "zero": number_or_0, "object": as_object, "objects": as_objects, "text": as_text,
     "pairs": lambda value: as_object(value).items(), "words": words, "clock": clock, "capitalised": capitalised,
     "fixed": lambda value, form: known(as_number(value), form.format), "percent": lambda value: percent(as_number(value)),
+    "interval": lambda low, high: interval(as_number(low), as_number(high)),
     **{name: _shown(form) for name, form in {
         "amount": amount, "count": "{:,.0f}".format, "duration": duration, "share": "{:.1%}".format,
         "share2": "{:.2%}".format, "short_time": short_time, "size": size, "score": score,

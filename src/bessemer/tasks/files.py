@@ -37,6 +37,12 @@ from bessemer.recipe.section import Positive, Section, Words
 from bessemer.terminal import warn
 
 Kind = Literal["choice", "cloze", "exact", "text"]
+SCORE_NAMES: dict[str, str] = {
+    "accuracy": "accuracy", "accuracy_norm": "accuracy by length", "exact_match": "exact match", "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
+}  # fmt: skip
+"""Scores with their names in the report, the main one of a task first."""
+
 ONE_NAME = "give each a name of its own, a shipped one by OWN=NAME:DATA"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a task
 ONE_WORD = "is no name of a task: a letter or digit, then letters, digits, dots, dashes and underscores"

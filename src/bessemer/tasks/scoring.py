@@ -17,17 +17,13 @@ from numpy.typing import NDArray
 from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
-from bessemer.tasks.files import EvaluationTask, Item
+from bessemer.tasks.files import SCORE_NAMES, EvaluationTask, Item
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096  # of a forward pass, padding included, at the most
-DRAWS, WITHIN = 1000, 0.95  # of the bootstrap
-SCORE_NAMES = {
-    "accuracy": "accuracy", "accuracy_norm": "accuracy by length", "exact_match": "exact match", "perplexity": "perplexity",
-    "bits_per_byte": "bits per byte",
-}  # fmt: skip
-"""Scores with their names in the report, the main one of a task first."""
+DRAWS, WITHIN, NORMAL = 1000, 0.95, 1.959964  # of the bootstrap; a normal distribution has so much within NORMAL
+SHARES = ("accuracy", "accuracy_norm", "exact_match")  # of the items
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class TaskScore:
     kind: str
     items: int
     few_shot: int
-    scores: dict[str, dict[str, float]]
+    scores: dict[str, dict[str, float | None]]
     seconds: float
     cut: int
     rows: list[dict[str, Any]] = field(repr=False)
@@ -202,14 +198,20 @@ def _text(
     return {"bits_per_byte": (nats / math.log(2), np.array(sizes, float))}, rows
 
 
-def _interval(name: str, numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> dict[str, float]:
-    """The score and its bootstrap interval (percentiles; Efron 1979), with a fixed seed."""
+def _interval(name: str, numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> dict[str, float | None]:
+    """The score and its bootstrap interval (percentiles; Efron 1979), with a fixed seed. Where draws of the items cannot differ:
+    of shares the interval of Wilson 1927 (equation 3), of one item's other scores none."""
     shown: Callable[[Any], Any] = np.exp if name == "perplexity" else lambda value: value
     generator = np.random.default_rng(0)
     index = generator.integers(0, len(numerators), (DRAWS, len(numerators)))
     draws = numerators[index].sum(1) / np.maximum(denominators[index].sum(1), 1e-12)
     low, high = np.quantile(draws, [(1 - WITHIN) / 2, (1 + WITHIN) / 2])
     value = numerators.sum() / max(denominators.sum(), 1e-12)
+    if low == high and name in SHARES:
+        edge = NORMAL**2 / (len(numerators) + NORMAL**2)
+        low, high = (0.0, edge) if value == 0.0 else (1.0 - edge, 1.0)
+    elif len(numerators) == 1:
+        return {"value": float(shown(value)), "low": None, "high": None}
     return {"value": float(shown(value)), "low": float(shown(low)), "high": float(shown(high))}
 
 

@@ -58,7 +58,7 @@ def log_tasks(training: Training, state: TrainState) -> None:
             scored = score_task(task, subject)
             by_score.setdefault("content", {})[scored.name] = int(task.content[:12], 16)
             for name, score in scored.scores.items():
-                by_score.setdefault(name, {})[scored.name] = score["value"]
+                by_score.setdefault(name, {})[scored.name] = score["value"] or 0.0
     training.log.write("tasks", state.step, **by_score)
 
 
