@@ -132,7 +132,7 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
         listings = {"crawl": listing(corpus.sources[0])}
         pipeline.contents_of(recipe, listings)
     with steps("plan units and partitions"):
-        partitions = pipeline._plan(corpus, listings, work, "inputs")
+        partitions = pipeline._plan(corpus, listings, work, "inputs", [])  # the files looked at here, not by tasks
     cut = partition.cuts(work)["crawl"]
     documents = write_receipts(work, num_bytes, len(partitions), cut)
     partition_folder, receipt = partition.partition_folder, partition.Partition.receipt

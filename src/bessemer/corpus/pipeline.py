@@ -39,6 +39,7 @@ from bessemer.corpus.clean import (
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, contents, find, listing
+from bessemer.corpus.look import LookAtFiles, look_tasks, looked_by_source
 from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
@@ -152,7 +153,10 @@ def _build(
     work = open_work(run, inputs)
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
-        partitions = engine.run(lambda: _plan(corpus, listings, work, inputs))
+        looks = look_tasks(corpus, listings, work)
+        for _ in worker.run_tasks("looking at files", "B", looks, 1, corpus):
+            pass  # what they found is read where it is needed
+        partitions = engine.run(lambda: _plan(corpus, listings, work, inputs, looks))
     with _timed(seconds, "clean"):
         cleaned, counts = digest("cleaned", inputs), RangeCounts(work)
         tallies = {source.name: Tally() for source in corpus.sources}
@@ -244,15 +248,18 @@ def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     seconds[step] = time.perf_counter() - started
 
 
-def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str) -> list[Partition]:
-    """The partitions, planned once per build; compressed files are decompressed while planning."""
+def _plan(
+    corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str, looks: list[LookAtFiles]
+) -> list[Partition]:
+    """The partitions, planned once per build. looks: finished; files of other sources are looked at and unpacked here."""
 
     def plan_units(folder: Path) -> dict[str, Any]:
         spool = work / "spool"
         shutil.rmtree(spool, ignore_errors=True)
         units: list[Unit] = []
+        looked = looked_by_source(looks)
         for source in corpus.sources:
-            units += plan(source, listings[source.name].read, spool)
+            units += plan(source, listings[source.name].read, spool, looked.get(source.name))
             engine.check_stop()
         sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
         for unit in units:
@@ -261,7 +268,7 @@ def _plan(corpus: Corpus, listings: dict[str, Listing], work: Path, inputs: str)
         (folder / UNITS).write_bytes(pickle.dumps(units))
         return {}
 
-    build_once(work / "plan", digest("plan 3", inputs), plan_units)
+    build_once(work / "plan", digest("plan 4", inputs), plan_units)
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,16 +65,43 @@ class Unit:
         return sum(piece.size for piece in self.pieces)
 
 
-def plan(source: Source, files: list[File], spool: Path) -> list[Unit]:
+@dataclass
+class LookedFiles:
+    """What the planner found in files of one source."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    num_with_text: int = 0  # files of records that may hold text
+    missing: list[str] = field(default_factory=list)  # what the others hold instead
+
+    def add(self, other: LookedFiles) -> None:
+        """Add what was found in more files."""
+        self.pieces += other.pieces
+        self.num_with_text += other.num_with_text
+        self.missing += other.missing
+
+
+def min_range_bytes(files: list[File]) -> int:
+    """The least bytes of a file of records in a unit, of a source with these files."""
+    return sum(file.size for file in files) // MANY_UNITS
+
+
+def plan(source: Source, files: list[File], spool: Path, looked: Mapping[str, LookedFiles] | None = None) -> list[Unit]:
     """The units of a source, format by format. What cannot be split (compressed JSONL, large archives
-    packed as a whole) is unpacked into `spool` on the way, until engine.STOP is set."""
+    packed as a whole) is unpacked into `spool` on the way, until engine.STOP is set.
+
+    looked: of formats whose files were looked at before, what was found (look.py).
+    """
     total, units = sum(file.size for file in files), list[Unit]()
-    planner = _Planner(source, spool / source.name, total // MANY_UNITS)
+    planner = FilePlanner(source, spool / source.name, min_range_bytes(files))
     for kind, mine in by_format(source, files).items():
         budget = source.max_bytes
         if budget is not None and len(mine) < len(files):  # each format contributes its part of the budget
             budget = max(round(budget * (sum(file.size for file in mine) / max(total, 1))), 1)
-        pieces = planner.pieces(kind, mine, budget)
+        if looked is not None and kind in looked:
+            planner.looked.add(looked[kind])
+            pieces = sorted(looked[kind].pieces, key=_place)
+        else:
+            pieces = planner.pieces(kind, mine, budget)
         alone = kind in (*RANGED, "parquet")
 
         def apart(bundle: list[Piece], _: Piece, alone: bool = alone) -> bool:
@@ -87,15 +114,14 @@ def plan(source: Source, files: list[File], spool: Path) -> list[Unit]:
 
 
 @dataclass
-class _Planner:
+class FilePlanner:
     """Cuts the files of a source into pieces, and looks at the beginnings of its files of records before anything is
     read: a file that is no JSON costs itself, and a text_key that none of the files has is an error right away."""
 
     source: Source
     spool: Path
     min_range_bytes: int  # of a file of records in a unit
-    num_with_text: int = 0  # files of records that may hold text
-    missing: list[str] = field(default_factory=list)  # what the others hold instead
+    looked: LookedFiles = field(default_factory=LookedFiles)
 
     def pieces(self, kind: str, files: list[File], budget: int | None) -> list[Piece]:
         """The pieces of the files of one format, in their order; of a part of them that fits the budget in bytes."""
@@ -122,7 +148,7 @@ class _Planner:
             room = room - sum(piece.size for piece in unpacked) if room is not None else None
         stamps = {file.path: stamp(file.size, file.mtime_ns) for file in files if file.mtime_ns}
         pieces = [replace(piece, stamp=stamps.get(piece.path, "")) for piece in pieces]
-        return sorted(pieces, key=lambda piece: (piece.name, piece.start))
+        return sorted(pieces, key=_place)
 
     def _open(self, file: File) -> BinaryIO:
         return storage.open_file(file.path, self.source)
@@ -157,9 +183,9 @@ class _Planner:
         source = self.source
         seen = look(head, is_whole, without_compression(file.name), source.text_key, source.encoding or "")
         if seen.missing:
-            self.missing.append(f"{file.name}: {seen.missing}")
+            self.looked.missing.append(f"{file.name}: {seen.missing}")
         elif seen.layout:
-            self.num_with_text += 1
+            self.looked.num_with_text += 1
         return seen.layout or "lines", _unreadable(file, seen.reason, seen.detail) if seen.reason else None
 
     def _row_groups(self, file: File) -> Iterator[Piece]:
@@ -237,9 +263,9 @@ class _Planner:
             what = f"none of its {len(pieces)} files can be read" if len(pieces) > 1 else "its file cannot be read"
             raise InputError(f"{where}: {what}: {problem}{self._set_option_hint(problem)}")
         others = any(not _is_refused(piece) for unit in units if unit.format != "jsonl" for piece in unit.pieces)
-        if self.missing and not self.num_with_text and not others:
-            more = f" (and {len(self.missing) - 1} more files)" if len(self.missing) > 1 else ""
-            raise InputError(f"{where}: {self.missing[0]}{more}{self._set_option_hint(self.missing[0])}")
+        if self.looked.missing and not self.looked.num_with_text and not others:
+            more = f" (and {len(self.looked.missing) - 1} more files)" if len(self.looked.missing) > 1 else ""
+            raise InputError(f"{where}: {self.looked.missing[0]}{more}{self._set_option_hint(self.looked.missing[0])}")
 
     def _set_option_hint(self, problem: str) -> str:
         """How to follow a hint on the command line: there may be no recipe file."""
@@ -249,6 +275,10 @@ class _Planner:
 def stamp(size: int, mtime_ns: int) -> str:
     """Identifies the version of a file that was listed."""
     return f"{size} {mtime_ns}"
+
+
+def _place(piece: Piece) -> tuple[str, int]:
+    return piece.name, piece.start
 
 
 def _is_refused(piece: Piece) -> bool:

@@ -2,7 +2,7 @@
 
     run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
-      spool/                    decompressed JSONL and archives
+      files/SOURCE-FORMAT/000000/  pieces of some files, and what was unpacked of them (look.py); spool/ of sources with max_bytes
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
@@ -73,7 +73,7 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     for other in above.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-    steps = (step for name in ("merged", "duplicates", "published") for step in (folder / name).glob("*"))
+    steps = (step for name in ("files", "merged", "duplicates", "published") for step in (folder / name).glob("*"))
     for place in (folder, folder / "partitions", *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
