@@ -191,7 +191,7 @@ def merge_rate(scratch: Path) -> float:
     source = f'[[corpus.sources]]\nname = "crawl"\nformat = "code"\npaths = ["{library}"]\n'
     corpus = parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n{source}', "scale").corpus
     with patch.object(partition, "RANGES", 1), patch.object(pipeline, "num_buckets", lambda size: 64):
-        partitions = pipeline._plan(corpus, {"crawl": listing(corpus.sources[0])}, work, "inputs")
+        partitions = pipeline._plan(corpus, {"crawl": listing(corpus.sources[0])}, work, "inputs", [])
     counts = RangeCounts(work)
     for one in partitions:
         one.run()
