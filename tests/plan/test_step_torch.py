@@ -11,6 +11,7 @@ from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, frameworks, pieces
 from bessemer.plan.estimate.compute import cast_bytes
+from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.step import step
 
@@ -66,7 +67,7 @@ def test_sequences_gathered_together_are_copied_into_place() -> None:
 
 def test_casts_move_what_torchao_reads_and_writes() -> None:
     """10 tokens, 8 wide, matmuls (8, 6), (4, 8), (8, 12), (6, 8) on 2 ranks: inner 26, outer 34, weights 224."""
-    shapes = ((8, 6), (4, 8), (8, 12), (6, 8))
+    shapes = [BlockMatmul(10, *sizes) for sizes in ((8, 6), (4, 8), (8, 12), (6, 8))]
     assert cast_bytes(10, shapes, 8, 1, "tensor") == (5 * (260 + 224), 5 * 340 + 2 * (340 + 260) + 2 * 224)
     # Cast on 2 ranks each before it is gathered: 8 less of what is read, and of gradients.
     assert cast_bytes(10, shapes, 8, 2, "tensor") == (5 * (180 + 224), 5 * 260 + 2 * (340 + 260) + 2 * 224)

@@ -25,7 +25,7 @@ def flops_per_token(config: ModelConfig) -> float:
 
 def attention_flops(config: ModelConfig, seen: float) -> float:
     """FLOPs of scores and weighted values, forward and backward, of a token that sees `seen` tokens."""
-    return 12 * config.heads * config.head_dim * seen
+    return 12 * config.heads * config.attention_width * seen
 
 
 def step_flops_per_token(train: Train, config: ModelConfig) -> float:
@@ -64,7 +64,7 @@ def recomputed_flops_per_token(
     stops_early: a recomputed block stops at what its backward pass needs (`ModelConfig.recomputes_mlp_output`). Fused
     attention's own second look at the scores is left out, as is usual.
     """
-    matrices = 2.0 * recomputed_total * config.block_matrix_parameters
+    matrices = 2.0 * recomputed_total * config.block_active_parameters
     scores = attention_flops(config, sum(tokens_seen(config, layer) for layer in range(recomputed_total))) / 3
     if mode == "selective":
         return {"elementwise": 0.0, "attention": scores, "matmuls": matrices / 2}[selective]

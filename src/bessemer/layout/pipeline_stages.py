@@ -47,7 +47,7 @@ class Costs:
         The embeddings are looked up: an addition forward and one backward for each number.
         """
         blocks = tuple(
-            6.0 * config.block_matrix_parameters + attention_flops(config, tokens_seen(config, layer))
+            6.0 * config.block_active_parameters + attention_flops(config, tokens_seen(config, layer))
             for layer in range(config.layers)
         )
         tables = 1 + (config.positions == "learned") + (config.token_types > 0)

@@ -27,8 +27,8 @@ def replicated_parameters(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class PartParameters:
-    """Parameters of a process's part of the model, after tensor parallelism and before ZeRO. block: of one block; root: of
-    all that lies in none."""
+    """Parameters of a process's part of the model, after tensor parallelism and before ZeRO, without routed experts. block: of
+    one block; root: of all that lies in none."""
 
     block: int
     root: int
@@ -53,5 +53,6 @@ class PartParameters:
             positions = config.position_rows if config.positions == "learned" else 0
             root += (positions + config.token_types) * config.width
         if rank.has_head:
-            root += config.parameters - config.layers * config.block_parameters - config.embedding_parameters
+            blocks = config.layers * config.block_parameters + config.expert_parameters
+            root += config.parameters - blocks - config.embedding_parameters
         return cls(config.block_parameters - sharded + sharded // tensor, root, rank.blocks)

@@ -267,6 +267,16 @@ class ModelConfig:
         return attention + (3 if self.gated else 2) * self.width * self.mlp_width
 
     @property
+    def block_active_parameters(self) -> int:
+        """Those of them that a token multiplies with: all, but in a mixture of experts (plan/mixture.py)."""
+        return self.block_matrix_parameters
+
+    @property
+    def attention_width(self) -> float:
+        """Width of a head's scores and values, on average."""
+        return self.head_dim
+
+    @property
     def block_parameters(self) -> int:
         """All parameters of one block; without first_norm the first block has a norm fewer."""
         qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
@@ -302,6 +312,16 @@ class ModelConfig:
         return self.embedding_parameters + self.layers * self.block_parameters + norms + head
 
     @property
+    def active_parameters(self) -> int:
+        """Those that a token meets: all, but in a mixture of experts."""
+        return self.parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Those of routed experts, which only a mixture has."""
+        return 0
+
+    @property
     def classifier_parameters(self) -> int:
         """Parameters of a classifier's head, which are all that is trained when the transformer is frozen."""
         if not self.labels:
@@ -322,8 +342,8 @@ class ModelConfig:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters of matmuls: the blocks' matrices and the output head; not the embedding, which is looked up."""
-        return self.layers * self.block_matrix_parameters + (self.head_matrix_parameters if not self.labels else 0)
+        """Parameters of a token's matmuls: the blocks' matrices and the output head; not the embedding, which is looked up."""
+        return self.layers * self.block_active_parameters + (self.head_matrix_parameters if not self.labels else 0)
 
 
 MAX_DROPOUT_SCORES = 1 << 22  # scores in memory at one time where attention weights are dropped, if 16 queries fit

@@ -105,18 +105,21 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequ
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """The same with other settings: short names or recipe keys to their values."""
     plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
-    return replace(_made(tomli_w.dumps(plain), of.model, asked, overrides), is_open=of.is_open)
+    made = _made(tomli_w.dumps(plain), of.model, asked, overrides)
+    kept = () if {"model", "params"} & {_plain_name(name) for name in asked} else of.notes
+    return replace(made, is_open=of.is_open, notes=(*kept, *made.notes))
 
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:
     written = {_plain_name(name): name for name in asked}
     asked = {_plain_name(name): value for name, value in asked.items()}
-    texts = dict(asked)
+    texts, notes = dict(asked), tuple[str, ...]()
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
         vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
         length = count(asked["seq"], "seq") if "seq" in asked else None
         model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
+        notes = shapes.namesakes(model.parameters) if name == "params" else ()
     if "batch" in asked:
         asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
@@ -133,7 +136,7 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
-    return PlanRequest(filled(recipe, set(asked)), model)
+    return PlanRequest(filled(recipe, set(asked)), model, notes)
 
 
 def _plain_name(name: str) -> str:

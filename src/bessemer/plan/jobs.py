@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from bessemer.defaults import derived_keys
+from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER, batch_tokens, kaplan_critical_batch, kaplan_loss
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.devices import PRECISIONS
+from bessemer.layout.flops import flops_per_token
 from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, domain_size
+from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
@@ -49,12 +52,15 @@ def goal_of(
             "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
         )
     device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
+    has_batch = recipe.train.global_batch_tokens is not None
+    if isinstance(model, MixtureConfig):
+        recipe = _of_mixture(recipe, model)
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
     classes = labels if resolved.train.objective == "classify" else 0
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster, notes = _cluster(recipe, device), list[str]()
-    framework = _framework(recipe, device, notes)
-    if recipe.parallel.auto and recipe.train.global_batch_tokens is None:
+    framework = _framework(recipe, device, config, notes)
+    if recipe.parallel.auto and not has_batch:
         copies = framework.copies_keys
         default, length = resolved.batches.full, resolved.tokens.sequence_length
         if (sequences := dividing_batch(default, config, cluster, copies_keys=copies)) != default:
@@ -67,6 +73,8 @@ def goal_of(
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     layout = _layout(recipe, batch, framework.sequence_parallel)
+    if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
+        layout = replace(layout, zero=min(layout.zero, 1))
     job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)
     chosen = recipe.parallel.auto
     if not chosen and job.layout.devices != cluster.devices:
@@ -77,19 +85,41 @@ def goal_of(
     return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes))
 
 
-def _framework(recipe: Recipe, device: devices.DeviceSpec, notes: list[str]) -> Framework:
-    """The recipe's; of a device that Bessemer does not train on, another program's, which is noted. Raises InputError."""
-    name = recipe.cluster.framework
-    if device.framework != "bessemer" and name == "bessemer":
+def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
+    """With the defaults that follow from a model's size taken from the parameters that a token meets: no law here was fitted to
+    mixtures of experts."""
+    train, active, length = recipe.train, model.active_parameters, recipe.tokens.sequence_length
+    tokens = train.tokens or TOKENS_PER_PARAMETER * active
+    if train.steps is None and train.tokens is None:
+        recipe = recipe.changed(train={"tokens": tokens})
+    if train.global_batch_tokens is None:
+        critical = kaplan_critical_batch(kaplan_loss(active, tokens))
+        advised = min(batch_tokens(flops_per_token(model) * tokens), critical)
+        recipe = recipe.changed(train={"global_batch_tokens": length << max(round(math.log2(advised / length)), 0)})
+    return recipe
+
+
+MIXTURE_FRAMEWORK = "megatron-core"
+
+
+def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, notes: list[str]) -> Framework:
+    """The recipe's; of a device or a model that Bessemer does not train, another program's, which is noted. Raises InputError."""
+    name, other, what = recipe.cluster.framework, "bessemer", ""
+    if isinstance(model, MixtureConfig):
+        other, what = MIXTURE_FRAMEWORK, "mixtures of experts"
+    elif device.framework != "bessemer":
+        other, what = device.framework, f"on {device.name}"
+    if other != "bessemer" and name == "bessemer":
         if "framework" in recipe.cluster.model_fields_set:
             raise InputError(
-                f"cluster.framework = bessemer: it does not train on {device.name}; leave it out, "
-                f"which plans for {device.framework}"
+                f"cluster.framework = bessemer: it does not train {what}; leave it out, which plans for {other}"
             )
-        notes.append(
-            f"Bessemer does not train on {device.name}: this is a plan for a program that does, {device.framework}"
-        )
-        name = device.framework
+        notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
+        if device.framework not in ("bessemer", other):
+            notes.append(
+                f"{other} does not run on {device.name} either: read the plan as what such a program would take there"
+            )
+        name = other
     return frameworks.find(name)
 
 

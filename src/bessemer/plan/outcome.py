@@ -8,12 +8,12 @@ from typing import Any
 
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
-from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.job import Job, Recompute
 from bessemer.plan.estimate.memory import ROOM, DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.search import Candidate, LayoutSearchResult, NoLayoutError, search
+from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 from bessemer.terminal import size
 
@@ -82,9 +82,9 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
         ),
-        standing=standing(config.parameters, goal.tokens),
-        batch=batch_outlook(config.parameters, goal.tokens, min(job.tokens, goal.tokens)),
-        known=nearest(config.parameters, goal.tokens),
+        standing=standing(config.active_parameters, goal.tokens),
+        batch=batch_outlook(config.active_parameters, goal.tokens, min(job.tokens, goal.tokens)),
+        known=nearest(config.active_parameters, goal.tokens),
         repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
@@ -111,14 +111,19 @@ def checkpoint_bytes(job: Job) -> float:
 
 
 def _given(goal: Goal) -> Candidate:
-    """The recipe's own layout; where it leaves recompute open, as little as fits."""
-    job = goal.job
-    if "recompute" in goal.free:
-        for mode in ("none", "selective", "full"):
-            job = goal.job.with_layout(recompute=mode)
-            if fits(job, memory(job)).fits:
+    """The recipe's own layout; where it leaves recompute open, as little as fits; of a mixture the fastest division of the
+    experts, of which a recipe says nothing, that fits."""
+    layout = goal.job.layout
+    modes: tuple[Recompute, ...] = RECOMPUTE if "recompute" in goal.free else (layout.recompute,)
+    found: list[Candidate] = []
+    for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
+        for mode in modes:
+            job = goal.job.with_layout(recompute=mode, expert=expert)
+            found.append(Candidate(job, memory(job), step(job)))
+            if fits(job, found[-1].memory).fits:
                 break
-    return Candidate(job, memory(job), step(job))
+    fitting = [one for one in found if fits(one.job, one.memory).fits]
+    return min(fitting, key=lambda one: one.step.seconds) if fitting else min(found, key=lambda one: one.memory.total)
 
 
 def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
@@ -128,6 +133,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     per_token = time.model_flops / job.tokens
     found: dict[str, Any] = {
         "parameters": config.parameters,
+        "active_parameters": config.active_parameters,
         "parameters_by_part": {
             "embedding": config.embedding_parameters,
             "non_embedding": config.parameters - config.embedding_parameters,
@@ -143,7 +149,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "precision": job.precision,
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,
-        "six_nd_flops": laws.training_flops(config.parameters, goal.tokens),
+        "six_nd_flops": laws.training_flops(config.active_parameters, goal.tokens),
         "petaflop_days": money.petaflop_days(per_token * goal.tokens),
         "model_state": [asdict(state) for state in money.states(config.parameters, job.cluster.device.memory)],
         "step_seconds": time.seconds,
@@ -184,11 +190,11 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
 
 
 STEP_PARTS = (
-    "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "data", "pipeline", "bubble", "stragglers",
-    "optimizer",
+    "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "expert", "data", "pipeline", "bubble",
+    "stragglers", "optimizer",
 )  # fmt: skip
 LAYOUT_KEYS = (
-    "replicate", "shard", "tensor", "pipeline", "virtual", "context", "micro_batch", "recompute", "zero", "schedule",
+    "replicate", "shard", "tensor", "pipeline", "virtual", "context", "expert", "micro_batch", "recompute", "zero", "schedule",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
+from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import PipelineSchedule
 from bessemer.terminal import counted
@@ -130,15 +131,16 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                 if job.batch % data:
                     impossible["the batch does not divide over shard"] += 1
                     continue
-                for (schedule, virtual), shard in product(
-                    _schedules(model, pipeline), _shards(job, data, tensor, tensor * context)
-                ):
+                for (schedule, virtual), shard, expert in product(
+                    _schedules(model, pipeline), _shards(job, data, tensor, tensor * context),
+                    expert_ranks(model, tensor * context * data),
+                ):  # fmt: skip
                     if is_ours and not divides_evenly(model, tensor, shard * context):
                         impossible["the weights do not divide over shard x context beside tensor"] += 1
                         continue
                     yield Layout(
                         replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
-                        schedule=schedule, sequence_parallel=job.layout.sequence_parallel,
+                        schedule=schedule, sequence_parallel=job.layout.sequence_parallel, expert=expert,
                     )  # fmt: skip
 
 
@@ -146,10 +148,19 @@ def _shards(job: Job, data: int, tensor: int, inner: int) -> list[int]:
     """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
     of a node, so that frequent collectives stay inside; none."""
     within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
+    if job.model.expert_parameters:
+        return [data]
     most = data
     if job.framework.name == "bessemer":
         most = next(n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
     return sorted({data, most, within if data % within == 0 else data, 1}, reverse=True)
+
+
+def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
+    """Over how many of the ranks of a pipeline stage a mixture's experts are divided."""
+    if not isinstance(model, MixtureConfig):
+        return [1]
+    return [each for each in divisors(model.num_experts) if ranks % each == 0]
 
 
 def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
@@ -177,7 +188,8 @@ def _try_split(
             impossible[why] += 1
             continue
         missed: RejectedLayout | None = None
-        for zero in (1, 2, 3) if split.state_shards > 1 else (0,):
+        stages = (1,) if job.model.expert_parameters else (1, 2, 3)
+        for zero in stages if split.state_shards > 1 else (0,):
             if zero > 1 and split.pipeline > 1 and count > split.pipeline:
                 continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
             fitting = None

@@ -1,4 +1,5 @@
-"""A model from a name or a number: the published dense shapes by name (shapes.toml), and a shape for any number of parameters.
+"""A model from a name or a number: the published shapes by name (shapes.toml, mixtures.toml), and a dense shape for any number of
+parameters.
 
 The rule for a number: the shape nearest a width of 64 x layers, as the dial has it, growing to 112 x layers from 1e9 to 1e10
 parameters, as the published ones do (102 to 130 from 7B on; Kaplan et al. 2020, figure 5, find a flat valley from 30 to 150),
@@ -21,6 +22,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
+from bessemer.plan.mixture import LatentAttention, MixtureConfig
 from bessemer.terminal import amount
 
 ASPECT, LARGE_ASPECT = 64, 112
@@ -51,14 +53,17 @@ class Shape:
 @cache
 def shapes() -> dict[str, Shape]:
     """All published shapes, by name."""
-    text = resources.files(__package__).joinpath("shapes.toml").read_text(encoding="utf-8")
     found: dict[str, Shape] = {}
-    for group in tomllib.loads(text)["group"]:
-        options: dict[str, Any] = {**FAMILIES[group.pop("like")].options, **group}
-        rows, source = options.pop("rows"), options.pop("source")
-        for name, layers, width, heads, kv_heads, head_dim, mlp_width, parameters in rows:
-            sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-            found[name] = Shape(name, ModelConfig(**sizes, mlp_width=mlp_width, **options), parameters, source)
+    for file, kind in (("shapes.toml", ModelConfig), ("mixtures.toml", MixtureConfig)):
+        text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+        for group in tomllib.loads(text)["group"]:
+            options: dict[str, Any] = {**FAMILIES[group.pop("like")].options, **group}
+            rows, source = options.pop("rows"), options.pop("source")
+            if "latent" in options:
+                options["latent"] = LatentAttention(**options["latent"])
+            for name, layers, width, heads, kv_heads, head_dim, mlp_width, parameters in rows:
+                sizes = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+                found[name] = Shape(name, kind(**sizes, mlp_width=mlp_width, **options), parameters, source)
     return found
 
 
@@ -87,6 +92,22 @@ def find(name: str) -> Shape:
     raise InputError(
         f"model {name!r} is not known; the nearest are {names}; a number of parameters (70B) gives a shape by rule"
     )
+
+
+def namesakes(parameters: float) -> tuple[str, ...]:
+    """What to note of a dense shape by rule with as many parameters as a published mixture of experts."""
+    return tuple(
+        f"a dense shape by rule: {shape.name}, of {amount(shape.config.parameters)} with "
+        f"{amount(shape.config.active_parameters)} active, is a mixture of experts (--model {shape.name})"
+        for shape in shapes().values()
+        if parameters > MIXTURES_FROM
+        and shape.config.expert_parameters
+        and abs(shape.config.parameters / parameters - 1) < SAME_SIZE
+    )
+
+
+SAME_SIZE, MIXTURES_FROM = 0.03, 1e11
+"""How near in size, and from which size on a plain number is likely to mean a mixture."""
 
 
 def model(what: str | float, vocabulary: int | None = None, sequence_length: int | None = None) -> ModelConfig:

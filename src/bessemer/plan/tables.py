@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bessemer.layout.devices import DeviceSpec
+from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import ROOM
 from bessemer.plan.laws import REPLICATION, RULE
+from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, PlanResult
 from bessemer.plan.search import Candidate, LayoutSearchResult
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
@@ -39,13 +41,11 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
     per_token = step.model_flops / job.tokens
-    by_law = laws.optimal_tokens(config.parameters).values()
+    by_law = laws.optimal_tokens(config.active_parameters).values()
     critical = [each.value for each in batch.critical.values()]
     rates = [each.value for each in batch.learning_rates.values()]
     rows = {
-        "model": f"{amount(config.parameters)} parameters ({amount(config.parameters - config.embedding_parameters)} without "
-        f"embeddings): {counted(config.layers, 'layer')}, width {config.width:,}, {counted(config.heads, 'head')} "
-        f"({config.kv_heads} key/value), hidden {config.mlp_width:,}, vocabulary {config.vocabulary:,}",
+        "model": model_line(config),
         "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
         f"of {config.sequence_length:,}, {job.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
@@ -62,7 +62,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         ),
         "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
-        f"{6 * config.parameters * goal.tokens:.3g})",
+        f"{6 * config.active_parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
         f"{duration(run.mtbf)}, and a checkpoint every {counted(run.every, 'step')} ({duration(run.interval)}): "
         f"{run.effective:.1%} effective",
@@ -81,6 +81,32 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
             f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
         )
     return rows
+
+
+def model_line(config: ModelConfig) -> str:
+    """A model's size and dimensions."""
+    hidden = f"hidden {config.mlp_width:,}"
+    heads = f"{config.kv_heads} key/value"
+    if isinstance(config, MixtureConfig):
+        first = (
+            f", in the first {counted(config.dense_layers, 'layer')} {config.mlp_width:,}"
+            if config.dense_layers
+            else ""
+        )
+        hidden = f"{config.num_experts} experts of {config.expert_width:,} ({config.active_experts} a token{first})"
+        hidden += f", shared {config.shared_width:,}" if config.shared_width else ""
+        heads = f"latents of {config.latent.kv_rank}" if config.latent else heads
+    return (
+        f"{_size(config, ' parameters')} ({amount(config.parameters - config.embedding_parameters)} without embeddings), "
+        f"{'a mixture of experts' if config.expert_parameters else 'dense'}: {counted(config.layers, 'layer')}, width "
+        f"{config.width:,}, {counted(config.heads, 'head')} ({heads}), {hidden}, vocabulary {config.vocabulary:,}"
+    )
+
+
+def _size(config: ModelConfig, noun: str = "") -> str:
+    """Parameters, and of a mixture those that a token meets."""
+    active = f", {amount(config.active_parameters)} active" if config.expert_parameters else ""
+    return f"{amount(config.parameters)}{noun}{active}"
 
 
 def _domain(job: Job) -> str:
@@ -122,7 +148,8 @@ def layout_line(job: Job) -> str:
 
 
 def _ways(layout: Layout) -> str:
-    return " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
+    ways = " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
+    return ways + (f", expert {layout.expert}" if layout.expert > 1 else "")
 
 
 def search_table(of: LayoutSearchResult, devices: int) -> str:
@@ -166,7 +193,7 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
     return [
         {
             "": title,
-            "model": amount(one.job.model.parameters),
+            "model": _size(one.job.model),
             "tokens": amount(one.goal.tokens),
             "devices": f"{one.job.cluster.devices:,} x {one.job.cluster.device.name}",
             "layout": _short(one.job) + (f" v{one.job.layout.virtual}" if one.job.layout.virtual > 1 else ""),
@@ -217,6 +244,13 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
     state = [f"{framework.weight_bytes:g} bytes a weight", f"{framework.gradient_bytes:g} a gradient"]
     state += [f"{framework.master_bytes:g} for its wider copy"] if framework.master_bytes else []
     state += [f"{framework.moment_bytes:g} for both moments", f"attention {framework.attention}"]
+    routed = []
+    if isinstance(job.model, MixtureConfig):
+        routed = [(
+            "Balance of experts",
+            f"the fullest rank has {framework.imbalance:g} times the mean's tokens; {framework.expert_overlap:.0%} of the "
+            "exchange is hidden", "plan/estimate/frameworks.toml",
+        )]  # fmt: skip
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
     return [
         ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
@@ -235,6 +269,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
          f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
          f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links", "plan/estimate/job.py"),
         ("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
+        *routed,
         ("FLOPs", "every matmul, and the causal half of attention; MFU without what is recomputed, HFU with it",
          "Chowdhery et al. 2022, appendix B"),
         ("Failures", f"{rated or DAYS_A_YEAR * failures.FAILURES_PER_NODE_DAY:.3g} of a node in a year",

@@ -34,6 +34,7 @@ STEP_PARTS = {
     "tensor": ("source-2", "tensor, exposed", "activations between tensor ranks that nothing hides"),
     "context": ("source-6", "context, exposed", "keys and values between context ranks"),
     "shard": ("source-4", "sharded weights, exposed", "weights gathered, gradients scattered, beyond what passes hide"),
+    "expert": ("part-4", "experts, exposed", "tokens to a mixture's experts and back, beyond what passes hide"),
     "pipeline": ("lost", "sends, exposed", "results sent between stages"),
     "bubble": ("line", "bubble", "waiting for other stages of the pipeline"),
     "stragglers": ("soft", "stragglers", "waiting for the slowest device"),

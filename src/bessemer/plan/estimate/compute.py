@@ -6,6 +6,7 @@ them after the split over tensor and context. Functions return seconds, those na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -14,8 +15,11 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
 from bessemer.layout.sharding import rank_rows
 from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate import experts
+from bessemer.plan.estimate.experts import BlockMatmul
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Physics
+from bessemer.plan.mixture import MixtureConfig
 
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an activation; 16 bits around fp8 matmuls too
 # Tiles that cuBLAS and CUTLASS make of a matmul, rows x columns, and what the inner loop reaches of the best: a tile of half
@@ -64,9 +68,12 @@ MISALIGNED = 0.25
 
 @lru_cache(maxsize=65_536)
 def matmul(
-    rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1
+    rows: int, columns: int, inner: int, precision: str, device: DeviceSpec, physics: Physics, batches: int = 1,
+    is_grouped: bool = False, sums: bool = False,
 ) -> float:  # fmt: skip
-    """Seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading.
+    """Seconds of matmuls (rows x inner) by (inner x columns): the slower of multiplying and reading; grouped, of which each has a
+    matrix of its own and little to do with it, both after one another (docs/plan-accuracy.md compares). sums: the result is added
+    to one in fp32.
 
     Multiplying: whole tiles, whole waves of tiles over the device's units, the best of the tiles, less what a short inner
     dimension and sides of odd length lose.
@@ -83,8 +90,10 @@ def matmul(
         if device.multiprocessors:
             used *= tiles / (ceil(tiles / device.multiprocessors) * device.multiprocessors)
         share = max(share, used * reach)
-    moved = BYTES[precision] * batches * (rows * inner + inner * columns + rows * columns)
-    return max(flops / (best * share * fill), moved / (device.bandwidth * physics.bandwidth)) + physics.start
+    result = 8 if sums else BYTES[precision]
+    moved = batches * (BYTES[precision] * (rows * inner + inner * columns) + result * rows * columns)
+    multiplying, reading = flops / (best * share * fill), moved / (device.bandwidth * physics.bandwidth)
+    return (multiplying + reading if is_grouped else max(multiplying, reading)) + physics.start
 
 
 @dataclass(frozen=True)
@@ -110,34 +119,44 @@ MERGE = 40.0
 @lru_cache(maxsize=16_384)
 def block(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, precision: str, device: DeviceSpec,
-    framework: Framework, physics: Physics,
+    framework: Framework, physics: Physics, expert: int = 1,
 ) -> BlockWork:  # fmt: skip
-    """One block's work on one device, all layers alike (windows on their average).
+    """One block's work on one device, all layers alike (windows, and layers with and without experts, on their average).
 
     backward: two matmuls for each of the forward's; element-wise passes read what arrives besides what was kept.
     """
     tokens = micro_batch * model.sequence_length // context
     heads, kv_heads = max(model.heads // tensor, 1), max(model.kv_heads // tensor, 1)
-    wide, mlp, width = heads * model.head_dim, max(model.mlp_width // tensor, 1), model.width
-    up = mlp * (2 if model.gated else 1)
-    shapes = ((width, wide + 2 * kv_heads * model.head_dim), (wide, width), (width, up), (mlp, width))
-    forward = sum(matmul(tokens, columns, inner, precision, device, physics) for inner, columns in shapes)
-    last = matmul(tokens, width, mlp, precision, device, physics) if model.norm_position == "input" else 0.0
+    split = tensor if sequence_parallel else 1
+    shapes = experts.block_matmuls(model, tensor, tokens, split, expert, framework.imbalance)
+
+    def seconds(one: BlockMatmul, rows: int, columns: int, inner: int, *, sums: bool = False) -> float:
+        each = matmul(
+            rows, columns, inner, precision, device, physics, one.batches, one.is_grouped, sums and one.is_grouped
+        )
+        return one.share * each
+
+    forward = sum(seconds(one, one.rows, one.columns, one.inner) for one in shapes)
+    is_stopped = model.norm_position == "input" and not model.expert_parameters
+    last = seconds(shapes[-1], shapes[-1].rows, shapes[-1].columns, shapes[-1].inner) if is_stopped else 0.0
     backward = sum(
-        matmul(tokens, inner, columns, precision, device, physics)
-        + matmul(inner, columns, tokens, precision, device, physics)
-        for inner, columns in shapes
+        seconds(one, one.rows, one.inner, one.columns) + seconds(one, one.inner, one.columns, one.rows, sums=True)
+        for one in shapes
     )
     if precision == "fp8" and framework.fp8 == "row":
         forward, backward = forward / ROWS, backward / ROWS
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
-    split = tensor if sequence_parallel else 1
-    kept = elementwise_bytes(model, tokens, wide + 2 * kv_heads * model.head_dim, up, mlp, split, precision, framework)
+    qkv, hidden, copied = experts.hidden_widths(model, tensor, split)
+    gates = 2 if model.gated else 1
+    kept = elementwise_bytes(model, tokens, qkv, hidden * gates, hidden, split, precision, framework)
+    kept += tokens * copied * BYTES[precision] * experts.COPIES_MOVED
     if context > 1 and framework.context == "ring":
-        kept += MERGE * context * tokens * wide
+        kept += MERGE * context * tokens * heads * model.head_dim
     passes = kept / (device.bandwidth * physics.bandwidth)
     kernels = framework.kernels + (2 if tensor > 1 else 0)
-    cast = cast_bytes(tokens, shapes, width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
+    if isinstance(model, MixtureConfig):
+        kernels += round(model.mixture_share * framework.expert_kernels)
+    cast = cast_bytes(tokens, shapes, model.width, split, framework.fp8) if precision == "fp8" else (0.0, 0.0)
     cast_forward, cast_backward = (each / (device.bandwidth * physics.bandwidth) for each in cast)
     return BlockWork(
         WorkSeconds(forward, scores[0], passes + cast_forward, kernels),
@@ -149,17 +168,19 @@ def block(
 
 
 def cast_bytes(
-    tokens: int, shapes: tuple[tuple[int, int], ...], width: int, split: int, scales: str
+    tokens: int, shapes: Sequence[BlockMatmul], width: int, split: int, scales: str
 ) -> tuple[float, float]:  # fmt: skip
-    """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). shapes: the inner
-    and outer size of its four matmuls; split: over how many tensor ranks sequence parallelism divides what is W wide.
+    """Bytes that casting a block's operands to 8 bits moves, forward and backward (torchao's float8_linear.py). split: over how
+    many tensor ranks sequence parallelism divides what is W wide.
 
-    Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own tokens,
-    since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for each
-    row: every operand twice from 16 bits, along either side, and what is gathered only after it (torchtitan's
-    parallelize_llama.py gathers 8 bits for tensor scales alone).
-    """
-    inner, outer, weights = sum(k for k, _ in shapes), sum(n for _, n in shapes), sum(k * n for k, n in shapes)
+    Weights of experts are cast once a step, which is left out (Transformer Engine, is_first_microbatch): there are many for a
+    token. Each operand is read for its largest number, read again and written. A scale for each tensor: once, on a rank's own
+    tokens, since what is gathered is cast before; for the weights' gradients both operands are transposed in 8 bits. A scale for
+    each row: every operand twice from 16 bits, along either side, and what is gathered only after it (torchtitan's
+    parallelize_llama.py gathers 8 bits for tensor scales alone)."""
+    sizes = [(one.share * one.rows * one.batches / tokens, one.share * one.batches, one) for one in shapes]
+    inner, outer = sum(each * one.inner for each, _, one in sizes), sum(each * one.columns for each, _, one in sizes)
+    weights = sum(count * one.inner * one.columns for _, count, one in sizes if not one.is_grouped)
     if scales == "row":
         return 5.0 * (tokens * inner + weights), 10.0 * tokens * outer + 5.0 * (tokens * inner + weights)
     elsewhere = 2 * (width - width / split)  # of the two matmuls that read, and of the two that write, what is W wide
@@ -176,7 +197,7 @@ BACKWARD_PASSES = 1.6
 
 
 def elementwise_bytes(
-    model: ModelConfig, tokens: int, qkv: int, up: int, mlp: int, split: int, precision: str, framework: Framework
+    model: ModelConfig, tokens: int, qkv: float, up: float, mlp: float, split: int, precision: str, framework: Framework
 ) -> float:  # fmt: skip
     """Bytes that the element-wise passes of a block's forward read and write: two norms, two sums with the residual (with
     dropout where the framework has it), positions, the activation. split: how sequence parallelism divides the first two.
@@ -212,7 +233,7 @@ def attention(
         old = framework.flash < 3 and device.peak(wide) > AMPERE
         rate = device.achievable_flops(wide) * FLASH[framework.flash] * (OLD_KERNELS if old else device.sustained)
         rate *= ramp * min(model.head_dim / 128, 1.0) ** 0.2
-        flops = 4.0 * tokens * seen * heads * model.head_dim
+        flops = 4.0 * tokens * seen * heads * model.attention_width
         moved = size * tokens * 4 * heads * model.head_dim / (device.bandwidth * physics.bandwidth)
         forward = max(flops / rate, moved)
         return forward + physics.start, max(2.5 * flops / rate, 2 * moved) + physics.start

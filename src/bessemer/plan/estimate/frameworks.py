@@ -36,6 +36,10 @@ class Framework:
     early_stop: bool = False
     accumulate: float = 0.0
     parallel_block: bool = False
+    dispatch: Literal["expert", "node"] = "expert"
+    expert_overlap: float = 0.0
+    expert_kernels: int = 40
+    imbalance: float = 1.1
     sequence_parallel: bool = True
     copies: bool = False
     tensor_overlap: float = 0.0

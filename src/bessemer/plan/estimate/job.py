@@ -64,7 +64,8 @@ class Layout(AxisSizes):
     """How a model, its state and its batch are divided.
 
     zero: what `shard` divides while a step is computed: 0 nothing (the ranks of `shard` are then copies, as those of
-    `replicate`), 1 optimizer state, 2 gradients too, 3 weights too; virtual: pipeline stages on each device; micro_batch:
+    `replicate`), 1 optimizer state, 2 gradients too, 3 weights too; virtual: pipeline stages on each device; expert:
+    ranks within tensor x context x shard that divide a mixture's experts; micro_batch:
     sequences of one forward pass; sequence_parallel: whether tensor ranks divide the tokens between the matmuls (Korthikanti
     et al. 2022, section 4.2.2).
     """
@@ -75,6 +76,7 @@ class Layout(AxisSizes):
     pipeline: int = 1
     virtual: int = 1
     context: int = 1
+    expert: int = 1
     zero: int = 1
     schedule: PipelineSchedule = "1f1b"
     micro_batch: int = 1

@@ -14,6 +14,7 @@ from bessemer.layout.sharding import rank_rows
 from bessemer.plan.estimate.job import Job, Recompute, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.plan.estimate.stage_cuts import ranks_by_cut
+from bessemer.plan.mixture import by_kind
 from bessemer.recipe import Train
 from bessemer.recipe.parallel import SCHEDULES
 from bessemer.terminal import size
@@ -122,15 +123,18 @@ def _of(job: Job, rank: PipelineRank) -> DeviceMemory:
     )
     stream = width * model.width / (layout.tensor if layout.sequence_parallel else 1)
     copies = framework.gathered and layout.tensor > 1 and layout.micro_batch > 1
-    block = block_activation_bytes(model, framework, split, width, layout.recompute, copies)
-    waits = tokens * flight * rank.blocks
-    kinds = {kind: waits * each for kind, each in block.kept}
+    kinds: dict[str, float] = {}
+    working = 0.0
+    for config, count in by_kind(model, rank.blocks, rank.has_embedding):
+        block = block_activation_bytes(config, framework, split, width, layout.recompute, copies)
+        for kind, each in block.kept:
+            kinds[kind] = kinds.get(kind, 0.0) + tokens * flight * count * each
+        working = max(working, tokens * block.working)
     if rank.has_embedding and framework.dropout:
         kinds["embedding"] = tokens * flight * stream / width  # the mask of its dropout
     if rank.has_head:  # what the last norm and the output matmul read
         kinds["head"] = 2 * tokens * stream
     logits, outputs = _loss(job, rank, tokens)
-    working = tokens * block.working
     kinds["backward"] = max(working - logits, 0.0)  # the blocks' way back begins where the logits were
     found = state(job, rank)
     buffers = found.buffers + outputs

@@ -13,11 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from bessemer.layout.communication import FP32
 from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.layout.sharding import PartParameters
 from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate import experts
+from bessemer.plan.estimate.experts import hidden_widths
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import Job, Recompute
+from bessemer.plan.mixture import MixtureConfig, by_kind
 from bessemer.recipe.parallel import SCHEDULES
 
 
@@ -45,17 +49,25 @@ def activation_bytes_without_recompute(
     inside = width / split.tensor
     gathers = framework.gathered and split.tensor > 1 and split.sequence
     read = 0.0 if gathers else stream  # a matmul's input, as it is kept
-    hidden = config.mlp_width * (3 if config.gated else 2)
-    if config.gated and framework.unfused_gate:
-        hidden += config.mlp_width
+    results = (3 if config.gated else 2) + (config.gated and framework.unfused_gate)
+    projected, units, copied = hidden_widths(config, split.tensor, split.tensor if split.sequence else 1)
     kinds = {
         "stream": config.norms_each * stream,
         "attention": read + inside * (heads + both + heads),
         "scores": scores(config, framework, split, width),
-        "mlp": read + inside * hidden,
+        "mlp": read + inside * config.mlp_width * results,
         "masks": 2 * stream / width if framework.dropout else 0.0,
         "gathered": 2.0 * width * config.width if gathers else 0.0,
     }
+    if isinstance(config, MixtureConfig):
+        # The router's probabilities, and the experts' input in their order, wait with what they make of it.
+        routed = config.mixture_share * config.num_experts * FP32 / (split.tensor if split.sequence else 1)
+        kinds["mlp"] = read + width * (units * results + copied) + routed
+        if config.latent is not None:
+            # Latents, and what their norms give.
+            ranks = 2 * (config.latent.query_rank + config.latent.kv_rank) + config.latent.rotated
+            low = ranks / (split.tensor if split.sequence else 1)
+            kinds["attention"] = read + width * (projected + low) + inside * config.heads * config.latent.value
     if config.qk_norm != "none":
         kinds["attention"] += inside * (heads + both // 2)
     return kinds
@@ -122,6 +134,10 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
+    if isinstance(config, MixtureConfig):
+        share = split.tensor if split.sequence else 1
+        routed = config.active_experts * (3 * config.expert_width + 2 * config.width) * width / share
+        hidden = max(hidden if config.dense_layers else 0.0, routed)
     is_written = framework.attention != "flash"
     written = 2 * width * config.sequence_length * config.heads / split.tensor if is_written else 0.0
     return max(hidden, written) + (6 if copies else 2) * width * config.width
@@ -153,14 +169,17 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
 def state(job: Job, rank: PipelineRank) -> StateBytes:
     """What a place of the pipeline holds between and during the passes of a step."""
     framework, layout = job.framework, job.layout
-    own = PartParameters.of(job.model, rank, layout.tensor)
+    blocks = by_kind(job.model, rank.blocks, rank.has_embedding)
+    kinds = [(PartParameters.of(kind, rank, layout.tensor), count) for kind, count in blocks]
+    own = kinds[-1][0] if kinds else PartParameters.of(job.model, rank, layout.tensor)
     n = job.layout.state_shards
     wide = job.precision in ("fp32", "tf32")
+    placed = experts.held(job.model, rank.blocks, rank.has_embedding, layout.expert)
     if framework.fully_sharded:
         return _fully_sharded(job, own, n if layout.zero else 1, 4 if wide else 2)
     framework = _wide(framework) if wide else framework
     weight, master, gradient, moment = each(framework, layout.zero, n)
-    everything = own.all
+    everything = own.root + sum(count * part.block for part, count in kinds)
     buffers = framework.bucket_bytes
     fresh = everything if layout.zero < 2 else 2 * own.block
     buffers += framework.fresh_bytes * fresh + framework.copy_bytes * everything * (layout.data > 1)
@@ -169,7 +188,21 @@ def state(job: Job, rank: PipelineRank) -> StateBytes:
         buffers += framework.weight_bytes * (2 * own.block + own.root)
     if framework.scratch_gradients and not wide:
         buffers += 2.0 * scratch(job.model, rank, layout.tensor)
+    if placed:
+        return _with_experts(job, framework, placed, (weight, master, gradient, moment), everything, buffers)
     return StateBytes(weight * everything, master * everything, gradient * everything, moment * everything, buffers)
+
+
+def _with_experts(
+    job: Job, framework: Framework, placed: float, own: tuple[float, ...], everything: float, buffers: float
+) -> StateBytes:
+    """With the routed experts of a device, whose optimizer state the ranks with copies of them divide. own: bytes for each of
+    `everything` else."""
+    theirs = each(framework, job.layout.zero, experts.ranks(job.layout))
+    weights, master, gradients, moments = (
+        mine * everything + each_of * placed for mine, each_of in zip(own, theirs, strict=True)
+    )
+    return StateBytes(weights, master, gradients, moments, buffers + framework.fresh_bytes * placed)
 
 
 @lru_cache(maxsize=64)
@@ -181,6 +214,8 @@ def _wide(framework: Framework) -> Framework:
 def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
     """Numbers of one matrix of each kind: Transformer Engine keeps an empty gradient of each shape (`get_dummy_wgrad`, since
     2.3), which autograd is handed where the sum goes to the fp32 buffer."""
+    if isinstance(config, MixtureConfig):
+        return (config.attention_parameters / tensor + config.one_expert) * (rank.blocks > 0)
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     attention = config.width * (2 * heads + both)
     mlp = config.width * config.mlp_width * (3 if config.gated else 2)

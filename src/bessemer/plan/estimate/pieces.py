@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import collectives, compute
+from bessemer.plan.estimate import collectives, compute, experts
 from bessemer.plan.estimate.compute import WorkSeconds
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Physics
@@ -29,6 +29,7 @@ class MicroBatchSeconds:
     tensor: float
     context: float
     shard: float
+    expert: float
     head_tensor: float
 
     def parts(self, layers: int, has_embedding: bool, has_head: bool, m: int) -> dict[str, float]:
@@ -46,6 +47,7 @@ class MicroBatchSeconds:
             "tensor": m * (layers * self.tensor + (self.head_tensor if has_head else 0.0)),
             "context": m * layers * self.context,
             "shard": m * layers * self.shard,
+            "expert": m * layers * self.expert,
         }
 
 
@@ -55,18 +57,20 @@ def of(job: Job, how: Physics) -> MicroBatchSeconds:
     piped = layout.pipeline > 1 and not collectives.is_near(job.cluster, layout.world // layout.pipeline)
     return _pieces(
         job.model, layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute, layout.zero,
-        layout.shard, piped, job.precision, job.cluster, job.framework, how,
+        layout.shard, layout.expert, piped, job.precision, job.cluster, job.framework, how,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=16_384)
 def _pieces(
     model: ModelConfig, tensor: int, context: int, micro_batch: int, sequence_parallel: bool, recompute: str, zero: int,
-    shard: int, piped: bool, precision: str, cluster: ClusterSpec, framework: Framework, how: Physics,
+    shard: int, expert: int, piped: bool, precision: str, cluster: ClusterSpec, framework: Framework, how: Physics,
 ) -> MicroBatchSeconds:  # fmt: skip
     """Everything that does not depend on the pipeline and the number of micro-batches."""
     device = cluster.device
-    block = compute.block(model, tensor, context, micro_batch, sequence_parallel, precision, device, framework, how)
+    block = compute.block(
+        model, tensor, context, micro_batch, sequence_parallel, precision, device, framework, how, expert
+    )
     again = WorkSeconds()
     if recompute == "full":
         again = block.needed if framework.early_stop else block.forward
@@ -99,22 +103,27 @@ def _pieces(
     gathered, scattered = _shard(model, tensor, context, zero, shard, cluster, framework, how)
     shards_back = gathered * (2 if framework.regathers and recompute == "full" else 1) + scattered
     turn_all_back = turn_back + (turn if recompute == "full" else 0.0)
+    sent, sent_back = _experts(
+        model, tokens / (tensor if sequence_parallel else 1), expert, precision, cluster, framework, how
+    )
+    sent_back += sent if recompute == "full" else 0.0
     tangled = framework.tangled[0] * tensor ** framework.tangled[1] if piped and tensor > 1 else 0.0
     stalled = tangled + framework.across * (near.nodes - 1)
     ways = []
-    for work, tensors, hidden, turns, shards in (
-        (block.forward, each, hides * each, turn, gathered),
-        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, shards_back),
+    for work, tensors, hidden, turns, shards, exchanged in (
+        (block.forward, each, hides * each, turn, gathered, sent),
+        (backward, each + each_again, hides_back * each + hides * each_again, turn_all_back, shards_back, sent_back),
     ):
         busy = work.seconds
-        host = max((work.kernels * framework.launch + stalled) * how.launch - busy - tensors, 0.0)
+        host = max((work.kernels * framework.launch + stalled) * how.launch - busy - tensors - exchanged, 0.0)
+        exchanged -= framework.expert_overlap * min(exchanged, busy)
         tensors -= framework.tensor_overlap * min(hidden, busy)
         turns -= (CONTEXT_OVERLAP if framework.context == "ring" else 0.0) * min(turns, work.attention)
         shards -= framework.data_overlap * min(shards, busy + tensors + host)
-        ways.append((busy, host, tensors, turns, shards))
+        ways.append((busy, host, tensors, turns, shards, exchanged))
     head_forward, head_backward = compute.head(model, tensor, context, micro_batch, precision, device, framework, how)
     one, two = ways
-    _, host, tensors, turns, shards = (sum(both) for both in zip(one, two, strict=True))
+    _, host, tensors, turns, shards, exchanged = (sum(both) for both in zip(one, two, strict=True))
     return MicroBatchSeconds(
         forward=sum(one),
         backward=sum(two),
@@ -127,8 +136,20 @@ def _pieces(
         tensor=tensors,
         context=turns,
         shard=shards,
+        expert=exchanged,
         head_tensor=2 * joined,
     )
+
+
+def _experts(
+    model: ModelConfig, tokens: float, expert: int, precision: str, cluster: ClusterSpec, framework: Framework, how: Physics
+) -> tuple[float, float]:  # fmt: skip
+    """Seconds of a block's exchange of tokens with experts, forward and backward: dispatch and return, and their gradients. In
+    fp8 what is dispatched is cast before, where the program can; sums return in 16 bits."""
+    wide = compute.BYTES[precision]
+    narrow = 1 if precision == "fp8" and framework.dispatch == "node" else wide
+    going, coming = (experts.exchange(model, tokens, expert, size, cluster, framework, how) for size in (narrow, wide))
+    return going + coming, coming + experts.exchange(model, tokens, expert, wide, cluster, framework, how)
 
 
 def _tensor_again(framework: Framework, recompute: str, sequence_parallel: bool, gathers: float) -> float:

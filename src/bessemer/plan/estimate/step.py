@@ -8,7 +8,7 @@ in job.py and frameworks.toml.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log, sqrt
 
@@ -18,9 +18,10 @@ from bessemer.layout.pipeline_schedules import checked_stages_per_rank
 from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.layout.validity import require_valid
 from bessemer.model.config import ModelConfig
-from bessemer.plan.estimate import collectives, compute, pieces
+from bessemer.plan.estimate import collectives, compute, experts, pieces
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.estimate.stage_cuts import blocks_of_stages
+from bessemer.plan.mixture import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import AXES
 from bessemer.terminal import counted
@@ -41,11 +42,10 @@ class Step:
 
     The parts are of a device whose pipeline stage is the slowest, and add up to seconds: matmuls, attention, elementwise on
     the device; host: what the device waits for launches; tensor, context, shard (weights gathered and gradients scattered for
-    each micro-batch), data (gradients and weights once a step), pipeline: communication that nothing hides; bubble: what the
-    slowest rank waits for others in the pipeline; stragglers: what the mean device waits for the slowest; optimizer: its passes
-    and what a step does once. model_flops, hardware_flops: of all devices; hardware: with what is recomputed. stages: for a
-    picture of the step.
-    """
+    each micro-batch), expert (tokens to a mixture's experts and back), data (gradients and weights once a step), pipeline:
+    communication that nothing hides; bubble: what the slowest rank waits for others in the pipeline; stragglers: what the mean
+    device waits for the slowest; optimizer: its passes and what a step does once. model_flops, hardware_flops: of all devices;
+    hardware: with what is recomputed. stages: for a picture of the step."""
 
     seconds: float
     matmuls: float
@@ -55,6 +55,7 @@ class Step:
     tensor: float
     context: float
     shard: float
+    expert: float
     data: float
     pipeline: float
     bubble: float
@@ -77,12 +78,14 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     how = physics or PHYSICS
     layout, framework, m = job.layout, job.framework, job.micro_batches
     ranks, virtual = layout.pipeline, layout.virtual
-    piece = pieces.of(job, how)
+    dense, mixed = kinds(job.model)
+    first_piece, piece = pieces.of(replace(job, model=dense), how), pieces.of(replace(job, model=mixed), how)
     cut = blocks_of_stages(job.model, ranks * virtual, framework.cut)
     # A stage that is not overlapped waits for what it receives, once forward and once backward.
     exposed = _send(job, how) * (1.0 - framework.pipeline_overlap)
-    forward = [layers * piece.forward + exposed for layers in cut]
-    backward = [layers * piece.backward + exposed for layers in cut]
+    first = _first_layers(job.model, cut)
+    forward = [(n - k) * piece.forward + k * first_piece.forward + exposed for n, k in zip(cut, first, strict=True)]
+    backward = [(n - k) * piece.backward + k * first_piece.backward + exposed for n, k in zip(cut, first, strict=True)]
     forward[0] += piece.embedding.seconds / 3
     backward[0] += piece.embedding.seconds * 2 / 3
     forward[-1] += piece.head_forward
@@ -106,7 +109,15 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
     return Step(
         seconds=seconds,
-        **piece.parts(sum(cut[s] for s in mine), 0 in mine, len(cut) - 1 in mine, m),
+        **_parts(
+            piece,
+            first_piece,
+            sum(cut[s] for s in mine),
+            sum(first[s] for s in mine),
+            0 in mine,
+            len(cut) - 1 in mine,
+            m,
+        ),
         data=data,
         pipeline=2 * exposed * len(mine) * m,
         bubble=alone - m * by_rank[slow],
@@ -120,6 +131,26 @@ def step(job: Job, physics: Physics | None = None) -> Step:
         micro_batches=m,
         stages=tuple(StageSeconds(*each) for each in zip(cut, forward, backward, strict=True)),
     )
+
+
+def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
+    """Of each stage's blocks how many are a mixture's first, dense ones."""
+    left, found = model.dense_layers if isinstance(model, MixtureConfig) else 0, []
+    for blocks in cut:
+        found.append(min(left, blocks))
+        left -= found[-1]
+    return found
+
+
+def _parts(
+    piece: pieces.MicroBatchSeconds, first_piece: pieces.MicroBatchSeconds, blocks: int, first: int, has_embedding: bool,
+    has_head: bool, m: int,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of a rank by kind, `first` of its blocks being a mixture's dense ones."""
+    parts = piece.parts(blocks - first, has_embedding, has_head, m)
+    if not first:
+        return parts
+    return {name: parts[name] + each for name, each in first_piece.parts(first, False, False, m).items()}
 
 
 def refuse(job: Job) -> str | None:
@@ -137,6 +168,8 @@ def refuse(job: Job) -> str | None:
             f"batch: {counted(job.batch, 'sequence')} cannot be divided into micro-batches of {layout.micro_batch} on "
             f"{counted(layout.data, 'data rank')}; take a multiple of {layout.data * layout.micro_batch}"
         )
+    if (why := experts.refuse(model, layout, job.framework)) is not None:
+        return why
     try:
         each = checked_stages_per_rank(layout.schedule, layout.virtual if layout.virtual > 1 else None)
         if layout.pipeline > 1 and each != layout.virtual:
@@ -181,6 +214,16 @@ def _fullest(model: ModelConfig, tensor: int, schedule: str, ranks: int, virtual
     return most / tensor
 
 
+def fullest_experts(job: Job, cut: tuple[int, ...]) -> float:
+    """Parameters of routed experts on the device that holds most of them, before ZeRO divides their optimizer state."""
+    layout = job.layout
+    most = 0.0
+    for rank in range(layout.pipeline):
+        mine = stage_ids_of_rank(layout.schedule, rank, layout.pipeline, layout.virtual)
+        most = max(most, experts.held(job.model, sum(cut[stage] for stage in mine), 0 in mine, layout.expert))
+    return most
+
+
 def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) -> float:
     """Seconds that gradients on their way to other data ranks, and new weights on theirs, add to a step.
 
@@ -206,6 +249,17 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
         total += collectives.reduce(copies, gradients / layout.shard, calls)
+    if job.model.expert_parameters:  # once a step, among the ranks that hold copies of the same experts
+        placed, copies = (
+            fullest_experts(job, cut),
+            collectives.of(job.cluster, experts.ranks(layout), layout.expert, how),
+        )
+        calls = max(placed / framework.bucket, 1.0) if framework.bucket else 1.0
+        if layout.zero:
+            total += collectives.summed(copies, placed * framework.reduce_bytes, calls, framework.sums)
+            total += collectives.gather(copies, placed * framework.gather_bytes, calls)
+        else:
+            total += collectives.reduce(copies, placed * framework.reduce_bytes, calls)
     # Beside the last backward pass, and the next forward for the weights: half as much again. With interleaving a rank's last
     # stage is done while its other stages still have a group of p micro-batches before them.
     overlap_window = 1.5 * last * (layout.pipeline * (1 - 1 / layout.virtual) if layout.virtual > 1 else 1.0)
@@ -228,4 +282,9 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     narrow = framework.weight_bytes if framework.master_bytes else 0.0
     state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow
     gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
+    if job.model.expert_parameters:
+        placed = fullest_experts(job, cut)
+        gradients += (
+            placed * framework.gradient_bytes * 4 + placed / (experts.ranks(layout) if layout.zero else 1) * state
+        )
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step

@@ -1,0 +1,239 @@
+"""Mixtures of experts: counts against checkpoints, exchange and memory against arithmetic, steps against published ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.layout import devices
+from bessemer.layout.flops import flops_per_token
+from bessemer.plan import shapes
+from bessemer.plan.estimate import experts, frameworks
+from bessemer.plan.estimate.compute import matmul
+from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
+from bessemer.plan.estimate.memory import memory, stages
+from bessemer.plan.estimate.step import refuse, step
+from bessemer.plan.mixture import MixtureConfig, by_kind
+from bessemer.plan.outcome import STEP_PARTS
+from bessemer.plan.search import search
+
+ROOT = Path(__file__).parents[2]
+SETS = Path(os.environ.get("BESSEMER_REFERENCE") or ROOT.parent / "shared" / "reference" / "planner")
+H100 = devices.find("H100")
+
+
+def mixture(name: str) -> MixtureConfig:
+    config = shapes.find(name).config
+    assert isinstance(config, MixtureConfig)
+    return config
+
+
+def job(name: str = "mixtral-8x7b", count: int = 64, framework: str = "megatron-core", **layout: int) -> Job:
+    sizes = {"shard": count, "zero": 1, **layout}
+    return Job(
+        mixture(name), Layout(**sizes), ClusterSpec.of(H100, count), 512, "bf16", frameworks.find(framework)  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [("mixtral-8x7b", 12.9e9), ("mixtral-8x22b", 39e9), ("qwen3-30b-a3b", 3.3e9), ("qwen3-235b-a22b", 22e9), ("olmoe-1b-7b", 1.3e9),
+     ("deepseek-v2-lite", 2.66e9), ("deepseek-v2", 21e9), ("deepseek-v3", 37e9), ("kimi-k2", 32e9)],
+)  # fmt: skip
+def test_active_parameters_are_the_published_ones(name: str, active: float) -> None:
+    assert mixture(name).active_parameters == pytest.approx(active, rel=0.03)
+
+
+def test_flops_of_a_token_by_hand() -> None:
+    """DeepSeek-V3 by its table of dimensions: projections to and from latents, one shared and eight routed experts, the router."""
+    attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    mixed = attention + 3 * 7168 * 2048 * 9 + 7168 * 256
+    matrices = 58 * mixed + 3 * (attention + 3 * 7168 * 18432) + 129_280 * 7168
+    scores = 12 * 61 * 128 * (192 + 128) / 2 * (4096 + 1) / 2
+    assert flops_per_token(mixture("deepseek-v3")) == pytest.approx(6 * matrices + scores, rel=1e-6)
+
+
+def test_dense_layers_come_first() -> None:
+    config = mixture("deepseek-v3")
+    (dense, first), (mixed, rest) = by_kind(config, 8, True)
+    assert (first, rest) == (3, 5) and not dense.expert_parameters and mixed.expert_parameters
+    assert [count for _, count in by_kind(config, 8, False)] == [8]
+    held = [experts.held(config, 8, is_first, 1) for is_first in (True, False)]
+    assert held[1] / held[0] == pytest.approx(8 / 5)
+    assert 58 * held[1] / 8 == pytest.approx(config.expert_parameters)
+
+
+@pytest.mark.parametrize("pipeline", [1, 4])
+def test_devices_hold_every_expert_once_a_copy(pipeline: int) -> None:
+    """Weights of 2 bytes: experts divided over 8, all else over tensor ranks; state over the ranks that hold copies."""
+    one = job(shard=64 // pipeline // 2, tensor=2, pipeline=pipeline, expert=8)
+    config, places = mixture("mixtral-8x7b"), stages(one)
+    routed, rest = config.expert_parameters / 8, (config.parameters - config.expert_parameters) / 2
+    assert sum(place.weights for place in places) == pytest.approx(2 * (routed + rest), rel=0.001)
+    copies, shards = 64 // pipeline // 8, 64 // pipeline // 2
+    assert sum(place.optimizer for place in places) == pytest.approx(12 * (routed / copies + rest / shards), rel=0.001)
+
+
+def test_the_exchange_goes_by_topology() -> None:
+    """1,000 tokens of 4,096 in 16 bits to 2 of 8 experts. In a node 7/8 of the copies leave a device; over 8 nodes of one rank
+    each a token goes to 8 (1 - (7/8)^2) = 1.875 nodes, its own among them in one of 8 cases, or to each expert apart."""
+    config, how = mixture("mixtral-8x7b"), PHYSICS
+    near, far = ClusterSpec.of(H100, 8), ClusterSpec(H100, 64, 1, 450e9, 50e9)
+    wide, narrow = frameworks.find("megatron-core-sync"), frameworks.find("megatron-core")
+    copies, latency = 1000 * 2 * 4096 * 2, how.call + how.near
+    inside = experts.exchange(config, 1000, 8, 2, near, wide, how)
+    assert inside == pytest.approx(copies * 7 / 8 / (450e9 * how.intra) + latency)
+    each = experts.exchange(config, 1000, 8, 2, far, wide, how)
+    assert each == pytest.approx(copies * 7 / 8 / (50e9 * how.inter) + how.far + latency)
+    once = experts.exchange(config, 1000, 8, 2, far, narrow, how)
+    assert once == pytest.approx(1000 * 4096 * 2 * 1.875 * 7 / 8 / (50e9 * how.inter) + how.far + latency)
+    assert experts.exchange(config, 1000, 1, 2, far, wide, how) == 0.0
+    limited = config.with_changes(node_limit=1)
+    assert experts.exchange(limited, 1000, 8, 2, far, narrow, how) < once
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    spread = step(job(expert=8, micro_batch=1, recompute="full"))  # type: ignore[arg-type]
+    assert sum(getattr(spread, name) for name in STEP_PARTS) == pytest.approx(spread.seconds)
+    alone = step(job(expert=1, micro_batch=1, recompute="full"))  # type: ignore[arg-type]
+    assert spread.expert > 0.0 == alone.expert and spread.model_flops == alone.model_flops
+    even = Job(**{**vars(job(expert=8)), "framework": frameworks.find("deepseek-v3")})
+    assert step(even).expert < step(job(expert=8)).expert, "its exchange is hidden"
+
+
+def test_imbalance_costs_the_fullest_rank_time() -> None:
+    even, uneven = (
+        sum(one.rows * one.batches for one in experts.block_matmuls(mixture("mixtral-8x7b"), 1, 8192, 1, 8, factor) if one.is_grouped)
+        for factor in (1.0, 1.5)
+    )  # fmt: skip
+    assert uneven == pytest.approx(1.5 * even)
+
+
+# MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul: matrices, rows, outer and inner size, share of 2,250
+# TFLOP/s that was measured forward, of the input's gradient and of the weights' (added up in fp32).
+GROUPED = (
+    (256, 128, 4096, 7168, 0.2081, 0.2264, 0.0775), (256, 128, 7168, 2048, 0.1782, 0.1513, 0.0801),
+    (128, 256, 4096, 7168, 0.2714, 0.3325, 0.1473), (128, 256, 7168, 2048, 0.3035, 0.2329, 0.1409),
+    (40, 616, 3072, 5120, 0.4618, 0.3213, 0.2579), (40, 616, 5120, 1536, 0.3258, 0.2807, 0.2723),
+    (64, 512, 4096, 7168, 0.3670, 0.4046, 0.2192), (64, 512, 7168, 2048, 0.4274, 0.2942, 0.2145),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", GROUPED)
+def test_grouped_matmuls_take_what_was_measured(row: tuple[float, ...]) -> None:
+    count, rows, outer, inner = (int(each) for each in row[:4])
+    best, b200 = 2.0 * count * rows * outer * inner / 2250e12, devices.find("B200")
+    sizes = ((rows, outer, inner, False), (rows, inner, outer, False), (outer, inner, rows, True))
+    for (m, n, k, sums), measured in zip(sizes, row[4:], strict=True):
+        planned = best / matmul(m, n, k, "bf16", b200, PHYSICS, count, is_grouped=True, sums=sums)
+        assert planned == pytest.approx(measured, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [({"expert": 3}, "does not divide 8 experts"), ({"shard": 32, "pipeline": 2, "expert": 8, "zero": 3}, "zero"),
+     ({"count": 4, "shard": 4, "expert": 8}, "does not divide tensor x context x shard = 4"),
+     ({"framework": "torchtitan"}, "whole weights")],
+)  # fmt: skip
+def test_layouts_that_cannot_be(layout: dict[str, int], message: str) -> None:
+    assert message in (refuse(job(**layout)) or "")
+
+
+def test_a_dense_model_has_no_expert_ranks() -> None:
+    dense = Job(**{**vars(job()), "model": shapes.find("llama-2-7b").config, "layout": Layout(shard=64, expert=2)})
+    assert "has no experts" in (refuse(dense) or "")
+
+
+def test_the_search_divides_the_experts() -> None:
+    found = search(job("qwen3-30b-a3b", 32))
+    assert {one.job.layout.expert for one in found.ranked} >= {8, 16, 32}
+    assert all(one.memory == memory(one.job) and one.step == step(one.job) for one in found.ranked[:3])
+    assert all(one.job.layout.zero == (one.job.layout.state_shards > 1) for one in found.ranked)
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("planner_mixtures")
+    finally:
+        sys.path.pop(0)
+
+
+def test_published_steps(benchmark: ModuleType) -> None:
+    table = benchmark.summary(benchmark.bridge())
+    assert table["n"] == 15 and table["mean_absolute"] < 0.21
+    assert abs(benchmark.deepseek().error) < 0.08
+
+
+@pytest.mark.skipif(
+    not (SETS / "b200.json").is_file(), reason="no reference sets; BESSEMER_REFERENCE names their folder"
+)
+def test_deepseek_on_a_node_of_b200(benchmark: ModuleType) -> None:
+    rows = benchmark.simumax(SETS)
+    time, held = ([row for row in rows if row.set == f"SimuMax, {kind}"] for kind in ("time", "memory"))
+    assert len(time) == len(held) == 9
+    assert benchmark.summary(time)["mean_absolute"] < 0.11 and benchmark.summary(held)["mean_absolute"] < 0.01
+
+
+def test_the_results_are_committed(benchmark: ModuleType) -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "planner_mixtures.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row["error"] for row in found["rows"]}
+    for row in [*benchmark.bridge(), benchmark.deepseek()]:
+        assert rows[row.name] == pytest.approx(row.error, abs=1e-6), "run benchmarks/planner_mixtures.py again"
+
+
+def test_the_docs_show_the_results() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "planner_mixtures.json").read_text(encoding="utf-8"))["sets"]
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    for row in found.values():
+        assert f"| {row['n']} | {row['median']:+.1%} | {row['mean_absolute']:.1%} |" in page
+
+
+def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3's 2.664M H800-hours (its table 1), asked for as a user would, layout chosen by the planner."""
+    asked = ["plan", "--model", "deepseek-v3", "--tokens", "14.8T", "--batch", "62914560", "--gpus", "2048xH800"]
+    asked += ["--precision", "fp8", "--framework", "deepseek-v3"]
+    assert run_command([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device_hours"] == pytest.approx(2.664e6, rel=0.1)
+    assert found["parameters"] == 671_026_419_200 and found["layout"]["expert"] > 8
+    assert run_command(asked) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "671B parameters, 37.6B active" in rows["model"] and "256 experts of 2,048 (8 a token" in rows["model"]
+
+
+def test_what_trains_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run_command(["plan", "--model", "mixtral-8x7b", "--gpus", "64xH100", "--html", str(page)]) == 0
+    assert "Bessemer does not train mixtures of experts: this is a plan for a program that does, megatron-core" in (
+        capsys.readouterr().out
+    )
+    assert "experts, exposed" in page.read_text(encoding="utf-8")
+    assert run_command(["plan", "--model", "olmoe-1b-7b", "--gpus", "64xH100", "--framework", "bessemer"]) == 2
+    assert "it does not train mixtures of experts" in capsys.readouterr().err
+
+
+def test_a_layout_of_ones_own_has_its_experts_placed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run_command(["plan", "--model", "mixtral-8x7b", "--gpus", "64xH100", "--tp", "2", "--pp", "4", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["layout"]["tensor"] == 2 and found["layout"]["expert"] == 8 and found["fits"]
+
+
+def test_a_number_of_parameters_is_a_dense_shape_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "671B", "--gpus", "2048xH800", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == found["active_parameters"]
+    assert any("a dense shape by rule" in note and "--model deepseek-v3" in note for note in found["notes"])
+    with pytest.raises(InputError, match=r"the nearest are mixtral-8x7b"):
+        shapes.find("mixtral")
