@@ -280,8 +280,12 @@ TIED_STD = 0.02  # of a tied matrix, since the logits scale with it (GPT-2)
 def build_model(config: ModelConfig, seed: int) -> Transformer:
     """A model with its initial weights, in fp32 on the CPU."""
     model = meta_model(config)
-    model.to_empty(device="cpu")
-    if config.is_tied:  # to_empty gives the two names storage of their own
+    for module in model.modules():  # not by `to_empty`, for which torch loads a computer algebra system
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                values = torch.empty(parameter.shape, dtype=parameter.dtype)
+                module._parameters[name] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    if config.is_tied:  # the two names got storage of their own
         model.head.tie(model.embedding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

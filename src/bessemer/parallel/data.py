@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.parallel import waiting
+from bessemer.parallel.dtensors import is_dtensor
 from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh, set_timeout
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import Shard
+
+
+def is_fsdp(module: object) -> TypeGuard[FSDPModule]:
+    """Whether FSDP2 was applied to a module; as `is_dtensor`, without loading it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, compute_dtype: torch.dtype | None) -> None:
@@ -30,6 +40,8 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
     compute_dtype: the dtype that weights are gathered and computed in, None for their own. Gradients are reduced in fp32
     (fp64 for fp64).
     """
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     layout = mesh.layout
     num_shards = layout.state_shards
     policy = MixedPrecisionPolicy()
@@ -48,7 +60,7 @@ def apply_fsdp(root: nn.Module, blocks: list[nn.Module], mesh: ProcessMesh, comp
     # What lies outside of blocks, embedding and head, is needed at both ends of a pass: never resharded between.
     fully_shard(root, reshard_after_forward=False, **options)
     for module in root.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
@@ -71,7 +83,7 @@ def gradient_sync(root: nn.Module, mesh: ProcessMesh, *, last: bool) -> Abstract
     """
     if isinstance(root, DistributedDataParallel):
         return contextlib.nullcontext() if last else root.no_sync()
-    if isinstance(root, FSDPModule):
+    if is_fsdp(root):
         zero = mesh.layout.effective_zero
         root.set_requires_gradient_sync(last or zero > 1)
         root.set_requires_all_reduce(last)
@@ -86,7 +98,7 @@ def reshard(root: nn.Module) -> None:
     Until then they stay unsharded, and code that reads them would not see the optimizer's shards.
     """
     for module in root.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.reshard()
 
 
@@ -96,7 +108,9 @@ def shard_placement(parameter: Tensor, num_shards: int) -> Shard:
     The first dimension, which needs no copy around collectives, may be uneven when no other divides.
     `validity.require_shards` has passed.
     """
-    taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if isinstance(parameter, DTensor) else set()
+    from torch.distributed.tensor import Shard
+
+    taken = {p.dim for p in parameter.placements if isinstance(p, Shard)} if is_dtensor(parameter) else set()
     free = [dim for dim in range(parameter.dim()) if dim not in taken]
     for dim in free:
         if parameter.shape[dim] % num_shards == 0:

@@ -7,28 +7,37 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from bessemer.errors import BessemerError
 from bessemer.model.dropout import splitmix64_finaliser
 from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh
 from bessemer.recipe.parallel import AXES
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 Box = tuple[int, ...]  # an offset or a shape
 HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
 DEVICE_CHUNKS = 64  # chunks hashed at a time on a device, where larger kernels are faster
 
 
+def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is a DTensor. Does not load their module, which takes a process half a second: where it is not loaded
+    there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """The local shard of a DTensor, sharing its memory, or the tensor itself."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor
     shard: Tensor = tensor.to_local()
     return shard
@@ -43,8 +52,11 @@ def local_shard(tensor: Tensor) -> tuple[Box, Box, Tensor]:
     not the number of shards that the later mesh axes make of the same dimension.
     """
     whole = tuple(tensor.shape)
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return whole, (0,) * len(whole), tensor.detach()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
     shard, device_mesh, placements = local(tensor).detach(), tensor.device_mesh, tensor.placements
     if device_mesh.get_coordinate() is None:
         return whole, (0,) * len(whole), shard.new_empty((0,) * max(len(whole), 1))
@@ -75,8 +87,10 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
 
     A tensor of another shape than the parameter's local shard (a step count) is replicated, and returned as it is.
     """
-    if not isinstance(parameter, DTensor) or isinstance(values, DTensor) or local(parameter).shape != values.shape:
+    if not is_dtensor(parameter) or is_dtensor(values) or local(parameter).shape != values.shape:
         return values
+    from torch.distributed.tensor import DTensor
+
     device_mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
         values.detach(), device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
@@ -99,7 +113,7 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 def num_shards(tensor: Tensor) -> int:
     """Number of shards of a tensor; replicas are not counted."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.is_shard())
@@ -159,7 +173,7 @@ def _is_first_replica(parameter: Tensor, mesh: ProcessMesh) -> bool:
     if mesh.is_single:
         return True
     sharded = set()
-    if isinstance(parameter, DTensor):
+    if is_dtensor(parameter):
         names = parameter.device_mesh.mesh_dim_names or ()
         sharded = {name for name, p in zip(names, parameter.placements, strict=True) if not p.is_replicate()}
         if SHARD_CONTEXT in sharded:

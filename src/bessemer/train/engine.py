@@ -25,7 +25,6 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel import data, waiting
 from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
-from bessemer.parallel.tensor import reduce_partial_gradients
 from bessemer.recipe import Dropout, Train
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.loader import Batch
@@ -110,7 +109,10 @@ class DataParallel:
         losses = [partial(self._loss, part) for part in parts]
         around = partial(data.gradient_sync, self.root, self.mesh)
         results = accumulate(losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around)
-        reduce_partial_gradients(self.model)
+        if not self.mesh.is_single:
+            from bessemer.parallel.tensor import reduce_partial_gradients  # loads DTensors, for half a second
+
+            reduce_partial_gradients(self.model)
         return results
 
     def score(self, part: MicroBatch) -> Scores:
@@ -137,6 +139,8 @@ class Pipelined:
             *batch.to(self.device.torch_device), micro_batches=len(parts), divisor=divisor, factor=factor,
             hidden_length=self._hidden_length(batch),
         )  # fmt: skip
+        from bessemer.parallel.tensor import reduce_partial_gradients
+
         reduce_partial_gradients(self.pipeline.model)
         return losses
 

@@ -22,7 +22,7 @@ from bessemer.model import attention
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
-from bessemer.parallel import context, data, tensor, tied
+from bessemer.parallel import context, data, tied
 from bessemer.parallel.dtensors import put
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Batches, Parallel, Recipe, Train
@@ -84,6 +84,8 @@ def build(
     `require_trainable` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such
     as FakeTensorMode for train/simulate.py.
     """
+    from bessemer.parallel import tensor  # loads DTensors, for half a second
+
     memory = memory or nullcontext()
     model = meta_model(config).to(device.arithmetic.weights)
     if model.config.is_tied:

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.errors import BessemerError
 from bessemer.model.transformer import Transformer
-from bessemer.parallel.dtensors import as_shard_of, local
+from bessemer.parallel.dtensors import as_shard_of, is_dtensor, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
@@ -111,12 +110,12 @@ class GroupOptimizer(torch.optim.Optimizer):
         gradients: list[Tensor] = [local(weight.grad) for weight in weights if weight.grad is not None]
         if group["rule"] == "muon":
             directions = map(partial(self._direction, group=group), weights, gradients, states)
-            if not any(isinstance(weight, DTensor) for weight in weights):
+            if not any(is_dtensor(weight) for weight in weights):
                 names = [self._name_of[weight] for weight in weights]
                 muon(zip(names, weights, directions, strict=True), group)
                 return
             for weight, direction in zip(weights, directions, strict=True):
-                assert isinstance(weight, DTensor)
+                assert is_dtensor(weight)
                 muon_sharded(self._name_of[weight], weight, direction, group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw as fused_adamw
 
 from bessemer.errors import InputError
@@ -22,6 +21,9 @@ from bessemer.model.transformer import Transformer
 from bessemer.parallel.dtensors import as_shard_of, local, put
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 State = dict[str, Tensor]
 Kind = Literal["matrix", "embedding", "head", "vector"]
@@ -194,6 +196,8 @@ def muon_sharded(name: str, weight: DTensor, direction: Tensor, group: dict[str,
 
     Singular values belong to whole matrices, so each process gathers the direction and keeps its shard of the update.
     """
+    from torch.distributed.tensor import DTensor
+
     whole = DTensor.from_local(
         direction, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     ).full_tensor()
