@@ -312,3 +312,17 @@ def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4 a node, 3,072 in a 3D torus" in capsys.readouterr().out
     assert run_command(["plan", *palm, "--framework", "bessemer"]) == 2
     assert "it does not train on TPU v4" in capsys.readouterr().err
+
+
+def test_large_figures_have_no_exponents(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of an hour and more, and devices of over a petaflop a second."""
+    for asked in (("--flops", "6e23", "--gpus", "8xA100"), ("--params", "70B", "--tokens", "1T", "--gpus", "32xGB300")):
+        assert run_command(["plan", *asked, "--search"]) == 0
+        rows = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("compute")]
+        assert not [row for row in rows if re.search(r"\de[+-]\d", row)]
+
+
+def test_a_budget_whose_batch_divides_nothing_names_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--days", "14", "--gpus", "1000xH100", "--batch", "16M"]) == 2
+    error = capsys.readouterr().err
+    assert "divides" in error and "too little" not in error

@@ -245,8 +245,10 @@ def _of_unit(number: float, unit: str) -> str:
 
 
 def amount(number: float) -> str:
-    """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T."""
-    for unit, suffix in ((1e15, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    """A number as a person reads it: 950, 12.3k, 4.56M, 1.20B, 3.00T, 1,650T."""
+    if 0.9995e15 <= abs(number) < 1e18:
+        return f"{number / 1e12:,.0f}T"
+    for unit, suffix in ((1e18, ""), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 0.9995 * unit:  # 999.97 billion in three digits are a trillion
             return f"{number / unit:.3g}{suffix}" if suffix else f"{number:.3g}"
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
@@ -306,4 +308,6 @@ def step_time(seconds: float) -> str:
 
 def rate(per_second: float) -> str:
     """FLOP/s as a person reads them: 203 GFLOP/s, 989 TFLOP/s."""
+    if per_second >= 0.9995e15:
+        return f"{per_second / 1e12:,.0f} TFLOP/s"
     return f"{per_second / 1e12:.3g} TFLOP/s" if per_second >= 1e12 else f"{per_second / 1e9:.3g} GFLOP/s"

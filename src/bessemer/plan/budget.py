@@ -16,12 +16,12 @@ from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
 from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, training_flops
 from bessemer.plan.outcome import PlanResult
-from bessemer.plan.search import NoLayoutError
+from bessemer.plan.search import NoLayoutError, NoSplitError
 
 FIRST_MFU = 0.4  # before a plan has said better
 ROUNDS = 3  # the predicted speed changes by less than 2% from the second to the third
 TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
-SMALLER = 0.85  # the next size, where the compute-optimal one fits no layout
+SMALLER = 0.8  # the next size, where the compute-optimal one fits no layout
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ def fitted(
         tokens = int(chosen.tokens)
         try:
             result = plan(_sized(request, asked, chosen.parameters, tokens, notes))
+        except NoSplitError:
+            raise
         except NoLayoutError:
             if chosen.parameters < SMALLEST:
                 raise

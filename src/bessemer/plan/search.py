@@ -36,7 +36,11 @@ STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 
 
 class NoLayoutError(InputError):
-    """No layout of a job can be or fits in memory."""
+    """No layout of a job can be, or none fits in memory."""
+
+
+class NoSplitError(NoLayoutError):
+    """No layout divides the devices and the batch, whatever the memory."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class LayoutSearchResult:
 def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> LayoutSearchResult:
     """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's.
 
-    Raises NoLayoutError where no layout divides the devices and the batch at all.
+    Raises NoSplitError where no layout divides the devices and the batch at all.
     """
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
@@ -87,7 +91,7 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     for split in _splits(job, impossible):
         _try_split(job, split, free, ranked, rejected, impossible)
     if not ranked and not rejected:
-        raise NoLayoutError(_no_split(job, impossible))
+        raise NoSplitError(_no_split(job, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
     return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible))

@@ -52,7 +52,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{size(cluster.intra_bandwidth)}/s within, "
         f"{size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
-        "step": f"{step.seconds:.3g} s (within {TIME_ERROR:.0%}): {split}",
+        "step": f"{short(step.seconds, 3)} s (within {TIME_ERROR:.0%}): {split}",
         "speed": f"{amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} in "
         f"all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory * ROOM)} usable{where}: {held}",
@@ -117,9 +117,9 @@ def _domain(job: Job) -> str:
     return f", {cluster.near:,} in a {f'{cluster.device.torus}D torus' if cluster.device.torus else 'domain'}"
 
 
-def short(number: float) -> str:
-    """A number in two digits, without an exponent: 0.0052, 4.2, 160."""
-    return f"{float(f'{number:.2g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
+def short(number: float, digits: int = 2) -> str:
+    """A number in so many digits, without an exponent: 0.0052, 4.2, 160."""
+    return f"{float(f'{number:.{digits}g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
 
 
 def energy(megawatt_hours: float) -> str:
@@ -176,7 +176,7 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
 
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
     cells = [
-        (f"  {_short(one.job)}", f"{one.step.seconds:.3g}", amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
+        (f"  {_short(one.job)}", short(one.step.seconds, 3), amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
          f"{one.memory.total / 1e9:.1f}", layout_line(one.job))
         for one in rows
     ]  # fmt: skip
@@ -199,7 +199,7 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
             "layout": _short(one.job) + (f" v{one.job.layout.virtual}" if one.job.layout.virtual > 1 else ""),
             "zero, micro-batch": f"{one.job.layout.zero}, {one.job.layout.micro_batch}",
             "recompute": one.job.layout.recompute,
-            "step": f"{one.step.seconds:.3g} s",
+            "step": f"{short(one.step.seconds, 3)} s",
             "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
             "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
