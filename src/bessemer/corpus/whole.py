@@ -1,8 +1,9 @@
 """Steps over the whole corpus: quality classifier, duplicates, repeated paragraphs and spans.
 
-Each runs on the documents kept so far, into a folder with a receipt; duplicates as tasks, the others once, in canonical
-order and bucket by bucket:
+Each runs on the documents kept so far, into a folder with a receipt; scores and duplicates as tasks, the others once, in
+canonical order and bucket by bucket:
 
+    classifier/, scores/000000/                     the classifier; the scores of a bucket (quality/task.py)
     quality/{identities,scores,stays,band}.npy      one row a document, sorted by identity
     quality/report/                                 quality.json and the model, published with the corpus
     duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
@@ -11,10 +12,13 @@ order and bucket by bucket:
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -42,10 +46,11 @@ if TYPE_CHECKING:
     from bessemer.corpus.quality.classify import QualityVerdicts
 
 QUALITY_REPORT = "report"
+LEARNED = "classifier"  # folder of the trained classifier
 EDITED_TEXTS = "texts.parquet"
 
 # of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
-DEDUP_BYTES = 25
+DEDUP_BYTES, QUALITY_BYTES = 25, 1000
 
 Clock: TypeAlias = "Callable[[str], AbstractContextManager[None]]"  # records the seconds of a named step
 
@@ -135,7 +140,6 @@ def run_global_steps(
 ) -> GlobalStepReceipts:
     """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
     documents = KeptDocuments(buckets)
-    names = [source.name for source in corpus.sources]
     quality = repeats = None
 
     def step(name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -145,7 +149,8 @@ def run_global_steps(
     if corpus.quality.on:
         from bessemer.corpus.quality.classify import QualityVerdicts
 
-        quality = step("quality", lambda staged: _score(corpus, names, documents, staged))
+        with timed("quality"):
+            quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
         expected -= quality["rejected"]
         documents = replace(documents, decided=Decisions(QualityVerdicts.load(work / "quality")))
     with timed("duplicates"):
@@ -158,15 +163,35 @@ def run_global_steps(
     return GlobalStepReceipts(quality, duplicates, repeats)
 
 
-def _score(corpus: Corpus, names: list[str], documents: KeptDocuments, staged: Path) -> dict[str, Any]:
-    """Train or load the classifier and score every document."""
-    from bessemer.corpus.quality.classify import classify
+def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_of: str) -> dict[str, Any]:
+    """Train or load the classifier, score every document as tasks, decide; the receipt of the step. made_of: digest."""
+    from bessemer.corpus.quality.classify import FOLDER, decide, learn
+    from bessemer.corpus.quality.task import ScoreDocuments
 
-    (staged / QUALITY_REPORT).mkdir()
-    judgement = classify(corpus.quality, names, documents, staged / QUALITY_REPORT)
-    judgement.save(staged)
-    num_rejected = int((~judgement.stays).sum())
-    return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
+    settings, names = corpus.quality, tuple(source.name for source in corpus.sources)
+    labelled = KeptDocuments([bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)])
+    model = work / LEARNED
+    learned = engine.run(lambda: build_once(model, made_of, lambda staged: learn(settings, names, labelled, staged)))
+    started = perf_counter()
+    tasks = [
+        ScoreDocuments(work, bucket.place, BucketPart(bucket, False), bucket.size, settings, names, made_of, model)
+        for bucket in buckets
+    ]
+    for _ in run_tasks("scoring quality", "documents", tasks, QUALITY_BYTES, corpus):
+        pass  # the scores are read where they are needed
+
+    def judge(staged: Path) -> dict[str, Any]:
+        report = staged / QUALITY_REPORT
+        report.mkdir()
+        if (model / FOLDER).exists():
+            shutil.copytree(model / FOLDER, report / FOLDER)
+        scores = chain.from_iterable(task.scores() for task in tasks)
+        judgement = decide(settings, names, learned, scores, started, report)
+        judgement.save(staged)
+        num_rejected = int((~judgement.stays).sum())
+        return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
+
+    return engine.run(lambda: build_once(work / "quality", made_of, judge))
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bessemer.corpus.quality.classify import QualityVerdicts, classify, inputs
+from bessemer.corpus.quality.classify import (
+    SCORED_COLUMNS,
+    QualityVerdicts,
+    decide,
+    inputs,
+    learn,
+    learned_classifier,
+    score_table,
+)  # fmt: skip
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
 
 SOURCES = ("wiki", "crawl", "blog")
 SETTINGS = Quality(high=("wiki",), low=("crawl",), use="filter", threshold=0.5, hash_bits=12)
+
+
+def classify(settings: Quality, sources: tuple[str, ...], tables: Any, folder: Path) -> QualityVerdicts:
+    """The whole way in one process."""
+    learned = learn(settings, sources, tables, folder)
+    model = learned_classifier(settings, folder)
+    scores = (score_table(model, sources, table, settings.seed) for table in tables(SCORED_COLUMNS))
+    return decide(settings, sources, learned, scores, 0.0, folder)
 
 
 def judged(settings: Quality, tables: Any, folder: Path) -> tuple[QualityVerdicts, dict[str, Any]]:

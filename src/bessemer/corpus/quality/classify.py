@@ -1,16 +1,16 @@
-"""Train and evaluate the classifier, score every document, decide.
+"""Train and evaluate the classifier, score documents, decide. Documents are scored by tasks (task.py).
 
 Writes quality.json (for the report) and quality/ (the model). Independent of the order of documents and tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,11 @@ from bessemer.recipe import Quality
 from bessemer.recipe.corpus import band_part
 from bessemer.run import STAGE_FILE, read_json, write_json
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 FILE, FOLDER = "quality.json", "quality"
+SCORED_COLUMNS = ("identity", "source", "text")
 ARRAYS = ("identities", "scores", "stays", "band")
 VERSION = 1  # of quality.json
 EXAMPLES = 3  # documents shown for each twentieth of the scores, drawn by the hash of their identity
@@ -76,11 +80,11 @@ def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
     return found
 
 
-def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> QualityVerdicts:
-    """Score the documents of a corpus and decide; writes `folder`/quality.json and `folder`/quality/.
+def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Path) -> dict[str, Any]:
+    """Train the classifier into `folder`/quality/, or open the one that is named: its part of quality.json, and the seconds.
 
-    `tables` yields the clean documents and is called repeatedly. Raises InputError for unusable examples or model,
-    Stopped.
+    `tables` yields the clean documents of the labelled sources at least, and is called repeatedly. Raises InputError for unusable
+    examples or model, Stopped.
     """
     times = [perf_counter()]
     names = tuple(sorted(sources))
@@ -91,24 +95,41 @@ def classify(settings: Quality, sources: Sequence[str], tables: Tables, folder: 
     times.append(perf_counter())
     model, report = _classifier(settings, labelled, folder)
     times.append(perf_counter())
-    scored = _score(model, names, tables, settings.seed)
+    seconds = dict(zip(("sample", "train"), np.diff(times).round(3).tolist(), strict=True))
+    return {"report": {"model": model.describe(), **report}, "seconds": seconds}
+
+
+def learned_classifier(settings: Quality, folder: Path) -> Classifier:
+    """The classifier that `learn` left in `folder`, or the one that is named."""
+    return LinearModel.load(folder / FOLDER) if settings.model is None else open_model(settings)
+
+
+def decide(
+    settings: Quality,
+    sources: Sequence[str],
+    learned: dict[str, Any],
+    tables: Iterable[TableScores],
+    started: float,
+    folder: Path,
+) -> QualityVerdicts:
+    """Decide by the scores of all documents; writes `folder`/quality.json. learned: as `learn` returned it; started: when scoring
+    began (`perf_counter`). Raises BessemerError for a document that comes twice."""
+    names = tuple(sorted(sources))
+    scored = _merged(names, tables)
     judged_sources = settings.sources or [name for name in names if name not in settings.high]
     judged = np.isin(scored.source, [names.index(name) for name in judged_sources])
     keep, limit = scoring.stays(settings, scored.scores, scored.identities, judged)
     band = np.full(len(scored.scores), -1, dtype=np.int8)
     if settings.use == "weight":
         band = scoring.bands(scored.scores, scored.identities, scored.source, judged, len(settings.band_weights))
-    times.append(perf_counter())
-    seconds = zip(("sample", "train", "score"), np.diff(times).round(3).tolist(), strict=True)
     histograms = {name: scoring.histogram(scored.scores[scored.source == place]) for place, name in enumerate(names)}
     content = {
         "version": VERSION,
-        "model": model.describe(),
-        **report,
+        **learned["report"],
         "scores": histograms,
         "use": _used(settings, names, scored, judged, keep, band, limit),
         "examples": scored.examples,
-        "seconds": dict(seconds),
+        "seconds": {**learned["seconds"], "score": round(perf_counter() - started, 3)},
     }
     write_json(folder / FILE, content)
     return QualityVerdicts(scored.identities, scored.scores, keep, band, limit)
@@ -171,42 +192,54 @@ def _classifier(settings: Quality, labelled: Labelled | None, folder: Path) -> t
 
 
 @dataclass(frozen=True)
+class TableScores:
+    """Scores of some documents, and the documents to show of each bin of the scores."""
+
+    identities: Names
+    scores: Scores
+    source: npt.NDArray[np.int16]  # place of the source among all of them
+    examples: dict[
+        int, list[tuple[int, str, int, float, str]]
+    ]  # key, identity, source, score, excerpt; the first by key
+
+
+@dataclass(frozen=True)
 class _Scored:
     """Scores of all documents, sorted by identity, and the documents to show, by score."""
 
     identities: Names
     scores: Scores
-    source: npt.NDArray[np.int16]  # place of the source among all of them
+    source: npt.NDArray[np.int16]
     examples: list[dict[str, Any]]
 
 
-def _score(model: Classifier, names: tuple[str, ...], tables: Tables, seed: int) -> _Scored:
-    """Raises BessemerError when a document comes twice."""
+def score_table(model: Classifier, sources: Sequence[str], table: pa.Table, seed: int) -> TableScores:
+    """Score the documents of a table (SCORED_COLUMNS)."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    names, shown = tuple(sorted(sources)), dict[int, list[tuple[int, str, int, float, str]]]()
+    hexadecimal, texts = table["identity"].to_pylist(), table["text"].to_pylist()
+    identities, scores = packed(hexadecimal), model.score(texts)
+    source = pc.index_in(table["source"], pa.array(names, table["source"].type)).to_numpy().astype(np.int16)
+    drawn, bins = keys(identities, "example", seed), scoring.bin_of(scores, scoring.HISTOGRAM_BINS)
+    for number in np.unique(bins).tolist():
+        rows = np.flatnonzero(bins == number)
+        rows = rows[np.argsort(drawn[rows], kind="stable")][:EXAMPLES]
+        shown[number] = [
+            (int(drawn[row]), hexadecimal[row], int(source[row]), float(scores[row]), texts[row][:EXCERPT_CHARACTERS])
+            for row in rows.tolist()
+        ]
+    return TableScores(identities, scores.astype(np.float32), source, shown)
+
+
+def _merged(names: tuple[str, ...], tables: Iterable[TableScores]) -> _Scored:
     parts = [(np.zeros(0, dtype="S16"), np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int16))]
     shown: dict[int, list[tuple[int, str, int, float, str]]] = {}
-    for table in tables(("identity", "source", "text")):
+    for table in tables:
         check_stop()
-        hexadecimal, texts = table["identity"].to_pylist(), table["text"].to_pylist()
-        identities, scores = packed(hexadecimal), model.score(texts)
-        source = pc.index_in(table["source"], pa.array(names, table["source"].type)).to_numpy().astype(np.int16)
-        parts.append((identities, scores.astype(np.float32), source))
-        drawn, bins = keys(identities, "example", seed), scoring.bin_of(scores, scoring.HISTOGRAM_BINS)
-        for number in np.unique(bins).tolist():
-            rows = np.flatnonzero(bins == number)
-            rows = rows[np.argsort(drawn[rows], kind="stable")][:EXAMPLES]
-            new = [
-                (
-                    int(drawn[row]),
-                    hexadecimal[row],
-                    int(source[row]),
-                    float(scores[row]),
-                    texts[row][:EXCERPT_CHARACTERS],
-                )
-                for row in rows.tolist()
-            ]
+        parts.append((table.identities, table.scores, table.source))
+        for number, new in table.examples.items():
             shown[number] = sorted([*shown.get(number, []), *new])[:EXAMPLES]
     identities = np.concatenate([part[0] for part in parts])
     order = np.argsort(identities, kind="stable")

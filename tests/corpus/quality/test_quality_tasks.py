@@ -1,0 +1,76 @@
+"""Quality scores as tasks: no document is scored twice after a stop, and workers decide as one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import partition, pipeline, worker
+from bessemer.corpus.quality import task
+from bessemer.errors import BessemerError
+from bessemer.recipe import Quality, Recipe
+from bessemer.run import RunFolder
+
+
+@pytest.fixture
+def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """Two sources in several buckets, one of them with advertisements."""
+    monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
+    for name in ("good", "raw"):
+        (data / name).mkdir()
+    for number in range(70):
+        (data / "good" / f"{number}.txt").write_text(prose(number))
+        (data / "raw" / f"{number}.txt").write_text(prose(1000 + number) + " SUBSCRIBE now click here, cookies!" * 5)
+    sources = ({"name": name, "format": "text", "paths": [str(data / name)]} for name in ("good", "raw"))
+    quality = Quality(high=("good",), low=("raw",), hash_bits=12, use="filter", keep_share=0.5)
+    return recipe(*sources).changed(corpus={"quality": quality})
+
+
+def published(run: RunFolder) -> dict[str, Any]:
+    """Every file of the corpus but its receipt; of quality.json all but the seconds."""
+    found: dict[str, Any] = {
+        str(path.relative_to(run.corpus)): path.read_bytes()
+        for path in run.corpus.rglob("*")
+        if path.is_file() and path.name != "stage.json"
+    }
+    report = json.loads(found["quality.json"])
+    del report["seconds"]
+    return found | {"quality.json": report}
+
+
+def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    pipeline.build(of, whole)
+    scored: list[str] = []
+    score_table = task.score_table
+
+    def counted(model: Any, sources: Any, table: Any, seed: int) -> Any:
+        if scored and not is_again:
+            raise BessemerError("stopped")
+        scored.extend(table["identity"].to_pylist())
+        return score_table(model, sources, table, seed)
+
+    monkeypatch.setattr(task, "score_table", counted)
+    is_again = False
+    with pytest.raises(BessemerError, match="stopped"):
+        pipeline.build(of, run)
+    assert 0 < len(scored) < 140
+    is_again = True
+    pipeline.build(of, run)
+    assert len(scored) == len(set(scored)) == 140
+    assert published(run) == published(whole)
+    rejected = json.loads((run.corpus / "statistics.json").read_text())["totals"]["rejected"]
+    assert rejected["low_quality"] == 35
+
+
+@pytest.mark.long
+def test_workers_decide_as_one_process(of: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    pipeline.build(of, one)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 100_000)  # of work less than the scores
+    pipeline.build(of.changed(corpus={"workers": 2}), two)
+    assert published(two) == published(one)
