@@ -138,7 +138,7 @@ def test_training_needs_nothing_of_the_data_half() -> None:
 @pytest.mark.usefixtures("cold")
 def test_the_data_half_needs_nothing_of_training() -> None:
     blocked = ("torch", "safetensors", "transformers", "tensorboard", "plotly")
-    code = "import bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
+    code = "import bessemer.stages, bessemer.corpus.pipeline, bessemer.tokens.build, bessemer.tokens.loader"
     assert run_without(blocked, code).returncode == 0, run_without(blocked, code).stderr
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bessemer import derived
-from bessemer.checkpoint.format import load_manifest
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, published, stage_facts, stage_is_current
@@ -70,7 +69,11 @@ def require_unchanged(recipe: Recipe, run: RunFolder) -> None:
 def trained_on(run: RunFolder) -> str | None:
     """The digest of the tokens that the newest checkpoint was trained on; None where there is none."""
     done = published(run.checkpoints)
-    return load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("data") if done else None
+    if not done:
+        return None
+    from bessemer.checkpoint.format import load_manifest  # loads torch, which a corpus does not need
+
+    return load_manifest(run.checkpoints / checkpoint_name(done[-1])).facts.get("data")
 
 
 def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[], str]) -> bool | None:
