@@ -1,38 +1,107 @@
-"""How long `bessemer --help` and its like take: whole processes, median of 20."""
+"""How long commands take from their start: help and the like, and the corpus, the tokens and the training of a text so small that
+starting is all there is. Whole processes; medians by the clock and in CPU seconds.
+
+    python benchmarks/start_up.py [--beside CHECKOUT] --json results/start_up.json
+
+CHECKOUT: the folder `src` of another version, which takes turns with this one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
+import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from machine import describe
+from machine import describe, wait_until_idle
 
-LIMIT = 0.5  # seconds
+LIMIT = 0.5  # seconds, for what only prints
+PRINTING = (["--help"], ["--version"], ["recipe"], ["recipe", "--explain", "train.steps"])
+RECIPE = """
+run = { name = "small", dir = "." }
+tokenizer.vocabulary = 300
+tokens = { sequence_length = 32, held_out = 0.1 }
+model = { layers = 2, width = 32, heads = 2, mlp_width = 64 }
+train = { steps = 1, global_batch_tokens = 256, micro_batch = 4, device = "cpu", precision = "fp32" }
+[[corpus.sources]]
+name = "text"
+paths = ["text"]
+format = "text"
+"""
+
+
+def taken(source: Path, folder: Path, arguments: list[str]) -> tuple[float, float]:
+    """Seconds by the clock, and of the CPU, of a command of the version in `source`."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "bessemer", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds, after = perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    program = str(Path(sys.executable).with_name("bessemer"))
-    rows = {}
-    for arguments in (["--help"], ["--version"], ["recipe"], ["recipe", "--explain", "train.steps"]):
-        seconds = []
-        for _ in range(given.runs + 1):
-            started = perf_counter()
-            subprocess.run([program, *arguments], capture_output=True, check=True)
-            seconds.append(perf_counter() - started)
-        rows[" ".join(arguments)] = middle = median(seconds[1:])
-        verdict = "under" if middle < LIMIT else "OVER"
-        print(f"bessemer {' '.join(arguments):<32} {middle:.3f} s, {verdict} {LIMIT} s")
+    sources = {
+        "this": Path(__file__).parent.parent / "src",
+        **({"other": given.beside.resolve()} if given.beside else {}),
+    }
+    machine = describe(idle=wait_until_idle(60), runs=given.runs)
+    rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name in sources:
+            folder = Path(place) / name
+            (folder / "text").mkdir(parents=True)
+            (folder / "small.toml").write_text(RECIPE)
+            draw = random.Random(0)
+            names = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 8))) for _ in range(300)]
+            for number in range(40):
+                (folder / "text" / f"{number}.txt").write_text(
+                    " ".join(draw.choices(names, k=200)).capitalize() + ".\n"
+                )
+        for turn in range(given.runs + 1):  # the first fills caches
+            for name, source in sources.items():
+                folder = Path(place) / name
+                shutil.rmtree(folder / "small", ignore_errors=True)
+                for arguments in (*PRINTING, *([stage, "small.toml"] for stage in ("corpus", "tokens", "train"))):
+                    found = taken(source, folder, arguments)
+                    if turn:
+                        rows.setdefault(" ".join(arguments), {}).setdefault(name, []).append(found)
+    shown = {}
+    for command, by_source in rows.items():
+        shown[command] = row = {
+            name: {"seconds": median(one for one, _ in pairs), "cpu_seconds": median(cpu for _, cpu in pairs)}
+            for name, pairs in by_source.items()
+        }
+        line = f"bessemer {command:<32} {row['this']['seconds']:.2f} s, {row['this']['cpu_seconds']:.2f} s of CPU"
+        if "other" in row:
+            line += (
+                f"; the other version {row['other']['cpu_seconds'] / row['this']['cpu_seconds']:.2f} times as much CPU"
+            )
+        elif command.split() in [list(one) for one in PRINTING]:
+            line += f", {'under' if row['this']['seconds'] < LIMIT else 'OVER'} {LIMIT} s"
+        print(line, flush=True)
     if given.json:
-        given.json.write_text(json.dumps({"machine": describe(runs=given.runs), "seconds": rows}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"machine": machine, "commands": shown}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pyt
 
 
 def test_what_was_only_recorded_is_info() -> None:
-    assert severity_of({"what": CHECKPOINT_FAILED.name}) == "info"
+    assert severity_of({"what": CHECKPOINT_FAILED.name, "action": "recorded"}) == "error", "nothing is saved"
     assert severity_of({"what": "unknown"}) == "info"
     assert severity_of({"what": "nonfinite", "rollback": 1}) == "error"
     assert severity_of({"what": "nonfinite", "action": "run stopped"}) == "error"

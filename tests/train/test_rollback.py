@@ -370,3 +370,22 @@ def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
     assert run_command(["diagnose", str(folder), "--step", str(alarm["step"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "unlike" and "the recipe was changed after step 60" in " ".join(found["findings"])
+
+
+def test_rollbacks_after_hardware_faults_say_nothing_about_the_data() -> None:
+    from types import SimpleNamespace
+
+    from bessemer.guard.incidents import CORRUPTION
+    from bessemer.guard.journal import Rollback
+    from bessemer.train.rollback import _num_recent_rollbacks
+
+    rollbacks = [
+        Rollback(number, 10 * number, 5, what, 10 * number, (0, 0), 1.0, 1.0, 0)
+        for number, what in enumerate((CORRUPTION.name, "spike", CORRUPTION.name), 1)
+    ]
+    training: Any = SimpleNamespace(
+        trainer=SimpleNamespace(mesh=SimpleNamespace(broadcast=lambda value: value)),
+        saver=SimpleNamespace(rollbacks_before_change=0), journal=SimpleNamespace(rollbacks=rollbacks),
+    )  # fmt: skip
+    assert _num_recent_rollbacks(training, 40) == 3, "all count towards the limit"
+    assert _num_recent_rollbacks(training, 40, of_data=True) == 1

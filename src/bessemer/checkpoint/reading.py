@@ -20,7 +20,7 @@ from bessemer.parallel.dtensors import Box, fill
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that can be read: on disk, its every byte verified (protocol.py), or in memory, which is not (in_memory.py).
+    """A checkpoint that can be read: on disk (protocol.py) or in memory (in_memory.py), its bytes compared with their hashes.
     contents: part -> name -> stored tensor."""
 
     folder: Path

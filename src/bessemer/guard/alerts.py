@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from bessemer.errors import Stopped
-from bessemer.guard.incidents import INCIDENT_KINDS, RECORDED, STOPPED
+from bessemer.guard.incidents import CHECKPOINT_FAILED, INCIDENT_KINDS, MIRROR_FAILED, RECORDED, STOPPED
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
@@ -26,8 +26,11 @@ EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
 
 
 def severity_of(incident: dict[str, Any]) -> Severity:
-    """info: recorded only; warning: an update was skipped; error: the run went back, was restarted or stopped."""
+    """info: recorded only; warning: an update was skipped; error: the run went back, was restarted or stopped, or no
+    checkpoint was saved."""
     kind, action = INCIDENT_KINDS.get(str(incident.get("what"))), str(incident.get("action"))
+    if kind in (CHECKPOINT_FAILED, MIRROR_FAILED):
+        return "error"
     if kind is None or kind.response == "record" or action == RECORDED:
         return "info"
     is_skipped = kind.response == "skip" and "rollback" not in incident and not action.endswith(STOPPED)

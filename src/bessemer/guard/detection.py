@@ -211,7 +211,7 @@ def _shift(history: History, step: int, limit: float) -> Alarm | None:
     losses, recent = history.losses, history.recent
     if len(losses) < SHIFT_MIN or len(recent) < RECENT:
         return None
-    now = median(recent[SHIFT_RECENT:])
+    now = median(recent[-SHIFT_RECENT:])
     if now <= limit:
         return None
     figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"

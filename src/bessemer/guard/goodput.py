@@ -187,9 +187,10 @@ def accounts(path: Path) -> dict[str, Any] | None:
         total += ended - row["began"]
         for kind in seconds.keys() & row.keys():
             seconds[kind] += row[kind]
-        redone_seconds = min(redone * in_steps / done, in_steps) if done > 0 else 0.0
+        computing = max(in_steps - row.get("data_wait", 0.0), 0.0)  # the wait is a kind of its own
+        redone_seconds = min(redone / done, 1.0) * computing if done > 0 else 0.0
         seconds["redone"] += redone_seconds
-        seconds["productive"] += max(in_steps - row.get("data_wait", 0.0) - redone_seconds, 0.0)
+        seconds["productive"] += computing - redone_seconds
     total += seconds["stopped"]
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
     effective = seconds["productive"] / total if total else 0.0

@@ -137,7 +137,7 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
         is_of = [data.loss_unit == unit for data in datas]
         of = f", {unit}" * (len(units) > 1)
         last = [data.train.last("loss") if here else None for data, here in zip(datas, is_of, strict=True)]
-        row(f"Training loss, the last{of}", last, "{:.4f}".format)
+        row(f"Training loss, the last{own}{of}", last, "{:.4f}".format)
         for name, title, shown in (
             ("loss", "Held-out loss", "{:.4f}"), ("bits_per_byte", "Held-out bits per byte", "{:.4f}"),
             ("accuracy", "Accuracy", "{:.2%}"),

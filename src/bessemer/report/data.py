@@ -244,8 +244,11 @@ class RunReader:
             log.read(is_growing)
         if damaged := self._metrics.num_damaged:
             self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
-        if not run.metrics.exists() and (found["evaluation"] or published(run.checkpoints)):
-            self._notes.append("metrics.jsonl is not here, so there are no curves.")
+        was_trained = bool(found["evaluation"] or published(run.checkpoints))
+        if was_trained and not (run.metrics.exists() and run.metrics.stat().st_size):
+            self._notes.append("metrics.jsonl is missing or empty, so there are no curves.")
+        if was_trained and not recipe_text:
+            self._notes.append("recipe.toml is missing: the name is the folder's, and what was asked for is not known.")
         curves = self._metrics.curves()
         trained = curves["train"].step.tolist()
         if trained and (lost := missing_lines(trained, int(trained[-1]))):
@@ -279,10 +282,12 @@ class RunReader:
 
     def _json_file(self, path: Path) -> Json:
         try:
-            return as_object(self._cached(path, read_json))
+            found = self._cached(path, read_json)
         except BessemerError:
+            found = "damaged"
+        if found is not None and not isinstance(found, dict):
             self._notes.append(f"{path.relative_to(self.run.path)} is damaged and was left out.")
-            return {}
+        return as_object(found)
 
     def _cached(self, path: Path, load: Callable[[Path], Any]) -> Any:
         """What a file holds, loaded when it has changed; None where it is not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 from bessemer.errors import BessemerError
@@ -15,11 +16,14 @@ SHORT_SECONDS = 60.0  # of training, in which the steps' time says little
 FILE = "planned_against_measured.json"
 
 
-def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, Any] | None = None) -> dict[str, Any]:
+def against_measured(
+    plan: dict[str, Any], found: MeasuredRun, taken: dict[str, Any] | None = None, minutes: float | None = None
+) -> dict[str, Any]:
     """Planned and measured step time (seconds) and peak memory (bytes); error: of the plan, as a share of what was measured.
 
     spread: interquartile range of the steps as a share of their median; interval: in which the plan expected a step; taken: the
-    line of metrics.jsonl about the time of the whole training, or of what came after its last resume.
+    line of metrics.jsonl about the time of the whole training, or of what came after its last resume; minutes: that the run was
+    given, whose steps follow from how long they take.
     """
 
     def pair(planned: float, got: float, **more: Any) -> dict[str, Any]:
@@ -31,6 +35,8 @@ def against_measured(plan: dict[str, Any], found: MeasuredRun, taken: dict[str, 
     if taken and whole:
         # Of the steps that were planned, which may be more than those that were done.
         rest = whole * (taken["step"] - taken["resumed_at"]) / (as_number(plan, "steps") or taken["step"])
+        if minutes and not taken["resumed_at"]:
+            rest = 60.0 * minutes
         between = {"validation": taken["validation"], "saving": taken["saving"]}
         comparison["seconds"] = pair(rest, taken["seconds"], **between, since=taken["resumed_at"])
     if step:
@@ -51,13 +57,20 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None
-    comparison = against_measured(plan, found, taken[-1] if taken else None)
+    comparison = against_measured(plan, found, taken[-1] if taken else None, _minutes(run))
     if (wall := accounts(run.times)) is not None:
         comparison["wall"] = wall
     is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
     if is_one_life and (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
         whole["starting"] = max(started - whole["measured"], 0.0)
     return comparison
+
+
+def _minutes(run: RunFolder) -> float | None:
+    try:
+        return as_number(tomllib.loads(run.recipe.read_text(encoding="utf-8")), "train", "minutes")
+    except (OSError, ValueError):
+        return None
 
 
 def stage_seconds(run: RunFolder, name: str) -> float | None:

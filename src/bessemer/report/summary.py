@@ -137,7 +137,9 @@ def tiles(data: RunData) -> list[Json]:
     elif to_train_on:
         found.append(parts.tile("Tokens to train on", amount(to_train_on)))
     if seconds is not None:
-        planned = number_or_0(data.plan, "step_seconds") * float(data.train.step[-1])
+        # A run that is given minutes takes as many steps as fit in them.
+        is_timed = as_number(data.recipe, "train", "minutes") is not None
+        planned = 0.0 if is_timed else number_or_0(data.plan, "step_seconds") * float(data.train.step[-1])
         said = f"{seconds / planned:.2f} of the plan" if planned else f"{data.train.step[-1]:,.0f} steps"
         found.append(parts.tile("Time in training steps", duration(seconds), said))
     rate, mfu = data.train.median("tokens_per_second"), data.train.median("mfu")
@@ -169,13 +171,13 @@ def comparison(data: RunData) -> list[Json]:
     if not plan or not len(train):
         return []
     steps, seconds = float(train.step[-1]), as_number(plan, "step_seconds")
-    total = as_number(plan, "memory_bytes", "total")
+    total, is_timed = as_number(plan, "memory_bytes", "total"), as_number(data.recipe, "train", "minutes") is not None
     memory = f"Memory at the peak{', since the last start' if number_or_0(data.times, 'sessions') > 1 else ''}"
     time = f"Time in training steps{'' if finished(data) else ' so far'}"
     rows: list[tuple[str, float | None, float | None, Callable[[Any], str], bool]] = [
         ("Steps", as_number(plan, "steps"), steps, parts.count, False),
         ("Tokens", as_number(plan, "tokens"), train.last("tokens"), amount, False),
-        (time, seconds * steps if seconds else None, training_seconds(data), duration, True),
+        (time, None if is_timed or not seconds else seconds * steps, training_seconds(data), duration, True),
         ("Time of a step (median)", seconds, train.median("step_seconds"), step_time, True),
         ("Tokens per second (median)", as_number(plan, "tokens_per_second"), train.median("tokens_per_second"),
          parts.count, True),

@@ -216,7 +216,8 @@ def _accumulate_two(
     factor: float,
     threads: int,
 ) -> list[MicroBatchLoss]:
-    """`accumulate` with two micro-batches at a time; at most NUM_WORKERS sets of gradients exist besides the sum."""
+    """`accumulate` with two micro-batches at a time; at most NUM_WORKERS + 1 sets of gradients exist besides the sum: one is
+    added while the next are computed."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
 
     def gradients(compute: Callable[[], MicroBatchLoss]) -> tuple[tuple[Tensor | None, ...], MicroBatchLoss]:

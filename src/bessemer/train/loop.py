@@ -1,4 +1,4 @@
-"""The training loop, and the training of a run on one process. train/session.py builds the parts that work together here."""
+"""The training loop, and the training of a run on this process. train/session.py builds the parts that work together here."""
 
 from __future__ import annotations
 

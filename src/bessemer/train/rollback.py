@@ -270,7 +270,7 @@ def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: Save
     """The steps (0-based) around the first bad one whose batches are never read again, up to the alarm at least."""
     num_skipped = 0
     if not alarm.kind.is_hardware_fault:
-        is_repeated = _num_recent_rollbacks(training, step) > 0
+        is_repeated = _num_recent_rollbacks(training, step, of_data=True) > 0
         num_skipped = round(
             training.recipe.guard.batches_to_skip(training.pace.steps) * (REPEATED_SKIP if is_repeated else 1.0)
         )
@@ -298,17 +298,21 @@ def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedChec
     )
     if alarm.kind.is_hardware_fault:
         return rollback
-    factors, before = guard.rate_factors, _num_recent_rollbacks(training, step)
+    factors, before = guard.rate_factors, _num_recent_rollbacks(training, step, of_data=True)
     return replace(
         rollback, rate_factor=factors[min(before, len(factors) - 1)], rewarm_from=guard.rewarm_from,
         rewarm_steps=guard.steps_to_rewarm(training.pace.steps),
     )  # fmt: skip
 
 
-def _num_recent_rollbacks(training: Training, step: int) -> int:
-    """Of the last steps, and under this recipe: those before an accepted change say nothing about it. Collective."""
+def _num_recent_rollbacks(training: Training, step: int, *, of_data: bool = False) -> int:
+    """Of the last steps, and under this recipe: those before an accepted change say nothing about it. Collective.
+
+    of_data: without those after hardware faults, which say nothing about the data or the rate.
+    """
     before = training.trainer.mesh.broadcast(training.saver.rollbacks_before_change)
-    return num_rollbacks_within(training.journal.rollbacks[before:], step - 1, ROLLBACK_STEPS)
+    counted_ones = [one for one in training.journal.rollbacks[before:] if not (of_data and one.is_hardware_fault)]
+    return num_rollbacks_within(counted_ones, step - 1, ROLLBACK_STEPS)
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:

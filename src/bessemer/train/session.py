@@ -70,6 +70,10 @@ class Training:
     journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
     is_on_disk: whether a checkpoint of that state is; planned_memory: bytes; observe: wraps the iterator of batches, for the
     profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
+
+    recipe is the one the training began with: where train.minutes revises the number of steps, pace.recipe is the current one.
+    rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
+    inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
     """
 
     recipe: Recipe

@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by sched
 
 
 class StopSignal:
-    """Context in which a stop signal sets `requested` instead of ending the process; a second Ctrl-C ends it at once."""
+    """Context in which a stop signal sets `requested` instead of ending the process; a Ctrl-C after that ends it at once."""
 
     def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
         self.mesh = mesh
