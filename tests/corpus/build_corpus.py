@@ -1,6 +1,6 @@
 """A build in a process of its own, with partitions and buckets of a few documents; killed by itself if told so.
 
-    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool]
+    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool|slurm]
 
 MOMENT: the number of the file operation at which the process kills itself, before or after it is done.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import partition, pipeline, units, worker
+from bessemer.corpus import partition, pipeline, slurm, units, worker
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
 
@@ -46,8 +46,9 @@ def small(pool: bool) -> None:
 
 if __name__ == "__main__":
     recipe, run, *more = sys.argv[1:]
-    small("pool" in more)
-    if more and more[0] != "pool":
+    small("pool" in more or "slurm" in more)
+    slurm.READ_SECONDS, slurm.ASK_SECONDS, slurm.SEEN_SECONDS = 0.05, 0.2, 0.5
+    if more and more[0] not in ("pool", "slurm"):
         import pyarrow.parquet as pq
 
         for name in ("rename", "replace", "link", "fsync"):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +22,7 @@ from slurm_tasks import Square
 from bessemer import interrupt
 from bessemer.corpus import partition, pipeline, slurm, units, worker
 from bessemer.errors import BessemerError, InputError
-from bessemer.recipe import Corpus, Recipe
+from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
 from bessemer.run import RunFolder
 from bessemer.tokens import build
@@ -191,14 +196,18 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: small(pool=False)
 
 
-@pytest.mark.long
-def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
-    finely()
+def filled(data: Path) -> Recipe:
     for number in range(60):
         (data / f"{number}.txt").write_text(prose(number))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
-    of = recipe({"name": "s", "format": "text", "paths": [str(data)]})
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]})
+
+
+@pytest.mark.long
+def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path) -> None:
+    finely()
+    of = filled(data)
     of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
@@ -212,3 +221,37 @@ def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable
     mine, theirs = contents(here.tokens), contents(there.tokens)
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
+
+
+@pytest.mark.long
+def test_killed_drivers_and_jobs_cost_nothing(
+    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path
+) -> None:
+    """Every few seconds the driver is killed, or one of the jobs that run."""
+    finely()
+    of, here, there = filled(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    (tmp_path / "recipe.toml").write_text(dump(on_slurm(of)))
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("build_corpus.py")),
+        str(tmp_path / "recipe.toml"),
+        str(there.path),
+    ]
+    draw, killed = random.Random(0), {"driver": 0, "job": 0}
+    for _ in range(60):
+        driver = subprocess.Popen([*program, "slurm"], stdout=subprocess.DEVNULL, start_new_session=True)
+        while not there.corpus.exists() and driver.poll() is None:
+            time.sleep(draw.uniform(1, 5))
+            running = [path for path in cluster.glob("*/*.state") if path.read_text() == "RUNNING"]
+            what = "job" if running and killed["job"] <= killed["driver"] else "driver"
+            if killed[what] < 5:
+                number = int(draw.choice(running).with_suffix(".pid").read_text()) if what == "job" else driver.pid
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed[what] += 1
+        if driver.wait() == 0:
+            break
+        assert driver.returncode == -signal.SIGKILL
+    assert min(killed.values()) >= 3, killed
+    assert contents(there.corpus) == contents(here.corpus)
