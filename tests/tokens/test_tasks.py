@@ -163,7 +163,7 @@ def test_a_killed_build_encodes_nothing_twice(prepared: Path, corpus: Path, monk
 @pytest.mark.long
 def test_processes_make_the_same(prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (
-        recipe_of(prepared, corpus, name, "corpus.workers=2", "tokens.shard_tokens=3000") for name in ("one", "two")
+        recipe_of(prepared, corpus, name, "tokens.workers=2", "tokens.shard_tokens=3000") for name in ("one", "two")
     )
     build.build(*one)
     by_tasks(monkeypatch)
@@ -192,9 +192,14 @@ def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> N
     assert len(found) == writer.shards and sum(num_tokens for num_tokens, _ in cuts.shards) == writer.tokens
 
 
-def test_engine_local_and_little_text_stay_in_one_process(prepared: Path) -> None:
+def test_little_text_and_few_cores_stay_in_one_process(prepared: Path) -> None:
     recipe = load(prepared / "small.toml")
-    on_ray = recipe.changed(corpus={"engine": "ray"})
-    assert not tasks.is_distributed(recipe, 1 << 40)
+    on_ray = recipe.changed(corpus={"engine": "ray", "workers": 3}, tokens={"workers": 64})
     assert not tasks.is_distributed(on_ray, 1 << 20)
     assert tasks.is_distributed(on_ray, 1 << 30)
+    assert tasks.engine_of(on_ray).workers == 3
+    few, many = (recipe.changed(tokens={"workers": workers}) for workers in (tasks.MAX_THREADS, 64))
+    assert not tasks.is_distributed(few, 1 << 40)
+    assert not tasks.is_distributed(many, 1 << 30)
+    assert tasks.is_distributed(many, 1 << 40)
+    assert tasks.engine_of(many).workers == 64

@@ -178,7 +178,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, text_bytes: int)
         regex = pattern_of(options.pattern, options.digits, options.white_space)
         sample = documents.training_sample(recipe, corpus)
         if is_distributed(recipe, text_bytes):
-            sample = sample_tasks.training_sample(recipe, corpus, work, tasks.TASK_BYTES)
+            sample = sample_tasks.training_sample(recipe, corpus, work, tasks.TASK_BYTES, tasks.engine_of(recipe))
         tokenizer = Tokenizer.train(
             sample,
             options.vocabulary or 32_768,

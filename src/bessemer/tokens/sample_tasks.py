@@ -15,20 +15,20 @@ from typing import Any
 from bessemer.corpus import worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
-from bessemer.recipe import Recipe
+from bessemer.recipe import Recipe, Work
 from bessemer.tokens import documents
 
 TEXTS = "texts.parquet"
 READING = 10  # to read a text takes so much less time than to encode it
 
 
-def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int) -> Iterator[str]:
-    """As `documents.training_sample`. Raises what tasks raise (`worker.run_tasks`)."""
+def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int, engine: Work) -> Iterator[str]:
+    """As `documents.training_sample`. engine: where the tasks are done. Raises what tasks raise (`worker.run_tasks`)."""
     import pyarrow.parquet as parquet
 
     places, sizes = list(documents.row_groups(corpus.absolute(), task_bytes)), Counter[str]()
     counting = [CountTexts(work.absolute(), number, *place) for number, place in enumerate(places)]
-    for done in worker.run_tasks("counting text", "B", counting, 1 / READING, recipe.corpus):
+    for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine):
         sizes.update(done["bytes"])
     shares = documents.sample_shares(recipe, sizes)
     sampling = [
@@ -36,7 +36,7 @@ def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int) -
     ]
     for task, _ in zip(
         sampling,
-        worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, recipe.corpus),
+        worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine),
         strict=True,
     ):
         with parquet.ParquetFile(task.folder / TEXTS) as file:

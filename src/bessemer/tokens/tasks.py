@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask
-from bessemer.recipe import Recipe
+from bessemer.environment import num_cores
+from bessemer.recipe import Recipe, Work
 from bessemer.run import link, write_atomic
 from bessemer.tokens import documents
 from bessemer.tokens.chat import ChatTemplate
@@ -35,14 +36,24 @@ from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 CONTEXT = "context.pickle"
 TASK_BYTES = 64 << 20  # of row groups in a task, about
+# Threads that gain something: 15% of the time of encoding holds Python's lock. With less text than LARGE_BYTES (a minute with so
+# many threads) processes gain little: they write the tokens twice
+MAX_THREADS, LARGE_BYTES = 6, 4 << 30
 COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
 Writers = dict[tuple[str, str], ShardWriter]
 Span = tuple[int, int, int]  # number of the encoded row groups, first document in them, end
 
 
 def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
-    """Whether the tokens are made by tasks: on a cluster, where there is enough text."""
-    return recipe.corpus.engine != "local" and text_bytes >= worker.SMALL_BYTES
+    """Whether the tokens are made by tasks: of enough text on a cluster, or on a machine with more cores than threads can use."""
+    if recipe.corpus.engine != "local":
+        return text_bytes >= worker.SMALL_BYTES
+    return text_bytes >= LARGE_BYTES and (recipe.tokens.workers or num_cores()) > MAX_THREADS
+
+
+def engine_of(recipe: Recipe) -> Work:
+    """Where the tasks are done; on one machine by tokens.workers processes."""
+    return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
 def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
@@ -115,7 +126,7 @@ def encode_corpus(
     states: dict[str, dict[str, Any]] = {
         name: {**dict.fromkeys(COUNTS, 0), "files": {}, "held": 0, "records": 0} for name in cuts
     }
-    for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, recipe.corpus), strict=True):
+    for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, engine_of(recipe)), strict=True):
         engine.check_stop()
         counts.add(EncodedCounts(**done["counts"]))
         for name, facts in done["splits"].items():
@@ -130,7 +141,7 @@ def encode_corpus(
         for number, (num_tokens, spans) in enumerate(cut.shards)
     ]
     per_token = 4 / COPYING  # bytes of text that take as long
-    written = worker.run_tasks("writing shards", "tokens", writing, per_token, recipe.corpus)
+    written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
     for shard, done in zip(writing, written, strict=True):
         for file, facts in done["files"].items():
             (out / file).unlink(missing_ok=True)  # of an earlier attempt
