@@ -219,12 +219,14 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
         "output": f'"{folder}/logs/%a.out"',
     }
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **worker_environment()}
+    path = shlex.quote(environment.pop("PYTHONPATH"))
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in given.items()),
         "#SBATCH --requeue",
         *options.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',  # what the set-up put there stays
         f"exec {shlex.quote(sys.executable)} -m bessemer.corpus.slurm {shlex.quote(str(folder))}",
     ]
     return "\n".join(lines) + "\n"

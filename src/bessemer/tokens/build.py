@@ -17,7 +17,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from bessemer.corpus.worker import require_engine
+from bessemer.corpus.worker import kept_workers, require_engine
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
@@ -110,7 +110,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         require_engine(recipe.corpus)
     made_of = stage_facts(run.corpus).get("outputs", {})
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
-    with resumable(run.tokens, digest(inputs, kept)) as work:
+    with kept_workers(), resumable(run.tokens, digest(inputs, kept)) as work:
         staged = work / OUT
         tokenizer = _tokenizer(recipe, corpus, work, text_bytes)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
