@@ -17,14 +17,17 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 
+import planner_layouts
 import planner_memory
 import planner_models
 import planner_sets
 from machine import describe
 from planner_calibrated import calibrate
+from planner_layouts import Regret, regrets
 from planner_sets import Case
 
 from bessemer.errors import InputError
@@ -37,7 +40,6 @@ from bessemer.plan.estimate.step import refuse, step
 # Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
 # MPT's A100 rows the rate of FlashAttention's first version.
 FITTED = {"A100 single node", "MPT A100 SXM 80GB", "MPT A100 SXM 40GB", "nanotron 1.34B", "nanotron 8.86B"}
-SWEEP = "nanotron"
 FEWEST = 6  # cases of a set from which three are taken for a calibration
 
 
@@ -59,8 +61,13 @@ def errors(name: str, found: Sequence[tuple[str, float]], **more: float | bool |
     """Of (case, predicted over measured less 1)."""
     sizes = sorted(abs(error) for _, error in found)
     worst = tuple(sorted(found, key=lambda each: -abs(each[1]))[:3])
-    ninetieth = sizes[-(-9 * len(sizes) // 10) - 1]
-    return Errors(name, len(found), median(error for _, error in found), fmean(sizes), ninetieth, worst, **more)
+    signed = median(error for _, error in found)
+    return Errors(name, len(found), signed, fmean(sizes), percentile(sizes, 0.9), worst, **more)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of the sorted values that this share of them does not exceed."""
+    return values[max(ceil(share * len(values) - 1e-9), 1) - 1]
 
 
 def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
@@ -91,36 +98,6 @@ def after_calibration(cases: Sequence[Case], draws: int) -> float:
         how = calibrate([(cases[i].job, cases[i].seconds or 0.0) for i in three])
         means.append(fmean(abs(off(case, how)) for i, case in enumerate(cases) if i not in three))
     return fmean(means)
-
-
-@dataclass(frozen=True)
-class Regret:
-    """What the planner's first choice among measured layouts loses against the best of them. sound: among the runs that reached
-    half of the best one's rate."""
-
-    group: str
-    layouts: int
-    ours: str
-    best: str
-    regret: float
-    sound: float
-
-
-def regrets(cases: Iterable[Case]) -> list[Regret]:
-    """For each model and number of nodes of the sweep."""
-    groups: dict[tuple[str, int], list[tuple[float, float, str]]] = defaultdict(list)
-    for case in cases:
-        if case.set.startswith(SWEEP) and case.seconds is not None and refuse(case.job) is None:
-            groups[case.set, case.raw["nodes"]].append((step(case.job).seconds, case.seconds, case.name))
-    rows = []
-    for (name, nodes), runs in sorted(groups.items()):
-        best, ours = min(run[1] for run in runs), min(runs)
-        sound = min(run for run in runs if run[1] <= 2 * best)
-        fastest = next(run[2] for run in runs if run[1] == best)
-        rows.append(
-            Regret(f"{name}, {nodes} nodes", len(runs), ours[2], fastest, 1 - best / ours[1], 1 - best / sound[1])
-        )
-    return rows
 
 
 def hours(folder: Path) -> list[tuple[str, float]]:
@@ -166,17 +143,13 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple
             f"{row.set + mark:<26}{row.n:>5}{row.median:>+9.1%}{row.mean_absolute:>8.1%}{row.ninetieth:>8.1%}{after:>9}  {worst}"
         )
     lines.append("* constants were fitted to it; after 3: mean after calibration on three of its cases, of the others")
-    if choices:
-        for what in ("regret", "sound"):
-            sizes = sorted(getattr(choice, what) for choice in choices)
-            among = "all runs" if what == "regret" else "runs of at least half the best rate"
-            lines.append(
-                f"layout regret, {len(sizes)} choices among {among}: median {median(sizes):.1%}, worst {sizes[-1]:.1%}"
-            )
-        lines += [
-            f"  {choice.group}: {choice.regret:.0%}, {choice.ours} for {choice.best}"
-            for choice in sorted(choices, key=lambda choice: -choice.regret)[:5]
-        ]
+    for fitted in (True, False) if choices else ():
+        some = [choice for choice in choices if choice.fitted == fitted]
+        print_of = f"layout regret, {len(some)} choices, models that {'served' if fitted else 'did not serve'} to set the rules: "
+        lines.append(print_of + f"{sum(choice.failed for choice in some)} chosen layouts failed")
+        for what, among in (("regret", "all"), ("sound", "those of at least half the best rate")):
+            sizes = sorted(size for choice in some if (size := getattr(choice, what)) is not None)
+            lines.append(f"  among {among}: median {median(sizes):.1%}, 90th {percentile(sizes, 0.9):.1%}")
     if runs:
         ratios = sorted(ratio for _, ratio in runs)
         band = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
@@ -211,6 +184,7 @@ def main() -> None:
             "time": [asdict(row) for row in rows],
             "memory": memory,
             "regret": [asdict(choice) for choice in choices],
+            "failures": planner_layouts.failures(cases),
             "gpu_hours": dict(runs),
         }
         arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

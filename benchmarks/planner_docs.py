@@ -51,17 +51,43 @@ def fits_table(found: dict[str, Any]) -> str:
 
 
 def regret_table(found: dict[str, Any]) -> str:
-    """Layout regret: of all choices, and the worst of them."""
+    """Layout regret: each choice, and the median and 90th percentile of the models that served to set the rules and of others."""
     rows = found["regret"]
-    lines = ["| model, nodes | layouts measured | regret | among undisturbed runs |", "|---|---|---|---|"]
+    lines = ["| model, nodes | layouts tried | regret | among undisturbed runs |", "|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| {row['group']} | {row['layouts']} | {row['regret']:.1%} | {row['sound']:.1%} |")
-    every, good = [row["regret"] for row in rows], [row["sound"] for row in rows]
-    lines.append(f"| median of {len(rows)} | | {median(every):.1%} | {median(good):.1%} |")
+        failed = "failed" if row["failed"] else ""
+        regret = ", ".join(filter(None, (failed, "" if row["regret"] is None else f"{row['regret']:.1%}")))
+        sound = "none fits" if row["sound"] is None else f"{row['sound']:.1%}"
+        lines.append(f"| {row['group']} | {row['layouts']} | {regret} | {sound} |")
+    for fitted, title in ((True, "set with"), (False, "not set with")):
+        some = [row for row in rows if row["fitted"] == fitted]
+        cells = []
+        for key in ("regret", "sound"):
+            sizes = sorted(row[key] for row in some if row[key] is not None)
+            cells.append(f"median {median(sizes):.1%}, 90th {sizes[max(-(-9 * len(sizes) // 10), 1) - 1]:.1%}")
+        failed = sum(row["failed"] for row in some)
+        lines.append(f"| {len(some)} of models {title} | | {cells[0]}; {failed} failed | {cells[1]} |")
     return "\n".join(lines)
 
 
-TABLES = {"time": time_table, "memory": memory_table, "fits": fits_table, "regret": regret_table}
+def risk_table(found: dict[str, Any]) -> str:
+    """Failures by planned share of the device's memory."""
+    lines = [
+        "| planned share of the memory | models set with: runs, failed, said | others: runs, failed, said |",
+        "|---|---|---|",
+    ]
+    starts = sorted({row["from"] for row in found["failures"]})
+    for low, high in zip(starts, [*starts[1:], None], strict=True):
+        cells = []
+        for fitted in (True, False):
+            row = next((row for row in found["failures"] if row["from"] == low and row["fitted"] == fitted), None)
+            cells.append("" if row is None else f"{row['runs']}, {row['failed']}, {row['expected']:.1f}")
+        band = f"{low:.0%} to {high:.0%}" if high is not None else f"above {low:.0%}"
+        lines.append(f"| {band} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"time": time_table, "memory": memory_table, "fits": fits_table, "regret": regret_table, "risk": risk_table}
 
 
 def filled(page: str, found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`parallel.auto = true`: replace it by the layout that the planner predicts to be the fastest, before anything starts."""
+"""`parallel.auto = true`: replace it by the layout that the planner prefers, before anything starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
-    """The recipe with the fastest layout that fits in place of `parallel.auto`; a recipe with a layout of its own as it is.
+    """The recipe with the layout that the planner prefers in place of `parallel.auto`; one with a layout of its own as it is.
 
     The same recipe gives the same layout on every process. On a CPU each node is one process, since the processes of a node
     would share its cores. Micro-batch and recompute are chosen too where the recipe leaves them open, but for the micro-batch
@@ -42,7 +42,7 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
     goal = planning_goal(recipe)
     refusal: InputError | None = None
     found = outcome.of(goal).found
-    for candidate in found.ranked if found is not None else ():
+    for candidate in found.preferred if found is not None else ():
         chosen = _with_layout(recipe, goal, candidate)
         try:
             _require_fit(chosen, goal)

@@ -47,7 +47,7 @@ def test_without_a_layout_the_planner_chooses() -> None:
     assert asked.recipe.parallel.auto
     out = outcome.of(goal(asked))
     assert out.job.layout.devices == 64 and out.verdict.fits and out.found is not None
-    assert out.job is out.found.ranked[0].job
+    assert out.job is out.found.preferred[0].job
 
 
 def test_changes_keep_the_rest() -> None:

@@ -45,7 +45,7 @@ def test_memory_bars_add_up_and_mark_the_plan(of: object) -> None:
     for group in found["groups"]:
         for bar in group["bars"]:
             assert sum(bar["parts"].values()) == bar["total"], bar["name"]
-            assert bar["fits"] == (bar["total"] <= found["room"])
+            assert bar["fits"] == (bar["total"] <= found["capacity"])
         assert [bar["total"] for bar in group["bars"] if bar["own"]] == [out.memory.total]
     kinds = [group["kind"] for group in found["groups"]]
     assert kinds[:2] == ["ZeRO stage", "recompute"]

@@ -46,14 +46,18 @@ def test_the_layouts_chosen_are_the_measured_best_or_near(accuracy: ModuleType) 
     choices = accuracy.regrets(accuracy.planner_sets.read(FOLDER))
     if not choices:
         pytest.skip("the sweep is not among the reference files")
-    assert median(choice.regret for choice in choices) <= 0.05
-    assert median(choice.sound for choice in choices) <= 0.03
+    for fitted in (True, False):
+        sizes = [choice.sound for choice in choices if choice.fitted == fitted and choice.sound is not None]
+        assert len(sizes) >= 10 and median(sizes) <= 0.05
+    assert sum(choice.failed for choice in choices) <= 2
 
 
 @pytest.mark.parametrize("model", ["3.57B", "80.0B"])
 def test_half_of_the_sweeps_other_models_is_met(accuracy: ModuleType, model: str) -> None:
     """A tenth of the sweep's rows, and its 64 nodes, are of broken runs, so that a mean says little and a median more."""
-    cases = [case for case in accuracy.planner_sets.read(FOLDER) if case.set == f"{accuracy.SWEEP} {model}"]
+    cases = [
+        case for case in accuracy.planner_sets.read(FOLDER) if case.set == f"{accuracy.planner_layouts.SWEEP} {model}"
+    ]
     sound = [case for case in cases if case.seconds and accuracy.refuse(case.job) is None and case.raw["nodes"] < 64]
     if not sound:
         pytest.skip("the sweep is not among the reference files")

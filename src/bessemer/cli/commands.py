@@ -29,6 +29,7 @@ COMMANDS = (
             option("--catalogue", "a file of your own devices, in the catalogue's form", metavar="FILE"),
             option("--price", "dollars of a device-hour", metavar="P"),
             option("--framework", "whose memory and overlap to model (default bessemer)", metavar="NAME"),
+            option("--headroom", "share of a device's memory to leave free (15%%)", metavar="SHARE"),
         ),
         "the model, without a recipe or in place of its own": (
             option("--model", "a published shape, for example llama-3-70b", metavar="NAME"),
@@ -48,7 +49,7 @@ COMMANDS = (
             option("--days", "days on the devices of --gpus", metavar="N"),
             option("--money", "dollars", metavar="N"),
         ),
-        "the layout; left out: the fastest that fits": (
+        "the layout; left out: chosen": (
             option("--dp", "data-parallel ranks (parallel.shard)", metavar="N"),
             option("--tp", "parallel.tensor", metavar="N"),
             option("--pp", "parallel.pipeline", metavar="N"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Options that are short names of recipe keys (plan/ask.py).
 SHORT_NAMES = (
     "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
-    "zero", "price", "framework", "catalogue",
+    "zero", "price", "framework", "headroom", "catalogue",
 )  # fmt: skip
 BUDGETS = ("flops", "days", "money")
 

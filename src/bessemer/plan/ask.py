@@ -23,7 +23,7 @@ from bessemer.recipe import Recipe, keys, parse
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
 
-# Short names of recipe keys, by the form of their value: a whole number, a number, or a word.
+# Short names of recipe keys, by the form of their value: a whole number, a number, a share, or a word.
 PLAIN = {
     **{
         name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
@@ -38,6 +38,7 @@ PLAIN = {
     "per_node": ("cluster.devices_per_node", "count"),
     "price": ("cluster.price", "number"),
     "framework": ("cluster.framework", "word"),
+    "headroom": ("cluster.headroom", "share"),
     "catalogue": ("cluster.catalogue", "word"),
     **{name: (f"parallel.{name}", "count") for name in (*AXES, "virtual")},
     "schedule": ("parallel.schedule", "word"),
@@ -64,6 +65,23 @@ def count(text: str, name: str) -> int:
     if value != round(value):
         raise InputError(f"{name}: {text} is not a whole number")
     return int(value)
+
+
+def share(text: str, name: str) -> float:
+    """A share from 0 to below 1, as 0.1 or 10%. Raises InputError."""
+    plain = text.strip()
+    try:
+        value = float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise InputError(
+            f"{name}: {text!r} is no share of a device's memory; write it as 0.1 or 10%, from 0 to below 100%"
+        )
+    return value
+
+
+READ = {"count": count, "number": number, "share": share}
 
 
 @dataclass(frozen=True)
@@ -176,8 +194,7 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
     for name, text in asked.items():
         if name in PLAIN:
             key, kind = PLAIN[name]
-            value = count(text, name) if kind == "count" else number(text, name) if kind == "number" else f'"{text}"'
-            found[key] = str(value)
+            found[key] = str(READ[kind](text, name)) if kind in READ else f'"{text}"'
         elif name == "gpus":
             found |= _gpus(text)
         elif name in OWN:

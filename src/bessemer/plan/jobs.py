@@ -19,6 +19,7 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, domain_size
+from bessemer.plan.estimate.risk import HEADROOM
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
@@ -31,7 +32,7 @@ GB = 1e9
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or that of one device where the planner is to choose;
     free: what it chooses beyond the layout, where the recipe leaves it out; notes: how the request was understood, where a
-    reader of the plan must know it."""
+    reader of the plan must know it; headroom: share of a device's memory that a layout which it chooses leaves free."""
 
     recipe: Recipe
     job: Job
@@ -39,6 +40,7 @@ class Goal:
     chooses_layout: bool
     free: frozenset[str]
     notes: tuple[str, ...] = ()
+    headroom: float = HEADROOM
 
 
 def goal_of(
@@ -82,7 +84,8 @@ def goal_of(
     free = {"micro_batch"} if recipe.train.micro_batch is None else set()
     if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
         free.add("recompute")
-    return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes))
+    headroom = HEADROOM if recipe.cluster.headroom is None else recipe.cluster.headroom
+    return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes), headroom)
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:

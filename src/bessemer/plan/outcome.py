@@ -9,7 +9,8 @@ from typing import Any
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.estimate.memory import ROOM, DeviceMemory, MemoryFit, fits, memory, stages
+from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
+from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
@@ -56,10 +57,10 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; one that can be and
     does not fit in memory is still evaluated, with fits = False.
     """
-    found = search(goal.job, goal.free) if goal.chooses_layout or searched else None
+    found = search(goal.job, goal.free, goal.headroom) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked:
         raise NoLayoutError(_no_layout(goal.job, found))
-    best = found.ranked[0] if found is not None and goal.chooses_layout else _given(goal)
+    best = found.preferred[0] if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
     asked, device, storage = (
@@ -94,7 +95,7 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
     """Why none fits: the nearest miss, and how many devices the state alone would fill where that is more than there are."""
     miss, framework, device = found.rejected[0], job.framework, job.cluster.device
     each = framework.weight_bytes + framework.master_bytes + framework.gradient_bytes + framework.moment_bytes
-    num_full = math.ceil(job.model.parameters * each / (device.memory * ROOM))
+    num_full = math.ceil(job.model.parameters * each / device.memory)
     alone = (
         f"; weights, gradients and optimizer alone fill {num_full:,} of them" if num_full > job.cluster.devices else ""
     )
@@ -111,8 +112,8 @@ def checkpoint_bytes(job: Job) -> float:
 
 
 def _given(goal: Goal) -> Candidate:
-    """The recipe's own layout; where it leaves recompute open, as little as fits; of a mixture the fastest division of the
-    experts, of which a recipe says nothing, that fits."""
+    """The recipe's own layout; where it leaves recompute open, as little as leaves the headroom; of a mixture the fastest
+    division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
     layout = goal.job.layout
     modes: tuple[Recompute, ...] = RECOMPUTE if "recompute" in goal.free else (layout.recompute,)
     found: list[Candidate] = []
@@ -120,10 +121,10 @@ def _given(goal: Goal) -> Candidate:
         for mode in modes:
             job = goal.job.with_layout(recompute=mode, expert=expert)
             found.append(Candidate(job, memory(job), step(job)))
-            if fits(job, found[-1].memory).fits:
+            if found[-1].leaves(goal.headroom):
                 break
-    fitting = [one for one in found if fits(one.job, one.memory).fits]
-    return min(fitting, key=lambda one: one.step.seconds) if fitting else min(found, key=lambda one: one.memory.total)
+    safe = [one for one in found if one.leaves(goal.headroom)]
+    return min(safe, key=lambda one: one.step.seconds) if safe else min(found, key=lambda one: one.memory.total)
 
 
 def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
@@ -173,6 +174,8 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "layout": layout_dict(job),
         "memory_bytes_per_device": out.memory.to_dict(),
         "memory_error": MEMORY_ERROR,
+        "headroom": goal.headroom,
+        "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
         "device_memory_bytes": job.cluster.device.memory,
         "chinchilla": out.standing.to_dict(),
@@ -204,10 +207,12 @@ def layout_dict(job: Job) -> dict[str, Any]:
 
 
 def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
-    """Best layouts, Pareto front of speed and memory, nearest misses, and counts of impossible splits by reason."""
+    """Best layouts in the order of choice, Pareto front of speed and memory, nearest misses, and counts of impossible splits by
+    reason."""
     return {
         "fitting": len(of.ranked),
-        "best": [candidate_dict(one) for one in of.ranked[:SHOWN]],
+        "with_headroom": len(of.safe),
+        "best": [candidate_dict(one) for one in of.preferred[:SHOWN]],
         "pareto": [candidate_dict(one) for one in of.pareto],
         "too_large": len(of.rejected),
         "nearest_misses": [
@@ -221,4 +226,10 @@ def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
 def candidate_dict(one: Candidate) -> dict[str, Any]:
     """A row of a search."""
     figures = {name: getattr(one.step, name) for name in ("tokens_per_second", "mfu")}
-    return {**layout_dict(one.job), "step_seconds": one.step.seconds, **figures, "memory_bytes": one.memory.total}
+    return {
+        **layout_dict(one.job),
+        "step_seconds": one.step.seconds,
+        **figures,
+        "memory_bytes": one.memory.total,
+        "out_of_memory_risk": one.risk,
+    }

@@ -16,7 +16,7 @@ from bessemer.layout.pipeline_schedules import generate
 from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.plan import failures, laws, outcome, pipeline
 from bessemer.plan.estimate.job import Job, Layout
-from bessemer.plan.estimate.memory import ROOM, DeviceMemory, fits, memory, stages
+from bessemer.plan.estimate.memory import DeviceMemory, fits, memory, stages
 from bessemer.plan.estimate.step import Step
 from bessemer.plan.search import RECOMPUTE, LayoutSearchResult
 from bessemer.plan.standing import known
@@ -90,7 +90,7 @@ def pictures(of: outcome.PlanResult) -> dict[str, Any]:
 def memory_bars(job: Job) -> dict[str, Any]:
     """Memory of the fullest device by part: for each ZeRO stage, each recompute mode, and each place of the pipeline.
 
-    groups: bars of one kind, the plan's own marked; capacity: of the device, room: what a plan may take of it.
+    groups: bars of one kind, the plan's own marked; capacity: of the device.
     """
     groups = [
         _group("ZeRO stage", {f"ZeRO {zero}": _with_zero(job, zero) for zero in range(4)}, f"ZeRO {job.layout.zero}"),
@@ -104,7 +104,7 @@ def memory_bars(job: Job) -> dict[str, Any]:
         bars = [_bar(f"stage {one.place + 1}", job, one, one is fullest) for one in found]
         groups.append({"kind": "pipeline stage", "bars": bars})
     device = job.cluster.device
-    return {"capacity": device.memory, "room": device.memory * ROOM, "device": device.name, "groups": groups}
+    return {"capacity": device.memory, "device": device.name, "groups": groups}
 
 
 def _with_zero(job: Job, zero: int) -> Job:
@@ -235,7 +235,8 @@ def checkpoints(running: failures.Outlook, save: failures.CheckpointCost) -> dic
 def layouts(found: LayoutSearchResult, job: Job) -> dict[str, Any]:
     """Speed against memory of the layouts that fit. front: no other is faster with as little memory; own: the plan's."""
     front = {id(one) for one in found.pareto}
-    shown = [*found.ranked[:DRAWN_LAYOUTS], *(one for one in found.ranked[DRAWN_LAYOUTS:] if id(one) in front)]
+    late = (one for one in found.ranked[DRAWN_LAYOUTS:] if id(one) in front or one.job == job)
+    shown = [*found.ranked[:DRAWN_LAYOUTS], *late]
     return {
         "capacity": job.cluster.device.memory,
         "fitting": len(found.ranked),

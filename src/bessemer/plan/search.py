@@ -4,6 +4,10 @@ For every way to divide the model and its state (tensor, pipeline, context, shar
 recomputed than must be for it to fit: recomputing costs time and gives nothing but memory. State is divided over all devices that
 share the batch, over those of a node, or over none. A test holds this against trying everything.
 
+The layout that is chosen leaves headroom on the device (plan/estimate/risk.py), and of those that are nearly as fast as the
+fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
+slower than predicted, or failed.
+
 Also the same plan with changes (`--what-if`).
 """
 
@@ -21,6 +25,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
+from bessemer.plan.estimate.risk import HEADROOM, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig
@@ -33,6 +38,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
 MAX_CONTEXT = 16
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
+NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
 
 
 class NoLayoutError(InputError):
@@ -51,6 +57,15 @@ class Candidate:
     memory: DeviceMemory
     step: Step
 
+    @property
+    def risk(self) -> float:
+        """Probability that it runs out of memory."""
+        return out_of_memory(self.memory.total, self.job.cluster.device.memory)
+
+    def leaves(self, headroom: float) -> bool:
+        """True where this share of the device's memory stays free, by plan."""
+        return self.memory.total <= (1 - headroom) * self.job.cluster.device.memory
+
 
 @dataclass(frozen=True)
 class RejectedLayout:
@@ -64,11 +79,27 @@ class RejectedLayout:
 @dataclass(frozen=True)
 class LayoutSearchResult:
     """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
-    to split the model cannot take, by reason."""
+    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free."""
 
     ranked: tuple[Candidate, ...]
     rejected: tuple[RejectedLayout, ...]
     impossible: dict[str, int]
+    headroom: float = HEADROOM
+
+    @property
+    def safe(self) -> tuple[Candidate, ...]:
+        """Those that leave the headroom, the fastest first."""
+        return tuple(one for one in self.ranked if one.leaves(self.headroom))
+
+    @property
+    def preferred(self) -> tuple[Candidate, ...]:
+        """All that fit, the best choice first: of those that leave the headroom, the ones nearly as fast as the fastest by how
+        few devices they divide the model over, the others by speed; then those that do not leave it, by memory."""
+        safe = self.safe
+        limit = safe[0].step.seconds * NEARLY_AS_FAST if safe else 0.0
+        near = sorted((one for one in safe if one.step.seconds <= limit), key=lambda one: _model_ways(one.job.layout))
+        tight = sorted((one for one in self.ranked if not one.leaves(self.headroom)), key=lambda one: one.memory.total)
+        return (*near, *(one for one in safe if one.step.seconds > limit), *tight)
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
@@ -80,8 +111,16 @@ class LayoutSearchResult:
         return tuple(front)
 
 
-def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"})) -> LayoutSearchResult:
-    """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's.
+def _model_ways(layout: Layout) -> int:
+    """Devices over which one copy of the computation is divided."""
+    return layout.tensor * layout.pipeline * layout.context
+
+
+def search(
+    job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"}), headroom: float = HEADROOM
+) -> LayoutSearchResult:
+    """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's;
+    headroom: share of a device's memory that the chosen one leaves free.
 
     Raises NoSplitError where no layout divides the devices and the batch at all.
     """
@@ -89,12 +128,12 @@ def search(job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute
     rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
     for split in _splits(job, impossible):
-        _try_split(job, split, free, ranked, rejected, impossible)
+        _try_split(job, split, free, headroom, ranked, rejected, impossible)
     if not ranked and not rejected:
         raise NoSplitError(_no_split(job, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
-    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible))
+    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom)
 
 
 def _no_split(job: Job, impossible: Counter[str]) -> str:
@@ -176,10 +215,11 @@ def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSche
 
 
 def _try_split(
-    job: Job, split: Layout, free: frozenset[str], ranked: list[Candidate], rejected: list[RejectedLayout],
+    job: Job, split: Layout, free: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
-    """Add what becomes of one division of the model, for each micro-batch: the cheapest way to make it fit, or the miss."""
+    """Add what becomes of one division of the model, for each micro-batch: the cheapest way to make it fit, and to make it leave
+    the headroom, or the miss."""
     each = job.batch // split.data
     sizes = MICRO_BATCHES if "micro_batch" in free else (job.layout.micro_batch,)
     modes = RECOMPUTE if "recompute" in free else (job.layout.recompute,)
@@ -196,19 +236,20 @@ def _try_split(
         for zero in stages if split.state_shards > 1 else (0,):
             if zero > 1 and split.pipeline > 1 and count > split.pipeline:
                 continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
-            fitting = None
+            fitting: Candidate | None = None
             for recompute in modes:
                 layout = replace(split, zero=zero, micro_batch=micro_batch, recompute=recompute)
                 one = replace(job, layout=layout)
                 held = memory(one)
                 verdict = fits(one, held)
-                if verdict.fits:
+                if verdict.fits and (fitting is None or held.total < fitting.memory.total):
                     fitting = Candidate(one, held, step(one))
-                    break
-                if missed is None or -verdict.free < missed.missing:
+                    ranked.append(fitting)
+                    if fitting.leaves(headroom):
+                        break
+                if not verdict.fits and (missed is None or -verdict.free < missed.missing):
                     missed = RejectedLayout(layout, -verdict.free, verdict.reasons)
             if fitting is not None:
-                ranked.append(fitting)
                 missed = None
         if missed is not None:
             rejected.append(missed)

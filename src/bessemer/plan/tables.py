@@ -8,7 +8,7 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
-from bessemer.plan.estimate.memory import ROOM
+from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, PlanResult
@@ -38,7 +38,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     )
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
-    chosen = f"; the fastest of {len(of.found.ranked):,} that fit" if of.found and goal.chooses_layout else ""
+    chosen = _chosen(of.found) if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
     per_token = step.model_flops / job.tokens
     by_law = laws.optimal_tokens(config.active_parameters).values()
@@ -55,12 +55,12 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "step": f"{short(step.seconds, 3)} s (within {TIME_ERROR:.0%}): {split}",
         "speed": f"{amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} in "
         f"all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
-        "memory": f"{size(memory['total'])} of {size(device.memory * ROOM)} usable{where}: {held}",
+        "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
         "state": "; ".join(
             f"{size(each.bytes)} ({counted(each.devices, 'device')}) with {each.assumes}"
             for each in money.states(config.parameters, device.memory)
         ),
-        "fits": "yes" if of.verdict.fits else "no: " + "; ".join(of.verdict.reasons),
+        "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
@@ -81,6 +81,25 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
             f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
         )
     return rows
+
+
+def _chosen(found: LayoutSearchResult) -> str:
+    """How a layout was chosen."""
+    if found.safe:
+        return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free"
+    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that takes least"
+
+
+def _fits(of: PlanResult) -> str:
+    if not of.verdict.fits:
+        return "NO: " + "; ".join(of.verdict.reasons)
+    device_bytes = of.job.cluster.device.memory
+    risk = out_of_memory(of.memory.total, device_bytes)
+    return f"yes, {1 - of.memory.total / device_bytes:.0%} free; risk of running out of memory {_percent(risk)}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "under 1%"
 
 
 def model_line(config: ModelConfig) -> str:
@@ -153,12 +172,16 @@ def _ways(layout: Layout) -> str:
 
 
 def search_table(of: LayoutSearchResult, devices: int) -> str:
-    """The fastest layouts, those that trade speed for memory, and the nearest misses."""
+    """The best layouts, those that trade speed for memory, and the nearest misses."""
+    spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
     lines = [
-        f"{counted(len(of.ranked), 'layout')} fit, {len(of.rejected):,} do not.",
+        f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.",
         "",
-        *_layouts("fastest", of.ranked[:LISTED], devices),
+        *_layouts("best", of.preferred[:LISTED], devices),
     ]
+    tight = [one for one in of.ranked[:LISTED] if not one.leaves(of.headroom)]
+    if tight and of.safe and tight[0].step.seconds < of.safe[0].step.seconds:
+        lines += ["", *_layouts("faster, with less free", tight, devices)]
     if len(of.pareto) > 1:
         lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
     if of.rejected:
@@ -177,10 +200,10 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
     cells = [
         (f"  {_short(one.job)}", short(one.step.seconds, 3), amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
-         f"{one.memory.total / 1e9:.1f}", layout_line(one.job))
+         f"{one.memory.total / 1e9:.1f}", _percent(one.risk), layout_line(one.job))
         for one in rows
     ]  # fmt: skip
-    return text_table((title, "s a step", "a device", "MFU", "GB", ""), cells, "lrrrrl")
+    return text_table((title, "s a step", "a device", "MFU", "GB", "out of memory", ""), cells, "lrrrrrl")
 
 
 def _short(job: Job) -> str:
@@ -258,7 +281,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
          f"{device.achievable_flops(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps",
          entry),
         ("Memory of a device",
-         f"{size(device.memory)} at {size(device.bandwidth)}/s; {size(device.memory * ROOM)} of it taken to be usable", entry),
+         f"{size(device.memory)} at {size(device.bandwidth)}/s; a chosen layout leaves {of.goal.headroom:.0%} free", entry),
         ("Links",
          f"{size(cluster.intra_bandwidth)}/s in a {'node' if cluster.near == cluster.per_node else 'domain'} of "
          f"{cluster.near:,}, "

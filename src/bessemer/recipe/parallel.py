@@ -222,6 +222,7 @@ class Cluster(Section):
     failures_per_node_year: float | None = Field(None, gt=0)
     catalogue: str | None = None
     framework: str = "bessemer"
+    headroom: float | None = Field(None, ge=0, lt=1)
     nodes: Positive = 1
     min_nodes: Positive | None = None
     wait_seconds: Positive = 1800

@@ -19,11 +19,6 @@ from bessemer.recipe import Train
 from bessemer.recipe.parallel import SCHEDULES
 from bessemer.terminal import size
 
-# Room, over the data sheet's figure. Its GB are 1e9 bytes here, while parts with HBM have nearly as many 2^30: nvidia-smi shows
-# 81,251 MiB (85.2e9 bytes) of an A100's 80 GB, 81,559 MiB of an H100's, 46,068 MiB of an L40S's 48 GB, which spends some on
-# error correction. So 4% of what an HBM part shows stay free, for the driver and for blocks that do not fit.
-ROOM = 1.02
-
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -178,9 +173,9 @@ class MemoryFit:
 
 
 def fits(job: Job, found: DeviceMemory) -> MemoryFit:
-    """Compare with the device's memory (see ROOM). Reasons name what is asked for and there, then each part that takes
+    """Compare with the device's memory by its data sheet. Reasons name what is asked for and there, then each part that takes
     more than a tenth."""
-    room = job.cluster.device.memory * ROOM
+    room = job.cluster.device.memory
     free = round(room - found.total)
     if free >= 0:
         return MemoryFit(True, free, ())

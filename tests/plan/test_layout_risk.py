@@ -1,0 +1,106 @@
+"""Headroom: the risk of running out of memory, and the layout that is chosen with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.errors import InputError
+from bessemer.layout import devices
+from bessemer.model.config import ModelConfig
+from bessemer.plan import ask
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.estimate.memory import fits, memory
+from bessemer.plan.estimate.risk import HEADROOM, MEDIAN_LIMIT, out_of_memory
+from bessemer.plan.search import NEARLY_AS_FAST, search
+
+DEVICE = devices.find("RTX 4090")
+
+
+def job(layers: int, count: int = 16, device: str = "H100") -> Job:
+    model = ModelConfig(
+        vocabulary=32_000, layers=layers, width=4096, heads=32, kv_heads=8, head_dim=128, mlp_width=12_288,
+        sequence_length=4096,
+    )  # fmt: skip
+    return Job(
+        model, Layout(shard=count), ClusterSpec.of(devices.find(device), count), 64, "bf16", frameworks.find("bessemer")
+    )
+
+
+def test_fewer_than_one_in_twenty_failed_of_the_runs_planned_to_leave_the_headroom() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "planner_accuracy.json"
+    bands = json.loads(results.read_text(encoding="utf-8"))["failures"]
+    runs, failed = (sum(band[key] for band in bands if band["from"] < 1 - HEADROOM) for key in ("runs", "failed"))
+    assert 1 - HEADROOM in {band["from"] for band in bands} and runs > 200 and failed < 0.05 * runs
+
+
+def test_the_risk_is_what_failed_of_the_models_that_it_was_not_fitted_to() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results" / "planner_accuracy.json"
+    bands = [band for band in json.loads(results.read_text(encoding="utf-8"))["failures"] if not band["fitted"]]
+    near = [band for band in bands if 0.7 <= band["from"] < 1.3]
+    failed, expected = (sum(band[key] for band in near) for key in ("failed", "expected"))
+    assert sum(band["runs"] for band in near) > 40 and failed == pytest.approx(expected, rel=0.3)
+
+
+def test_the_risk_rises_with_the_memory_from_none_to_certain() -> None:
+    risks = [out_of_memory(share / 20, 1.0) for share in range(60)]
+    assert risks == sorted(risks) and risks[0] == 0.0 and risks[-1] > 0.999
+    assert out_of_memory(MEDIAN_LIMIT * 80e9, 80e9) == pytest.approx(0.5)
+
+
+def test_a_layout_above_the_data_sheet_does_not_fit() -> None:
+    """At 24.2 of 24.0 GB the answer is no."""
+    jobs = [job(layers, 1, "RTX 4090").with_layout(recompute="full") for layers in range(1, 12)]
+    answers = [(memory(one).total / 24e9, fits(one, memory(one)).fits) for one in jobs]
+    assert all(fitting == (share <= 1) for share, fitting in answers) and len(set(answers)) > 5
+    barely = replace(
+        jobs[0], cluster=replace(jobs[0].cluster, device=replace(DEVICE, memory=memory(jobs[0]).total / 1.01))
+    )
+    assert not fits(barely, memory(barely)).fits
+
+
+def test_the_choice_leaves_the_headroom_and_divides_the_model_least_among_near_equals() -> None:
+    for headroom in (0.0, HEADROOM, 0.4):
+        found = search(job(32), headroom=headroom)
+        chosen, fastest = found.preferred[0], found.safe[0]
+        assert chosen.leaves(headroom) and chosen.step.seconds <= NEARLY_AS_FAST * fastest.step.seconds
+        near = [one for one in found.safe if one.step.seconds <= NEARLY_AS_FAST * fastest.step.seconds]
+        ways = [one.job.layout.tensor * one.job.layout.pipeline * one.job.layout.context for one in (chosen, *near)]
+        assert ways[0] == min(ways)
+        assert sorted(map(id, found.preferred)) == sorted(map(id, found.ranked))
+
+
+def test_more_is_recomputed_where_only_that_leaves_the_headroom() -> None:
+    found = search(job(32), headroom=0.4)
+    tight = {one.job.layout.recompute for one in found.ranked if not one.leaves(0.4)}
+    assert "none" in tight and {one.job.layout.recompute for one in found.safe} - {"none"}
+
+
+def test_where_nothing_leaves_the_headroom_the_choice_takes_least(capsys: pytest.CaptureFixture[str]) -> None:
+    found = search(job(32), headroom=0.99)
+    assert not found.safe and found.preferred[0].memory.total == min(one.memory.total for one in found.ranked)
+    assert run_command(["plan", "--params", "7B", "--gpus", "8xA100-40GB", "--headroom", "95%"]) == 0
+    assert "none leaves 95% of the memory free" in capsys.readouterr().out
+
+
+def test_the_printed_risk_is_that_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--params", "7B", "--gpus", "8xH100", "--headroom", "0"]
+    assert run_command([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert run_command(words) == 0
+    shown = capsys.readouterr().out
+    risk = out_of_memory(plan["memory_bytes_per_device"]["total"], plan["device_memory_bytes"])
+    assert plan["out_of_memory_risk"] == risk > 0.01 and plan["headroom"] == 0
+    assert f"risk of running out of memory {risk:.0%}" in shown
+    assert plan["fits"] and plan["search"]["best"][0]["out_of_memory_risk"] == risk
+
+
+@pytest.mark.parametrize("text", ["2", "100%", "-1", "much", ""])
+def test_a_headroom_that_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"headroom: .* is no share of a device's memory; write it as 0.1 or 10%"):
+        ask.alone({"gpus": "8xH100", "params": "7B", "headroom": text})
