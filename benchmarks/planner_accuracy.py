@@ -1,12 +1,12 @@
 """The planner against published measurements: how far its steps lie from them, set by set, and what its choice of layout costs.
 
-The sets are read by planner_sets.py, from a folder that is not part of this repository. Constants were fitted to the sets
-marked so. The others were in view while the arithmetic was written: which terms it has, and constants rounded within what the
-fits leave open, were chosen with their errors on the screen, so that they are not blind tests. After calibration: three cases
-of a set are measured steps for planner_calibrated.py and the others are predicted with what it finds, over several draws of
-the three.
+The sets are read by planner_sets.py, from a folder that is not part of this repository. Scores are kept apart by what the sets
+were for. Fitted: constants were fitted to them. In view: they were on the screen while the arithmetic was written; which terms it
+has, and constants rounded within what the fits leave open, were chosen with their errors known. Blind: cases of `--cases DIR`
+(planner_cases.py has the format), which nobody who wrote the planner has seen. After calibration: three cases of a set are
+measured steps for planner_calibrated.py and the others are predicted with what it finds, over several draws of the three.
 
-    python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases SET] [--json FILE]
+    python benchmarks/planner_accuracy.py FOLDER [--draws 5] [--cases DIR] [--print SET] [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,30 +16,27 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 
+import planner_cases
+import planner_intervals
 import planner_layouts
 import planner_memory
-import planner_models
 import planner_sets
 from machine import describe
 from planner_calibrated import calibrate
+from planner_intervals import FITTED
 from planner_layouts import Regret, regrets
 from planner_sets import Case
 
 from bessemer.errors import InputError
-from bessemer.layout import devices
-from bessemer.layout.flops import flops_per_token
-from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Physics
+from bessemer.plan.estimate.job import Physics
 from bessemer.plan.estimate.step import refuse, step
 
-# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
-# MPT's A100 rows the rate of FlashAttention's first version.
-FITTED = {"A100 single node", "MPT A100 SXM 80GB", "MPT A100 SXM 40GB", "nanotron 1.34B", "nanotron 8.86B"}
+KINDS = ("fitted", "in view", "blind")
 FEWEST = 6  # cases of a set from which three are taken for a calibration
 
 
@@ -53,11 +50,11 @@ class Errors:
     mean_absolute: float
     ninetieth: float
     worst: tuple[tuple[str, float], ...]
-    fitted: bool = False
+    kind: str = "in view"
     calibrated: float | None = None
 
 
-def errors(name: str, found: Sequence[tuple[str, float]], **more: float | bool | None) -> Errors:
+def errors(name: str, found: Sequence[tuple[str, float]], **more: float | str | None) -> Errors:
     """Of (case, predicted over measured less 1)."""
     sizes = sorted(abs(error) for _, error in found)
     worst = tuple(sorted(found, key=lambda each: -abs(each[1]))[:3])
@@ -80,8 +77,13 @@ def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
     for name, members in by_set.items():
         found = [(case.name, off(case)) for case in members]
         after = after_calibration(members, draws) if draws and len(members) >= FEWEST else None
-        rows.append(errors(name, found, fitted=name in FITTED, calibrated=after))
+        rows.append(errors(name, found, kind=kind_of(name), calibrated=after))
     return rows
+
+
+def kind_of(name: str) -> str:
+    """What a set was for."""
+    return "fitted" if name in FITTED else "in view"
 
 
 def off(case: Case, how: Physics | None = None) -> float:
@@ -100,49 +102,22 @@ def after_calibration(cases: Sequence[Case], draws: int) -> float:
     return fmean(means)
 
 
-def hours(folder: Path) -> list[tuple[str, float]]:
-    """GPU-hours of whole runs over those of a plain plan: a band to be in, since restarts, evaluations and layouts are unknown.
-
-    The plan: ZeRO-3 over 64 devices at most and copies of these, a Llama shape of the size, four sequences of 2,048 a device,
-    selective recompute.
-    """
-    path, found = folder / "gpu_hours.json", []
-    if not path.is_file():
-        return []
-    for case in json.loads(path.read_text(encoding="utf-8"))["cases"]:
-        inputs = case["inputs"]
-        device = devices.match(inputs.get("accel") or "", devices.catalogue())
-        if not (inputs.get("params") and inputs.get("tokens") and device and case["observed"].get("accel_hours")):
-            continue
-        model = planner_models.of_size(inputs["params"], 2048)
-        count = -(-(inputs.get("n_accel") or 512) // 8) * 8
-        layout = Layout(
-            replicate=max(count // 64, 1), shard=min(count, 64), zero=3, micro_batch=4, recompute="selective"
-        )
-        job = Job(
-            model,
-            layout,
-            ClusterSpec.of(device, layout.devices),
-            4 * layout.devices,
-            "bf16",
-            frameworks.find("torchtitan"),
-        )
-        rate = step(job).tokens_per_second / layout.devices * flops_per_token(model) / (6 * inputs["params"])
-        found.append((case["case"], case["observed"]["accel_hours"] * 3600 * rate / inputs["tokens"]))
-    return found
-
-
-def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple[str, float]]) -> str:
-    """What a person reads."""
+def show(rows: Sequence[Errors], choices: Sequence[Regret]) -> str:
+    """What a person reads: sets by what they were for, then choices of layout."""
     lines = [f"{'set':<26}{'n':>5}{'median':>9}{'mean':>8}{'90th':>8}{'after 3':>9}  worst cases"]
-    for row in rows:
+    for row in sorted(rows, key=lambda row: KINDS.index(row.kind)):
         after = f"{row.calibrated:.1%}" if row.calibrated is not None else "-"
         worst = ", ".join(f"{name} {error:+.0%}" for name, error in row.worst)
-        mark = " *" if row.fitted else ""
         lines.append(
-            f"{row.set + mark:<26}{row.n:>5}{row.median:>+9.1%}{row.mean_absolute:>8.1%}{row.ninetieth:>8.1%}{after:>9}  {worst}"
+            f"{row.set:<26}{row.n:>5}{row.median:>+9.1%}{row.mean_absolute:>8.1%}{row.ninetieth:>8.1%}{after:>9}  "
+            f"{row.kind}; {worst}"
         )
-    lines.append("* constants were fitted to it; after 3: mean after calibration on three of its cases, of the others")
+    for kind in KINDS:
+        if sets := [row for row in rows if row.kind == kind]:
+            count = sum(row.n for row in sets)
+            mean = sum(row.n * row.mean_absolute for row in sets) / count
+            lines.append(f"{kind}: {count} cases of {len(sets)} sets, mean absolute error {mean:.1%}")
+    lines.append("after 3: mean after calibration on three of its cases, of the others")
     for fitted in (True, False) if choices else ():
         some = [choice for choice in choices if choice.fitted == fitted]
         print_of = f"layout regret, {len(some)} choices, models that {'served' if fitted else 'did not serve'} to set the rules: "
@@ -150,10 +125,6 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret], runs: Sequence[tuple
         for what, among in (("regret", "all"), ("sound", "those of at least half the best rate")):
             sizes = sorted(size for choice in some if (size := getattr(choice, what)) is not None)
             lines.append(f"  among {among}: median {median(sizes):.1%}, 90th {percentile(sizes, 0.9):.1%}")
-    if runs:
-        ratios = sorted(ratio for _, ratio in runs)
-        band = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, median {median(ratios):.2f}"
-        lines.append(f"GPU-hours of {len(runs)} whole runs over a plain plan's: {band}")
     return "\n".join(lines)
 
 
@@ -163,7 +134,10 @@ def main() -> None:
     parser.add_argument(
         "--draws", type=int, default=5, help="draws of three cases for the error after calibration; 0: none"
     )
-    parser.add_argument("--cases", help="print every case of the sets whose name holds this")
+    parser.add_argument(
+        "--cases", type=Path, help="a folder of further cases, scored blind (planner_cases.py has the format)"
+    )
+    parser.add_argument("--print", dest="printed", help="print every case of the sets whose name holds this")
     parser.add_argument("--json", type=Path, help="where to keep the figures")
     arguments = parser.parse_args()
     cases = planner_sets.read(arguments.folder)
@@ -171,12 +145,17 @@ def main() -> None:
         raise InputError(
             f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
         )
-    rows, choices, runs = time_errors(cases, arguments.draws), regrets(cases), hours(arguments.folder)
+    further = planner_cases.read(arguments.cases) if arguments.cases else planner_cases.FurtherCases()
+    rows, choices = time_errors(cases, arguments.draws), regrets(cases)
+    rows += [replace(row, kind="blind") for row in time_errors(further.steps, 0)]
+    _, intervals = planner_intervals.table(arguments.folder, cases)
     memory = planner_memory.kept(arguments.folder)
-    print(show(rows, choices, runs))
+    print(show(rows, choices) + "\n\n" + planner_intervals.show(intervals))
     print("\nmemory\n" + planner_memory.show(memory))
-    for case in cases if arguments.cases else ():
-        if arguments.cases in case.set and case.seconds is not None and refuse(case.job) is None:
+    if arguments.cases:
+        print("\nblind\n" + planner_cases.show(further))
+    for case in cases if arguments.printed else ():
+        if arguments.printed in case.set and case.seconds is not None and refuse(case.job) is None:
             print(f"{case.name:<64}{case.seconds:>10.3f} s{step(case.job).seconds:>10.3f} s{off(case):>+8.1%}")
     if arguments.json:
         kept = {
@@ -185,7 +164,7 @@ def main() -> None:
             "memory": memory,
             "regret": [asdict(choice) for choice in choices],
             "failures": planner_layouts.failures(cases),
-            "gpu_hours": dict(runs),
+            "intervals": intervals,
         }
         arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 

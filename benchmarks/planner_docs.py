@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from math import exp
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from bessemer.terminal import amount
 
 SHOWN = 2  # worst cases of a row
 
@@ -24,7 +27,7 @@ def time_table(found: dict[str, Any]) -> str:
     for row in found["time"]:
         worst = ", ".join(f"{name} {error:+.0%}" for name, error in row["worst"][:SHOWN])
         calibrated = "" if row["calibrated"] is None else f"{row['calibrated']:.1%}"
-        name = row["set"] + (" (fitted)" if row["fitted"] else "")
+        name = row["set"] + (" (fitted)" if row["kind"] == "fitted" else "")
         figures = f"{row['median']:+.1%} | {row['mean_absolute']:.1%} | {row['ninetieth']:.1%}"
         lines.append(f"| {name} | {row['n']} | {figures} | {calibrated} | {worst} |")
     return "\n".join(lines)
@@ -87,7 +90,61 @@ def risk_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"time": time_table, "memory": memory_table, "fits": fits_table, "regret": regret_table, "risk": risk_table}
+def interval_table(found: dict[str, Any]) -> str:
+    """80% intervals by kind of question, and how many cases lie inside that took no part."""
+    lines = [
+        "| question | cases | sources | interval | median | inside, left-out sources | inside, cases |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found["intervals"]["kinds"].items():
+        low, middle, high = (f"{exp(row[key]) - 1:+.0%}" for key in ("low", "middle", "high"))
+        inside = f"{row['coverage_of_sources']:.0%} | {row['coverage_of_cases']:.0%}"
+        lines.append(f"| {name} | {row['cases']} | {row['sources']} | {low} to {high} | {middle} | {inside} |")
+    return "\n".join(lines)
+
+
+def score_table(found: dict[str, Any]) -> str:
+    """Whole runs: errors of both halves."""
+    lines = [
+        "| asked | runs | median error | mean error | bias | bias of the ideal | inside the interval |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in found["intervals"]["scores"].items():
+        errors = (
+            f"{row['median_absolute']:.0%} | {row['mean_absolute']:.0%} | {row['bias']:+.0%} | {row['ideal_bias']:+.0%}"
+        )
+        lines.append(f"| {name} | {row['n']} | {errors} | {row['inside']:.0%} |")
+    return "\n".join(lines)
+
+
+def run_table(found: dict[str, Any]) -> str:
+    """Whole runs one by one, in device-hours."""
+    lines = [
+        "| run | half | devices | hours | ideal | expected | error | program named | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows = found["intervals"]["runs"]
+    named = {row["run"]: row for row in rows if row["named"]}
+    for row in rows:
+        if row["named"]:
+            continue
+        hours, other = row["hours"], named[row["run"]]
+        figures = " | ".join(amount(value) for value in (hours, row["ideal"], row["expected"]))
+        errors = f"{row['expected'] / hours - 1:+.0%} | {other['program']} | {other['expected'] / hours - 1:+.0%}"
+        lines.append(f"| {row['run']} | {row['half']} | {row['devices']:,} {row['device']} | {figures} | {errors} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "time": time_table,
+    "memory": memory_table,
+    "fits": fits_table,
+    "regret": regret_table,
+    "risk": risk_table,
+    "intervals": interval_table,
+    "scores": score_table,
+    "runs": run_table,
+}
 
 
 def filled(page: str, found: dict[str, Any]) -> str:

@@ -56,6 +56,7 @@ class MixtureRow:
     name: str
     planned: float
     measured: float
+    job: Job
 
     @property
     def error(self) -> float:
@@ -73,7 +74,7 @@ def bridge() -> list[MixtureRow]:
         )  # fmt: skip
         job = Job(model, layout, ClusterSpec.of(devices.find(device), count), batch, "fp8", framework)
         rows.append(
-            MixtureRow("Megatron Bridge", f"{name} {count}x{device}", step(job).seconds, job.tokens / rate / count)
+            MixtureRow("Megatron Bridge", f"{name} {count}x{device}", step(job).seconds, job.tokens / rate / count, job)
         )
     return rows
 
@@ -84,7 +85,7 @@ def deepseek() -> MixtureRow:
     cluster = ClusterSpec.of(devices.find("H800"), 2048)
     job = Job(shapes.find("deepseek-v3").config, layout, cluster, 15_360, "fp8", frameworks.find("deepseek-v3"))
     hours = DEEPSEEK_TOKENS / job.tokens * step(job).seconds / 3600 * 2048
-    return MixtureRow("DeepSeek-V3", "14.8T tokens on 2048xH800, device-hours", hours, DEEPSEEK_HOURS)
+    return MixtureRow("DeepSeek-V3", "14.8T tokens on 2048xH800, device-hours", hours, DEEPSEEK_HOURS, job)
 
 
 def simumax(folder: Path) -> list[MixtureRow]:
@@ -103,8 +104,8 @@ def simumax(folder: Path) -> list[MixtureRow]:
         )  # fmt: skip
         batch = inputs["dp"] * inputs["micro_batch_count"] * inputs["micro_batch"]
         job = Job(model, layout, ClusterSpec.of(devices.find("B200"), 8), batch, "bf16", framework)
-        rows.append(MixtureRow("SimuMax, time", case["case"], step(job).seconds, seen["iter_ms"] / 1000))
-        rows.append(MixtureRow("SimuMax, memory", case["case"], memory(job).allocated, seen["alloc_gib"] * 2**30))
+        rows.append(MixtureRow("SimuMax, time", case["case"], step(job).seconds, seen["iter_ms"] / 1000, job))
+        rows.append(MixtureRow("SimuMax, memory", case["case"], memory(job).allocated, seen["alloc_gib"] * 2**30, job))
     return rows
 
 

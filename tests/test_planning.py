@@ -46,8 +46,11 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     )
     seconds = found["tokens"] / 4_194_304 * found["step_seconds"]
     assert found["days"] == pytest.approx(seconds / 86_400)
-    assert found["device_hours"] == pytest.approx(found["days_with_failures"] * 24 * 64)
-    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    for figures in (found, found["expected"]):
+        assert figures["device_hours"] == pytest.approx(figures["days"] * 24 * 64)
+        assert figures["cost"] == pytest.approx(2 * figures["device_hours"])
+    parts = found["device_hours_by_part"]
+    assert 0 < parts["failures"]["device_hours"] == pytest.approx(found["failures"]["lost"] / 3600 * 64)
     assert found["tokens_per_second_per_device"] == pytest.approx(4_194_304 / found["step_seconds"] / 64)
     assert found["mfu"] == pytest.approx(found["model_tflops_per_device"] / 989) and found["hfu"] >= found["mfu"]
     parts = found["memory_bytes_per_device"]
@@ -83,10 +86,12 @@ def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.Captur
 def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, *budget, "--gpus", "256xH100")
     assert found["tokens"] == pytest.approx(20 * found["parameters"], rel=0.05)
-    key, amount_of = {
-        "--flops": ("total_flops", 6e23), "--days": ("days_with_failures", 14), "--money": ("cost", 1e6),
+    expected = found["expected"]
+    spent, limit = {
+        "--flops": (found["total_flops"], 6e23), "--days": (expected["days"], 14), "--money": (expected["cost"], 1e6),
     }[budget[0]]  # fmt: skip
-    assert 0.99 * amount_of <= found[key] <= amount_of
+    assert 0.99 * limit <= spent <= limit
+    assert any("is kept by the expected figure" in note for note in found["notes"]) == (budget[0] != "--flops")
 
 
 @pytest.mark.parametrize(
@@ -94,13 +99,13 @@ def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.Captu
 )
 def test_a_budget_of_days_holds(days: float, gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "--days", str(days), "--gpus", gpus)
-    assert 0.98 * days <= found["days_with_failures"] <= days and found["fits"]
+    assert 0.98 * days <= found["expected"]["days"] <= days and found["fits"]
 
 
 def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.CaptureFixture[str]) -> None:
     """A year of one A100 pays for 5.7B parameters, whose state alone is 92 GB."""
     found = told(capsys, "--days", "365", "--gpus", "1xA100")
-    assert found["days_with_failures"] <= 365 and found["chinchilla"]["verdict"] == "overtrained"
+    assert found["expected"]["days"] <= 365 and found["chinchilla"]["verdict"] == "overtrained"
     assert any("do not fit on these devices" in note for note in found["notes"])
 
 
@@ -245,11 +250,14 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
     found = told(capsys, *asked)
     assert run_command(["plan", *asked]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert f"${amount(found['cost'])} at $" in rows["money"]
-    assert f"{amount(found['device_hours'])} device-hours" in rows["money"]
+    expected = found["expected"]
+    assert rows["money"].startswith(f"${amount(found['cost'])} ideal, ${amount(expected['cost'])} expected, ")
+    assert f"; {expected['energy_megawatt_hours']:,.0f} MWh with cooling, expected" in rows["money"]
+    assert rows["hours"].startswith(f"{amount(expected['device_hours'])} expected, ")
     assert rows["time"].startswith(
-        f"{duration(found['days'] * 86_400)}; {duration(found['days_with_failures'] * 86_400)}"
+        f"{duration(found['days'] * 86_400)} ideal, {duration(expected['days'] * 86_400)} expected, "
     )
+    assert rows["failures"].startswith(f"{round(found['failures']['failures']):,} failures while it trains, ")
     assert not re.search(r"\de[+-]", rows["step"] + rows["scaling"])
     assert found["failures"]["interval"] > 290, "a checkpoint of terabytes every few steps"
 

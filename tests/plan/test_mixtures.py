@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from bessemer.plan.estimate.compute import matmul
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import memory, stages
 from bessemer.plan.estimate.step import refuse, step
+from bessemer.plan.intervals import evidence, extrapolation, interval, residuals
 from bessemer.plan.mixture import MixtureConfig, by_kind
 from bessemer.plan.outcome import STEP_PARTS
 from bessemer.plan.search import search
@@ -168,6 +170,18 @@ def benchmark() -> ModuleType:
         sys.path.pop(0)
 
 
+def test_published_steps_lie_inside_their_intervals(benchmark: ModuleType) -> None:
+    """A mixture's evidence is of mixtures alone, and its interval is wider than a dense model's."""
+    rows = benchmark.bridge()
+    found = [(interval("step", row.job, row.planned), row.measured) for row in rows]
+    inside = sum(one.low <= measured <= one.high for one, measured in found)
+    assert 0.7 * len(rows) <= inside < len(rows)
+    assert evidence(rows[0].job).program and evidence(rows[0].job).cases == 13
+    dense = replace(rows[8].job, model=shapes.find("llama-3-70b").config)
+    assert evidence(dense) != evidence(rows[8].job)
+    assert extrapolation(rows[8].job) >= residuals()["mixture_spread"] > 0.1
+
+
 def test_published_steps(benchmark: ModuleType) -> None:
     table = benchmark.summary(benchmark.bridge())
     assert table["n"] == 15 and table["mean_absolute"] < 0.21
@@ -205,6 +219,8 @@ def test_a_person_asks_for_a_mixture(capsys: pytest.CaptureFixture[str]) -> None
     assert run_command([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["device_hours"] == pytest.approx(2.664e6, rel=0.1)
+    assert found["expected"]["device_hours"] == pytest.approx(2.664e6, rel=0.15)
+    assert found["interval_80"]["device_hours"][0] < 2.664e6 < found["interval_80"]["device_hours"][1]
     assert found["parameters"] == 671_026_419_200 and found["layout"]["expert"] > 8
     assert run_command(asked) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

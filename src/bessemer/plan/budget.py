@@ -48,6 +48,8 @@ def fitted(
     """
     amount, rate, largest = ask.number(text, kind), None, math.inf
     notes: tuple[str, ...] = ()
+    if kind != "flops":
+        notes = (f"--{kind} {text} is kept by the expected figure, which one run in two exceeds",)
     rounds = 0
     while rounds < ROUNDS:
         chosen = proposal_for_budget(kind, text, asked, rate, largest)
@@ -59,9 +61,9 @@ def fitted(
         except NoLayoutError:
             if chosen.parameters < SMALLEST:
                 raise
-            if not notes:
+            if largest == math.inf:
                 size = terminal.amount(chosen.parameters)
-                notes = (
+                notes += (
                     f"the compute-optimal {size} do not fit on these devices: a smaller model is trained for longer",
                 )
             largest = SMALLER * chosen.parameters
@@ -96,10 +98,10 @@ def _sized(
 
 
 def _spent(kind: str, result: PlanResult) -> float:
-    """What a plan takes of a budget, as it is printed: FLOPs with attention, days and dollars with failures."""
+    """What a plan takes of a budget, as it is printed: FLOPs with attention, days and dollars of the expected run."""
     if kind == "flops":
         return result.step.model_flops / result.job.tokens * result.goal.tokens
-    return result.running.seconds / 86_400 if kind == "days" else result.bill.cost or 0.0
+    return result.expected.seconds.expected / 86_400 if kind == "days" else result.bill.cost or 0.0
 
 
 def proposal_for_budget(

@@ -12,6 +12,8 @@ from bessemer.plan.estimate.job import Job, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.estimate.step import Step, step
+from bessemer.plan.expected import SOURCES, ExpectedRun, expected_run, slowdown
+from bessemer.plan.intervals import PlanInterval, evidence, interval
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
@@ -20,20 +22,19 @@ from bessemer.terminal import size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
-# Error bars: nine tenths of the published cases that nothing was fitted to lie within so much of what is predicted
-# (docs/plan-accuracy.md, without the sweep whose runs disturbed each other); a test holds them to the results.
-TIME_ERROR, MEMORY_ERROR = 0.15, 0.05
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """goal: what was asked; job: with the layout that was given or found; found: the search, where there was one."""
+    """goal: what was asked; job: with the layout that was given or found; found: the search, where there was one; running,
+    bill: of the expected run."""
 
     goal: Goal
     job: Job
     memory: DeviceMemory
     verdict: MemoryFit
     step: Step
+    expected: ExpectedRun
     bill: money.Bill
     running: failures.Outlook
     save: failures.CheckpointCost
@@ -46,8 +47,21 @@ class PlanResult:
 
     @property
     def seconds(self) -> float:
-        """Of all steps, without failures."""
+        """Of all steps at the planned time: the ideal run."""
         return self.goal.tokens / self.job.tokens * self.step.seconds
+
+    @property
+    def intervals(self) -> dict[str, PlanInterval]:
+        """80% intervals, printed and in the JSON: seconds of a step, bytes of the fullest device, and days, device-hours and
+        dollars (where there is a price) of the whole run."""
+        run, devices, price = self.expected.seconds, self.job.cluster.devices, self.bill.price
+        found = {
+            "step_seconds": interval("chosen" if self.goal.chooses_layout else "step", self.job, self.step.seconds),
+            "memory_bytes": interval("memory", self.job, self.memory.total),
+            "days": run.times(1 / money.DAY),
+            "device_hours": run.times(devices / money.HOUR),
+        }
+        return found if price is None else {**found, "cost": run.times(devices / money.HOUR * price)}
 
 
 def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
@@ -71,14 +85,17 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     rate = asked.failures_per_node_year
     between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
-    running = failures.outlook(goal.tokens / job.tokens * best.step.seconds, best.step.seconds, between, save)
+    ideal = goal.tokens / job.tokens * best.step.seconds
+    slower = slowdown(job, goal.chooses_layout)
+    running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save)
+    expected = expected_run(job, running, ideal, goal.chooses_layout)
     bill = money.bill(
-        running.seconds, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
+        expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,
     )  # fmt: skip
     return PlanResult(
         goal=goal, job=job, memory=best.memory, verdict=fits(job, best.memory), step=best.step, bill=bill, running=running,
-        save=save,
+        expected=expected, save=save,
         loading=money.loading(
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
@@ -154,7 +171,6 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "petaflop_days": money.petaflop_days(per_token * goal.tokens),
         "model_state": [asdict(state) for state in money.states(config.parameters, job.cluster.device.memory)],
         "step_seconds": time.seconds,
-        "step_seconds_error": TIME_ERROR,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
         "tokens_per_second": time.tokens_per_second,
         "tokens_per_second_per_device": time.tokens_per_second / devices,
@@ -163,17 +179,12 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "mfu": time.mfu,
         "hfu": time.hfu,
         "bubble": time.bubble / time.seconds,
-        "days": out.seconds / 86_400,
-        "days_with_failures": out.running.seconds / 86_400,
-        "device_hours": out.bill.device_hours,
-        "cost": out.bill.cost,
+        **run_dict(out),
         "price": {"dollars_per_device_hour": out.bill.price, "asked": out.bill.price_date},
-        "energy_megawatt_hours": out.bill.megawatt_hours,
         "fits": out.verdict.fits,
         "reasons": list(out.verdict.reasons),
         "layout": layout_dict(job),
         "memory_bytes_per_device": out.memory.to_dict(),
-        "memory_error": MEMORY_ERROR,
         "headroom": goal.headroom,
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
@@ -190,6 +201,31 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     if out.repeated is not None:
         found["repeated"] = asdict(out.repeated)
     return found
+
+
+def run_dict(out: PlanResult) -> dict[str, Any]:
+    """The whole run: ideal figures (every step at the planned time), expected ones with their 80% intervals, what lies between
+    them, and what the intervals rest on."""
+    hours, price, found = out.seconds / money.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
+    whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
+    return {
+        "days": out.seconds / money.DAY,
+        "device_hours": hours,
+        "cost": None if price is None else price * hours,
+        "energy_megawatt_hours": out.bill.megawatt_hours * out.seconds / out.expected.seconds.expected,
+        "expected": {
+            "cost": None,
+            **{name: one.expected for name, one in whole.items()},
+            "energy_megawatt_hours": out.bill.megawatt_hours,
+        },
+        "interval_80": {name: one.to_list() for name, one in out.intervals.items()},
+        "expected_step_seconds": out.intervals["step_seconds"].expected,
+        "device_hours_by_part": {
+            name: {"device_hours": seconds / money.HOUR * out.job.cluster.devices, "source": SOURCES[name]}
+            for name, seconds in out.expected.parts.items()
+        },
+        "evidence": asdict(found),
+    }
 
 
 STEP_PARTS = (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.risk import out_of_memory
+from bessemer.plan.intervals import PlanInterval, evidence
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
-from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, TIME_ERROR, PlanResult
+from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult
 from bessemer.plan.search import Candidate, LayoutSearchResult
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.recipe.parallel import AXES
@@ -44,7 +45,9 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     by_law = laws.optimal_tokens(config.active_parameters).values()
     critical = [each.value for each in batch.critical.values()]
     rates = [each.value for each in batch.learning_rates.values()]
+    ranges = of.intervals
     rows = {
+        "evidence": evidence_line(job),
         "model": model_line(config),
         "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
         f"of {config.sequence_length:,}, {job.precision}",
@@ -52,10 +55,10 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{size(cluster.intra_bandwidth)}/s within, "
         f"{size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
-        "step": f"{short(step.seconds, 3)} s (within {TIME_ERROR:.0%}): {split}",
-        "speed": f"{amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} in "
-        f"all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
-        "memory": f"{size(memory['total'])} of {size(device.memory)}{where}: {held}",
+        "step": f"{_seconds(step.seconds)} ideal, {_range(ranges['step_seconds'], _seconds)}; ideal: {split}",
+        "speed": f"ideal: {amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} "
+        f"in all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
+        "memory": f"{size(memory['total'])} of {size(device.memory)}{where} ({_ends(ranges['memory_bytes'], size)}): {held}",
         "state": "; ".join(
             f"{size(each.bytes)} ({counted(each.devices, 'device')}) with {each.assumes}"
             for each in money.states(config.parameters, device.memory)
@@ -63,10 +66,11 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)}; {duration(run.seconds)} with {counted(round(run.failures), 'failure')}, one in "
-        f"{duration(run.mtbf)}, and a checkpoint every {counted(run.every, 'step')} ({duration(run.interval)}): "
-        f"{run.effective:.1%} effective",
-        "money": _money(of) + f"{amount(bill.device_hours)} device-hours, {energy(bill.megawatt_hours)} with cooling",
+        "time": f"{duration(of.seconds)} ideal, {_range(ranges['days'].times(money.DAY), duration)}",
+        "hours": _hours(of),
+        "failures": f"{counted(round(run.failures), 'failure')} while it trains, one in {duration(run.mtbf)}; a checkpoint every "
+        f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
+        "money": _money(of) + f"{energy(bill.megawatt_hours)} with cooling, expected",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
         f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
@@ -74,7 +78,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "framework": job.framework.name,
     }
     if goal.notes:
-        rows = {"model": rows.pop("model"), "note": "; ".join(goal.notes), **rows}
+        first = {name: rows.pop(name) for name in ("evidence", "model")}
+        rows = {**first, "note": "; ".join(goal.notes), **rows}
     if of.repeated is not None:
         again = of.repeated
         rows["repeated"] = (
@@ -141,16 +146,67 @@ def short(number: float, digits: int = 2) -> str:
     return f"{float(f'{number:.{digits}g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
 
 
+def _seconds(seconds: float) -> str:
+    return f"{short(seconds, 3)} s"
+
+
 def energy(megawatt_hours: float) -> str:
     """Energy as a person reads it: 156 kWh, 462 MWh."""
     return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
 def _money(of: PlanResult) -> str:
-    if of.bill.cost is None:
+    if of.bill.price is None:
         return "no price known (cluster.price); "
-    asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
-    return f"${amount(of.bill.cost)} at ${of.bill.price:.2f} a device-hour{asked}; "
+    asked, ideal = (
+        f" ({of.bill.price_date})" if of.bill.price_date else "",
+        of.bill.price * _device_hours(of, of.seconds),
+    )
+    return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
+
+
+def dollars(value: float) -> str:
+    """$1.91M."""
+    return f"${amount(value)}"
+
+
+def _device_hours(of: PlanResult, seconds: float) -> float:
+    return seconds / money.HOUR * of.job.cluster.devices
+
+
+def _hours(of: PlanResult) -> str:
+    """Device-hours by what they go into."""
+    parts = [
+        f"{amount(_device_hours(of, seconds))} {name}" for name, seconds in of.expected.parts.items()
+        if seconds > 0.0005 * of.expected.ideal
+    ]  # fmt: skip
+    return f"{_range(of.intervals['device_hours'], amount)}: {' + '.join(parts)}"
+
+
+def _range(found: PlanInterval, shown: Callable[[float], str]) -> str:
+    return f"{shown(found.expected)} expected, {_ends(found, shown)}"
+
+
+def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
+    low, high = shown(found.low).split(), shown(found.high).split()
+    if len(low) == len(high) == 2 and low[1] == high[1]:
+        low = low[:1]
+    return f"{' '.join(low)} to {' '.join(high)}"
+
+
+def evidence_line(job: Job) -> str:
+    """What the figures rest on: whether this program was measured on such devices, in a sentence."""
+    found, name, device = evidence(job), job.framework.name, job.cluster.device.name
+    if found.program:
+        return f"{counted(found.cases, 'published step')} of {name} on devices of this kind; ranges are 80% intervals"
+    where = f"{name} has not been measured on {device} in {job.precision}"
+    if found.elsewhere:
+        return f"{where}, but in {counted(found.cases, 'published step')} on others; ranges are 80% intervals"
+    if found.device:
+        return (
+            f"{where}: expected is what {counted(found.cases, 'step')} of other programs took; ranges are 80% intervals"
+        )
+    return f"{where}, nor has any other program: ranges are 80% intervals from other devices, and widened"
 
 
 def layout_line(job: Job) -> str:
@@ -226,10 +282,12 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
             "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
             "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
-            "time": duration(one.seconds),
-            "with failures": duration(one.running.seconds),
+            "time, ideal": duration(one.seconds),
+            "expected": duration(one.expected.seconds.expected),
+            "80% interval": _ends(one.expected.seconds, duration),
             "device-hours": amount(one.bill.device_hours),
-            "cost": "-" if one.bill.cost is None else f"${amount(one.bill.cost)}",
+            "cost": "-" if one.bill.cost is None else dollars(one.bill.cost),
+            "80% of cost": "-" if one.bill.cost is None else _ends(one.intervals["cost"], dollars),
         }
         for one, title in zip(several, titles, strict=True)
     ]

@@ -84,17 +84,18 @@ def _headline(of: PlanResult) -> str:
     job, bill = of.job, of.bill
     money = f"${amount(bill.cost)}" if bill.cost is not None else f"{amount(bill.device_hours)} device-hours"
     return (
-        f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens take {duration(of.running.seconds)} and "
-        f"{money} on {job.cluster.devices:,} {job.cluster.device.name}, at {of.step.mfu:.0%} of their peak."
+        f"{amount(job.model.parameters)} parameters on {amount(of.goal.tokens)} tokens are expected to take "
+        f"{duration(of.expected.seconds.expected)} and {money} on {job.cluster.devices:,} {job.cluster.device.name}."
     )
 
 
 def _tiles(of: PlanResult) -> list[Json]:
     job, bill, step = of.job, of.bill, of.step
     count, flops = job.cluster.devices, rate(step.model_flops / step.seconds / job.cluster.devices)
-    priced = bill.cost is not None
+    priced, run = bill.cost is not None, of.expected.seconds
     return [
-        tile("Time with failures", duration(of.running.seconds), f"{duration(of.seconds)} without"),
+        tile("Expected time", duration(run.expected),
+             f"{duration(run.low)} to {duration(run.high)}, ideal {duration(of.seconds)}"),
         tile("Cost", f"${amount(bill.cost or 0.0)}", f"${bill.price:.2f} a device-hour") if priced
         else tile("Device-hours", amount(bill.device_hours), "no price known"),
         tile("One step", short_time(step.seconds), f"{amount(job.tokens)} tokens"),

@@ -1,0 +1,208 @@
+"""The residuals behind the planner's 80% intervals, and how often cases that took no part lie inside.
+
+    python benchmarks/planner_intervals.py FOLDER [--write src/bessemer/plan/residuals.json]
+
+Residuals are of published cases that no constant was fitted to. Given layouts: all sets but nanotron's sweep, whose layouts are
+mostly ones that nobody would take. Chosen layouts: these, and the planner's choices in the sweep, by model. A program that nobody
+measured: the same cases planned with the default program's profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import planner_layouts
+import planner_memory
+import planner_mixtures
+import planner_runs
+import planner_sets
+from planner_residuals import Residual, pooled
+from planner_sets import Case
+
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.step import refuse, step
+from bessemer.plan.intervals import device_class
+
+# Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
+# MPT's A100 rows the rate of FlashAttention's first version.
+FITTED = {"A100 single node", "MPT A100 SXM 80GB", "MPT A100 SXM 40GB", *planner_layouts.SET_WITH}
+SOURCES = {"A100": "vTrain", "SC'21": "SC'21", "MPT": "MPT"}  # sets of one source, by their first word
+MEMORY_SETS = ("torchtitan", "BLOOM", "B200", "Zero Bubble table 4", "nanotron")
+DIGITS = 4
+
+
+def source_of(name: str) -> str:
+    """The source of a set."""
+    return SOURCES.get(name.split()[0], name)
+
+
+def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
+    """Of given layouts. program: planned as if it ran them; None: their own."""
+    found = []
+    for case in cases:
+        job = case.job if program is None else replace(case.job, framework=frameworks.find(program))
+        if (
+            case.seconds is None
+            or case.set in FITTED
+            or case.set.startswith(planner_layouts.SWEEP)
+            or refuse(job) is not None
+        ):
+            continue
+        found.append(Residual(source_of(case.set), case.name, log(case.seconds / step(job).seconds)))
+    return found
+
+
+def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
+    """Of the layouts that the planner chooses in the sweep, in models that nothing was fitted to."""
+    sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP)]
+    if program is not None:
+        sweep = [replace(case, job=replace(case.job, framework=frameworks.find(program))) for case in sweep]
+    found = []
+    for choice in planner_layouts.regrets(sweep):
+        runs = [case for case in sweep if case.name == choice.chosen]
+        seconds = [case.seconds for case in runs if case.seconds is not None]
+        if not choice.fitted and seconds:
+            found.append(Residual(runs[0].set, choice.group, log(min(seconds) / step(runs[0].job).seconds)))
+    return found
+
+
+def memories(folder: Path) -> list[Residual]:
+    """Of peak memory; of the sweep models that nothing was fitted to, with tensor ranks in a node."""
+    rows, _ = planner_memory.compare(folder)
+    return [
+        Residual(row.set, row.name, log(row.measured / row.planned)) for row in rows
+        if row.set in MEMORY_SETS and not (row.set == "nanotron" and (
+            "-tp16-" in row.name or "-tp32-" in row.name or row.name.startswith(("1.34B", "8.86B"))
+        ))
+    ]  # fmt: skip
+
+
+def measured(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
+    """How many steps of each program were measured on which class of devices."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for case in cases:
+        if case.seconds is not None and refuse(case.job) is None:
+            counts[case.job.framework.name][device_class(case.job)] += 1
+    return {name: dict(sorted(found.items())) for name, found in sorted(counts.items())}
+
+
+def mixtures(folder: Path) -> dict[str, Any]:
+    """How many steps of mixtures of experts each program has on which class of devices, and how far the logarithms of measured
+    over planned lie from none (root mean square) in the source where that is most: there are few. None served to fit anything."""
+    rows = [*planner_mixtures.bridge(), planner_mixtures.deepseek(), *planner_mixtures.simumax(folder)]
+    rows = [row for row in rows if "memory" not in row.set]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    squares: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        counts[row.job.framework.name][device_class(row.job)] += 1
+        squares[row.set].append(log(row.measured / row.planned) ** 2)
+    return {
+        "mixtures": {name: dict(sorted(found.items())) for name, found in sorted(counts.items())},
+        "mixture_spread": max(fmean(found) for found in squares.values()) ** 0.5,
+    }
+
+
+def table(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the program keeps (residuals.json), and the evidence for it: coverage by source, and the runs of both halves."""
+    regrets = [
+        -log(1 - row.sound) for row in planner_layouts.regrets(cases) if not row.fitted and row.sound is not None
+    ]
+    kept: dict[str, Any] = {"layout": median(regrets), "measured": measured(cases), **mixtures(folder)}
+    shown: dict[str, Any] = {}
+    for state, program in (("measured", None), ("unmeasured", "bessemer")):
+        given = steps(cases, program)
+        for question, found in (("step", given), ("chosen", given + choices(cases, program))):
+            shown[f"{question}, {state}"] = pooled(found)
+            kept.setdefault(question, {})[state] = shown[f"{question}, {state}"]
+    shown["memory"] = kept["memory"] = pooled(memories(folder))
+    rows = _runs(folder, kept)
+    shown["run"] = kept["run"]
+    scores = {
+        f"{'named' if named else 'default'}, {part}": planner_runs.score(
+            [row for row in rows if row["named"] == named], part
+        )
+        for named in (False, True)
+        for part in ("fitted", "scored")
+    }
+    return _short(kept), {"kinds": shown, "runs": rows, "scores": scores}
+
+
+def _runs(folder: Path, kept: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every run of both halves, asked without and with its program named. Adds to what is kept: what remains between the parts
+    and the hours for each, and one interval for both, around the expected."""
+    runs = planner_runs.read(folder)
+    factors = {state: exp(kept["step"][state]["middle"] + kept["layout"]) for state in ("measured", "unmeasured")}
+    fitting = planner_runs.half(runs, 0)
+    around: list[Residual] = []
+    answers: list[tuple[planner_runs.AskedRun, float]] = []
+    rests: dict[str, float] = {}
+    for state, named in (("unmeasured", False), ("measured", True)):
+        some = [planner_runs.asked(run, named) for run in runs]
+        factor = {one.program: factors["measured" if one.program in kept["measured"] else "unmeasured"] for one in some}
+        rests[state], residuals = planner_runs.fit(some, factor, fitting)
+        around += residuals
+        answers += [(one, one.running * factor[one.program] * exp(rests[state])) for one in some]
+    kept["run"] = {**pooled(around), "middle": 0.0, "rest": rests}
+    low, high = exp(kept["run"]["low"]), exp(kept["run"]["high"])
+    return [
+        {
+            "run": one.run.name, "named": one.named, "half": "fitted" if one.run.name in fitting else "scored",
+            "devices": one.run.devices, "device": one.run.device, "program": one.program, "hours": one.run.hours,
+            "ideal": one.ideal, "expected": expected, "low": expected * low, "high": expected * high,
+        }
+        for one, expected in answers
+    ]  # fmt: skip
+
+
+def _short(value: Any) -> Any:
+    """Without what is evidence and not needed to plan; rounded."""
+    if isinstance(value, dict):
+        return {
+            key: _short(each)
+            for key, each in value.items()
+            if key not in ("by_source", "coverage_of_cases", "coverage_of_sources")
+        }
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def show(shown: dict[str, Any]) -> str:
+    """What a person reads."""
+    lines = [
+        f"{'kind':<22}{'cases':>6}{'sources':>9}{'low':>8}{'middle':>8}{'high':>8}{'left-out sources':>18}{'cases':>8}"
+    ]
+    for name, row in shown["kinds"].items():
+        figures = "".join(f"{exp(row[key]) - 1:>+8.0%}" for key in ("low", "middle", "high"))
+        inside = f"{row['coverage_of_sources']:>18.0%}{row['coverage_of_cases']:>8.0%}"
+        lines.append(f"{name:<22}{row['cases']:>6}{row['sources']:>9}{figures}{inside}")
+    for name, row in shown["scores"].items():
+        errors = f"median {row['median_absolute']:.0%}, mean {row['mean_absolute']:.0%}, bias {row['bias']:+.0%}"
+        inside = f"inside {row['inside']:.0%}, high over low {row['width']:.2f}"
+        lines.append(f"runs, {name}: {row['n']}, {errors} (ideal {row['ideal_bias']:+.0%}), {inside}")
+    for row in shown["runs"]:
+        figures = f"{row['hours']:>12,.0f}{row['ideal']:>12,.0f}{row['expected']:>12,.0f}"
+        off = row["expected"] / row["hours"] - 1
+        lines.append(f"  {row['run']:<22}{row['half']:<8}{row['program']:<24}{figures}{off:>+7.0%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path, help="the reference files")
+    parser.add_argument("--write", type=Path, help="where the program keeps them")
+    arguments = parser.parse_args()
+    kept, shown = table(arguments.folder, planner_sets.read(arguments.folder))
+    print(show(shown))
+    if arguments.write:
+        arguments.write.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Residuals of published cases, pooled so that every source counts the same, and how often a source lies inside an interval that
+the others make."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+TAILS = (0.1, 0.075, 0.05, 0.025)
+WANTED = 0.8
+
+
+@dataclass(frozen=True)
+class Residual:
+    """value: logarithm of measured over planned."""
+
+    source: str
+    name: str
+    value: float
+
+
+def quantile(found: Sequence[Residual], share: float) -> float:
+    """The value that this share of the cases does not exceed, each source weighted alike."""
+    counts: dict[str, int] = defaultdict(int)
+    for one in found:
+        counts[one.source] += 1
+    below, total = 0.0, float(len(counts))
+    for one in sorted(found, key=lambda each: each.value):
+        below += 1 / counts[one.source]
+        if below >= share * total - 1e-9:
+            return one.value
+    raise ValueError("a quantile of no residuals")
+
+
+def coverage(found: Sequence[Residual], tail: float) -> dict[str, float]:
+    """For each source, the share of its cases inside the interval of all other sources."""
+    shares = {}
+    for source in sorted({one.source for one in found}):
+        others = [one for one in found if one.source != source]
+        low, high = quantile(others, tail), quantile(others, 1 - tail)
+        shares[source] = fmean(low <= one.value <= high for one in found if one.source == source)
+    return shares
+
+
+def inside(found: Sequence[Residual], tail: float) -> tuple[float, float]:
+    """Share inside when their source is left out: the mean over sources, and over cases."""
+    shares = coverage(found, tail)
+    return fmean(shares.values()), fmean(shares[one.source] for one in found)
+
+
+def pooled(found: Sequence[Residual]) -> dict[str, Any]:
+    """Interval and median of residuals, with the tails for which the smaller coverage of the two is nearest 80%."""
+    tail = min(TAILS, key=lambda each: abs(min(inside(found, each)) - WANTED))
+    of_sources, of_cases = inside(found, tail)
+    return {
+        "low": quantile(found, tail), "middle": quantile(found, 0.5), "high": quantile(found, 1 - tail), "tail": tail,
+        "cases": len(found), "sources": len({one.source for one in found}), "coverage_of_sources": of_sources,
+        "coverage_of_cases": of_cases, "by_source": coverage(found, tail),
+    }  # fmt: skip

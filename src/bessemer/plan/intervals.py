@@ -1,0 +1,118 @@
+"""80% intervals of a plan's figures: how far what was measured lay from what was planned, by kind of question.
+
+The residuals are logarithms of measured over planned, of published cases that nothing was fitted to. Every source counts the
+same, however many cases it has. The tails are chosen so that about 80% of the cases of a source lie inside when that source is
+left out; benchmarks/planner_intervals.py does that and writes residuals.json, docs/plan-accuracy.md shows both.
+
+Kinds of question: `step` (the layout is given) and `chosen` (the planner chose it), each for a program whose profile was compared
+with measured steps (`measured`), or not (`unmeasured`: what other programs took over this profile's time); `run` (device-hours of
+a whole run, around the expected ones); `memory`. What no case covers widens an interval: a device of another generation or a
+precision that was not measured on it, and more devices than any case has. Mixtures of experts have cases of their own, too few
+for residuals of their own: how far they lie from the plan widens the interval of a dense model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import exp, hypot, log2
+from typing import Any, Literal
+
+from bessemer.plan.estimate.job import Job
+
+Question = Literal["step", "chosen", "run", "memory"]
+GENERATIONS = {
+    "Ampere": ("A100", "A800"),
+    "Hopper": ("H100", "H200", "H800", "GH200"),
+    "Blackwell": ("B200", "GB200", "B300", "GB300"),
+}
+"""Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
+UNMEASURED_DEVICE = 0.15
+"""Standard deviation of the logarithm of what a device reaches over what is expected of one that nobody measured: assumed from
+the H100, which reaches 0.80 of its best matmul over whole steps where nothing less than 1 was known before (`sustained` in
+layout/devices.toml), a logarithm of 0.22 or one and a half standard deviations."""
+MOST_DEVICES = 16_384
+"""Of the largest published case (Llama 3 405B)."""
+EACH_DOUBLING = 0.05
+"""Standard deviation of the logarithm for each doubling of the devices beyond that: assumed."""
+NORMAL_80 = 1.2816
+"""Half of an 80% interval of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class PlanInterval:
+    """An 80% interval around what is expected. planned: by arithmetic alone."""
+
+    planned: float
+    low: float
+    expected: float
+    high: float
+
+    def times(self, factor: float) -> PlanInterval:
+        """In another unit, or of so many."""
+        return PlanInterval(self.planned * factor, self.low * factor, self.expected * factor, self.high * factor)
+
+    def to_list(self) -> list[float]:
+        """Both ends."""
+        return [self.low, self.high]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured that is like a job. program: its profile was validated on devices of this generation in this precision;
+    elsewhere: on others; device: other programs were measured on such devices; cases: of whichever applies."""
+
+    program: bool
+    elsewhere: bool
+    device: bool
+    cases: int
+
+    @property
+    def state(self) -> Literal["measured", "unmeasured"]:
+        """Which residuals apply."""
+        return "measured" if self.program or self.elsewhere else "unmeasured"
+
+
+@cache
+def residuals() -> dict[str, Any]:
+    """The table (residuals.json): kinds of question, and which programs were measured on which devices."""
+    found: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("residuals.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def device_class(job: Job) -> str:
+    """Generation of a job's device and whether it computes in 8 bits, by which cases are told apart."""
+    words = job.cluster.device.name.split()
+    generation = next((name for name, devices in GENERATIONS.items() if words[0] in devices), job.cluster.device.name)
+    return f"{generation}, {'fp8' if job.precision == 'fp8' else '16 or more bits'}"
+
+
+def evidence(job: Job) -> Evidence:
+    """What of the published cases is like a job."""
+    table, kind = residuals(), device_class(job)
+    measured = table["mixtures" if job.model.expert_parameters else "measured"]
+    own = measured.get(job.framework.name, {})
+    others = sum(program.get(kind, 0) for program in measured.values())
+    cases = own.get(kind) or (sum(own.values()) if own else others)
+    return Evidence(kind in own, bool(own) and kind not in own, others > 0, cases)
+
+
+def extrapolation(job: Job) -> float:
+    """Standard deviation of the logarithm that is added for what no case covers."""
+    found = evidence(job)
+    device = UNMEASURED_DEVICE if found.elsewhere or not found.device else 0.0
+    mixture = residuals()["mixture_spread"] if job.model.expert_parameters else 0.0
+    return hypot(device, mixture, EACH_DOUBLING * max(log2(job.cluster.devices / MOST_DEVICES), 0.0))
+
+
+def interval(question: Question, job: Job, planned: float) -> PlanInterval:
+    """The 80% interval of a planned figure; for `run` of what is expected (expected.py)."""
+    table, spread = residuals()[question], 0.0 if question == "memory" else extrapolation(job)
+    row = table if question in ("run", "memory") else table[evidence(job).state]
+    middle, extra = row["middle"], NORMAL_80 * spread
+    low, high = hypot(middle - row["low"], extra), hypot(row["high"] - middle, extra)
+    return PlanInterval(planned, planned * exp(middle - low), planned * exp(middle), planned * exp(middle + high))

@@ -1,0 +1,108 @@
+"""80% intervals and expected figures: what they are made of, and that what is printed is what the JSON has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from bessemer.cli import run_command
+from bessemer.layout import devices
+from bessemer.model.config import ModelConfig
+from bessemer.plan import failures
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.expected import SOURCES, expected_run
+from bessemer.plan.intervals import NORMAL_80, UNMEASURED_DEVICE, evidence, extrapolation, interval, residuals
+from bessemer.plan.tables import evidence_line
+
+MODEL = ModelConfig(
+    vocabulary=32_000, layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, sequence_length=2048
+)  # fmt: skip
+
+
+def job(device: str = "H100", framework: str = "bessemer", count: int = 64, precision: str = "bf16") -> Job:
+    cluster = ClusterSpec.of(devices.find(device), count)
+    return Job(MODEL, Layout(shard=count), cluster, count, precision, frameworks.find(framework))  # type: ignore[arg-type]
+
+
+def test_evidence_tells_programs_and_devices_apart() -> None:
+    assert evidence(job()).state == "unmeasured" and evidence(job()).device and not evidence(job()).elsewhere
+    assert evidence(job(framework="megatron-core")).program
+    assert evidence(job("A100", "megatron-core")).elsewhere and evidence(job("H200", "megatron-core")).program
+    assert not evidence(job("MI300X")).device and evidence(job("MI300X")).cases == 0
+    assert evidence(job(precision="fp8")).device and not evidence(job("B200", precision="fp8")).device
+
+
+def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers() -> None:
+    known, unmeasured = job(framework="megatron-core"), job()
+    for question in ("step", "chosen", "run", "memory"):
+        found = interval(question, known, 10.0)  # type: ignore[arg-type]
+        assert found.low < found.expected < found.high and found.planned == 10
+    assert _width(interval("step", known, 1.0)) < _width(interval("step", unmeasured, 1.0))
+    assert _width(interval("step", unmeasured, 1.0)) < _width(interval("step", job("MI300X"), 1.0))
+    assert _width(interval("run", unmeasured, 1.0)) < _width(interval("run", job(count=65_536), 1.0))
+    assert extrapolation(known) == 0 and extrapolation(job("MI300X")) == pytest.approx(UNMEASURED_DEVICE)
+
+
+def _width(found: object) -> float:
+    return found.high / found.low  # type: ignore[attr-defined, no-any-return]
+
+
+def test_an_interval_is_the_residuals_and_the_extra_spread_in_squares() -> None:
+    row, extra = residuals()["step"]["unmeasured"], NORMAL_80 * UNMEASURED_DEVICE
+    found = interval("step", job("MI300X"), 2.0)
+    assert found.expected == pytest.approx(2 * exp(row["middle"]))
+    assert found.high == pytest.approx(found.expected * exp(((row["high"] - row["middle"]) ** 2 + extra**2) ** 0.5))
+    assert found.low == pytest.approx(found.expected * exp(-(((row["middle"] - row["low"]) ** 2 + extra**2) ** 0.5)))
+
+
+def test_the_parts_of_the_expected_run_make_it_up_and_each_has_a_source() -> None:
+    ideal, save = 30 * 86_400.0, failures.CheckpointCost(2.0, 60.0, 1e12)
+    running = failures.outlook(ideal, 5.0, failures.mtbf(1024), save)
+    found = expected_run(job(), running, ideal, chosen=True)
+    assert set(found.parts) == set(SOURCES) and found.parts["steps"] == ideal
+    assert sum(found.parts.values()) == pytest.approx(found.seconds.expected) and min(found.parts.values()) >= 0
+    given = expected_run(job(), running, ideal, chosen=False)
+    assert given.parts["layout"] == 0 and given.seconds.expected < found.seconds.expected
+    named = expected_run(job(framework="megatron-core"), running, ideal, chosen=True)
+    assert named.seconds.expected < found.seconds.expected
+    quiet = replace(running, lost=0.0, saves=0.0)
+    factors = residuals()
+    share = factors["step"]["unmeasured"]["middle"] + factors["layout"] + factors["run"]["rest"]["unmeasured"]
+    assert expected_run(job(), quiet, ideal, chosen=True).seconds.expected == pytest.approx(ideal * exp(share))
+
+
+def test_the_first_line_says_whether_the_program_was_measured_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "7B", "--gpus", "64xH100"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("evidence") and "bessemer has not been measured on H100 SXM in bf16" in first
+    assert "nor has any other program" in evidence_line(job("MI300X"))
+    assert "of megatron-core on devices of this kind" in evidence_line(job(framework="megatron-core"))
+    assert "published steps on others" in evidence_line(job("A100", "megatron-core"))
+
+
+def test_what_is_printed_is_what_the_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--params", "7B", "--tokens", "140B", "--gpus", "64xH100"]
+    assert run_command([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert run_command(words) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    low, high = plan["interval_80"]["days"]
+    assert (
+        f"{plan['days']:.1f} days ideal, {plan['expected']['days']:.1f} days expected, {low:.1f} to {high:.1f} days"
+        in rows["time"]
+    )
+    low, high = plan["interval_80"]["step_seconds"]
+    assert f"{plan['expected_step_seconds']:.3g} s expected, {low:.3g} to {high:.3g} s" in rows["step"]
+    low, high = (f"${value / 1e3:.3g}k" for value in plan["interval_80"]["cost"])
+    ideal, expected = (f"${value / 1e3:.3g}k" for value in (plan["cost"], plan["expected"]["cost"]))
+    assert f"{ideal} ideal, {expected} expected, {low} to {high}, at $2.95" in rows["money"]
+    parts = plan["device_hours_by_part"]
+    assert sum(part["device_hours"] for part in parts.values()) == pytest.approx(plan["expected"]["device_hours"])
+    assert parts["steps"]["device_hours"] == pytest.approx(plan["device_hours"]) and all(
+        part["source"] for part in parts.values()
+    )
+    assert plan["expected"]["cost"] == pytest.approx(2.95 * plan["expected"]["device_hours"])
