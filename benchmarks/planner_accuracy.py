@@ -26,6 +26,7 @@ import planner_intervals
 import planner_layouts
 import planner_memory
 import planner_sets
+import planner_vendor
 from machine import describe
 from planner_calibrated import calibrate
 from planner_intervals import FITTED
@@ -145,6 +146,7 @@ def main() -> None:
         raise InputError(
             f"{arguments.folder}: none of the reference files is there ({', '.join(planner_sets.READERS)})"
         )
+    cases += planner_vendor.cases()
     further = planner_cases.read(arguments.cases) if arguments.cases else planner_cases.FurtherCases()
     rows, choices = time_errors(cases, arguments.draws), regrets(cases)
     rows += [replace(row, kind="blind") for row in time_errors(further.steps, 0)]

@@ -24,6 +24,7 @@ import planner_memory
 import planner_mixtures
 import planner_runs
 import planner_sets
+import planner_vendor
 from planner_residuals import Residual, pooled
 from planner_sets import Case
 
@@ -33,7 +34,13 @@ from bessemer.plan.intervals import device_class
 
 # Of the sweep two models were fitted to, and the network of its cluster with them; of the single node all compute constants; of
 # MPT's A100 rows the rate of FlashAttention's first version.
-FITTED = {"A100 single node", "MPT A100 SXM 80GB", "MPT A100 SXM 40GB", *planner_layouts.SET_WITH}
+FITTED = {
+    "Megatron Bridge fp8",
+    "A100 single node",
+    "MPT A100 SXM 80GB",
+    "MPT A100 SXM 40GB",
+    *planner_layouts.SET_WITH,
+}
 SOURCES = {"A100": "vTrain", "SC'21": "SC'21", "MPT": "MPT"}  # sets of one source, by their first word
 MEMORY_SETS = ("torchtitan", "BLOOM", "B200", "Zero Bubble table 4", "nanotron")
 DIGITS = 4
@@ -198,7 +205,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the reference files")
     parser.add_argument("--write", type=Path, help="where the program keeps them")
     arguments = parser.parse_args()
-    kept, shown = table(arguments.folder, planner_sets.read(arguments.folder))
+    kept, shown = table(arguments.folder, [*planner_sets.read(arguments.folder), *planner_vendor.cases()])
     print(show(shown))
     if arguments.write:
         arguments.write.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -33,7 +33,7 @@ def test_evidence_tells_programs_and_devices_apart() -> None:
     assert evidence(job(framework="megatron-core")).program
     assert evidence(job("A100", "megatron-core")).elsewhere and evidence(job("H200", "megatron-core")).program
     assert not evidence(job("MI300X")).device and evidence(job("MI300X")).cases == 0
-    assert evidence(job(precision="fp8")).device and not evidence(job("B200", precision="fp8")).device
+    assert evidence(job(precision="fp8")).device and not evidence(job("MI300X", precision="fp8")).device
 
 
 def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers() -> None:

@@ -143,8 +143,9 @@ def block(
         seconds(one, one.rows, one.inner, one.columns) + seconds(one, one.inner, one.columns, one.rows, sums=True)
         for one in shapes
     )
-    if precision == "fp8" and framework.fp8 == "row":
-        forward, backward = forward / ROWS, backward / ROWS
+    if precision == "fp8":
+        share = (ROWS if framework.fp8 == "row" else 1.0) / (device.sustained if framework.fp8_sustained else 1.0)
+        forward, last, backward = forward / share, last / share, backward / share
     scores = attention(model, heads, kv_heads, tokens, context, precision, device, framework, physics)
     qkv, hidden, copied = experts.hidden_widths(model, tensor, split)
     gates = 2 if model.gated else 1

@@ -32,6 +32,7 @@ class Framework:
     tangled: tuple[float, float] = (0.0, 0.0)
     flash: Literal[1, 2, 3] = 2
     fp8: Literal["tensor", "row"] = "tensor"
+    fp8_sustained: bool = False
     selective: Selective = "attention"
     early_stop: bool = False
     accumulate: float = 0.0
