@@ -310,6 +310,14 @@ def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
     assert of_recipe["precision"] == "fp32" and "auto is fp32" in of_recipe["notes"][0]  # as a run of it trains
 
 
+def test_what_is_noted_of_a_plan_beside_others_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("plan", "--params", "1B", "--gpus", "8xH100", "--what-if", "device=V100", "--what-if", "model=olmoe-1b-7b")
+    assert run_command(list(asked)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("device=V100: V100 SXM 32GB has no bf16") for line in lines)
+    assert any(line.startswith("model=olmoe-1b-7b: Bessemer does not train mixtures") for line in lines)
+
+
 def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
     """Chowdhery et al. 2022, table 3 and section 4.1: 46.2% MFU on 6,144 TPU v4, two pods of 3,072, with 2,048 sequences a step."""
     palm = ("--model", "palm-540b", "--tokens", "780B", "--batch", "4194304", "--gpus", "6144xTPU v4")

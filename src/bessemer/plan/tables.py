@@ -294,10 +294,11 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
 
 
 def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
-    """Plans side by side."""
+    """Plans side by side, and what is to be noted of each."""
     columns = what_if_columns(several, titles)
-    titles, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
-    return "\n".join(text_table(titles, rows))
+    heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
+    notes = [f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes]
+    return "\n".join([*text_table(heads, rows), *(["", *notes] if notes else [])])
 
 
 def devices_table(devices: Sequence[DeviceSpec]) -> str:
