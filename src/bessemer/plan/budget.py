@@ -19,7 +19,7 @@ from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError, NoSplitError
 
 FIRST_MFU = 0.4  # before a plan has said better
-ROUNDS = 3  # the predicted speed changes by less than 2% from the second to the third
+ROUNDS = 2  # the predicted speed changes by less than 2% from the second to a third
 TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
 SMALLER = 0.8  # the next size, where the compute-optimal one fits no layout
 
@@ -54,8 +54,9 @@ def fitted(
     while rounds < ROUNDS:
         chosen = proposal_for_budget(kind, text, asked, rate, largest)
         tokens = int(chosen.tokens)
+        one = _sized(request, asked, chosen.parameters, tokens, notes)
         try:
-            result = plan(_sized(request, asked, chosen.parameters, tokens, notes))
+            result = plan(one)
         except NoSplitError:
             raise
         except NoLayoutError:
@@ -72,8 +73,6 @@ def fitted(
         rate = training_flops(chosen.parameters, result.goal.tokens) / (result.bill.device_hours * 3600)
     kept: PlanRequest | None = None
     for _ in range(TRIES):
-        one = _sized(request, asked, chosen.parameters, tokens, notes)
-        result = plan(one)
         share = _spent(kind, result) / amount
         kept = one if share <= 1 else kept
         if SPENT <= share <= 1:
@@ -81,6 +80,8 @@ def fitted(
         batch = result.job.tokens
         if (tokens := int(result.goal.tokens / batch / share) * batch) < batch:
             break
+        one = _sized(request, asked, chosen.parameters, tokens, notes)
+        result = plan(one)
     if kept is None:
         raise InputError(f"--{kind} {text}: too little to train a model on: it does not pay for one step; give more")
     return kept
