@@ -16,7 +16,7 @@ from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.expected import SOURCES, expected_run
 from bessemer.plan.intervals import NORMAL_80, UNMEASURED_DEVICE, evidence, extrapolation, interval, residuals
-from bessemer.plan.tables import evidence_line
+from bessemer.plan.tables import evidence_line, failures_number
 
 MODEL = ModelConfig(
     vocabulary=32_000, layers=8, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, sequence_length=2048
@@ -81,7 +81,7 @@ def test_the_first_line_says_whether_the_program_was_measured_there(capsys: pyte
     assert first.startswith("evidence") and "bessemer has not been measured on H100 SXM in bf16" in first
     assert "nor has any other program" in evidence_line(job("MI300X"))
     assert "of megatron-core on devices of this kind" in evidence_line(job(framework="megatron-core"))
-    assert "published steps on others" in evidence_line(job("A100", "megatron-core"))
+    assert "published steps on other devices or in other precisions" in evidence_line(job("A100", "megatron-core"))
 
 
 def test_what_is_printed_is_what_the_json_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +106,13 @@ def test_what_is_printed_is_what_the_json_has(capsys: pytest.CaptureFixture[str]
         part["source"] for part in parts.values()
     )
     assert plan["expected"]["cost"] == pytest.approx(2.95 * plan["expected"]["device_hours"])
+
+
+def test_few_failures_are_not_rounded_to_none() -> None:
+    assert [failures_number(number) for number in (0.0065, 0.214, 3.6, 26.6, 4696.2)] == [
+        "0.0065",
+        "0.21",
+        "3.6",
+        "27",
+        "4,696",
+    ]

@@ -68,7 +68,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{6 * config.active_parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)} ideal, {_range(ranges['days'].times(money.DAY), duration)}",
         "hours": _hours(of),
-        "failures": f"{counted(round(run.failures), 'failure')} while it trains, one in {duration(run.mtbf)}; a checkpoint every "
+        "failures": f"{failures_number(run.failures)} failures while it trains, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of) + f"{energy(bill.megawatt_hours)} with cooling, expected",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
@@ -146,6 +146,11 @@ def short(number: float, digits: int = 2) -> str:
     return f"{float(f'{number:.{digits}g}'):,.10g}" if number < 1000 else f"{number:,.0f}"
 
 
+def failures_number(number: float) -> str:
+    """Expected failures, of few with their fractions: 0.21, 27."""
+    return short(number) if number < 10 else f"{number:,.0f}"
+
+
 def _seconds(seconds: float) -> str:
     return f"{short(seconds, 3)} s"
 
@@ -201,7 +206,8 @@ def evidence_line(job: Job) -> str:
         return f"{counted(found.cases, 'published step')} of {name} on devices of this kind; ranges are 80% intervals"
     where = f"{name} has not been measured on {device} in {job.precision}"
     if found.elsewhere:
-        return f"{where}, but in {counted(found.cases, 'published step')} on others; ranges are 80% intervals"
+        steps = counted(found.cases, "published step")
+        return f"{where}, but in {steps} on other devices or in other precisions; ranges are 80% intervals"
     if found.device:
         return (
             f"{where}: expected is what {counted(found.cases, 'step')} of other programs took; ranges are 80% intervals"
