@@ -1,8 +1,8 @@
 """How likely a layout is to run out of memory, by how much of the device it is planned to take.
 
 Measured over planned peak memory is taken as lognormal: a run fails where it lies above what a device really has. Median and
-spread were fitted to the 272 runs of the 1.34B and 8.86B models of nanotron's H100 sweep with at most 8 tensor ranks, of which 101
-failed; the 328 runs of its 3.57B and 80B models, which took no part, fit best with the same two figures
+spread were fitted to the 272 runs of the 1.34B and 8.86B models of nanotron's H100 sweep with at most 8 tensor ranks (101
+failed); the 328 runs of its 3.57B and 80B models, which took no part, fit best with the same two figures
 (docs/plan-accuracy.md#risk). A device has a little more than its data sheet says (81,559 MiB are 85.5e9 bytes of an H100's 80
 GB), which is why the median lies above 1.
 """
