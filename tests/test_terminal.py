@@ -18,6 +18,7 @@ from bessemer import terminal
         (terminal.duration(8.21), "8.2 s"), (terminal.duration(250), "4 min 10 s"), (terminal.duration(299.6), "5 min 00 s"), (terminal.duration(11_100), "3 h 05 min"),
         (terminal.counted(1, "step"), "1 step"), (terminal.counted(1200, "step"), "1,200 steps"), (terminal.counted(2, "batch"), "2 batches"),
         (terminal.duration(86_400 * 12.4), "12.4 days"), (terminal.duration(86_400 * 365.25 * 15), "15 years"),
+        (terminal.duration(86_400 * 1361), "3.7 years"),
         (terminal.rate(2.03e11), "203 GFLOP/s"), (terminal.rate(9.89e14), "989 TFLOP/s"),
     ],
 )  # fmt: skip

@@ -289,7 +289,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 15 years."""
+    """Seconds as a person reads them: 8.2 s, 4 min 10 s, 3 h 05 min, 12.4 days, 3.7 years, 15 years."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     seconds = round(seconds)
@@ -298,7 +298,8 @@ def duration(seconds: float) -> str:
     if seconds < 172_800:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
     days = seconds / 86_400
-    return f"{days:.1f} days" if days < 1000 else f"{days / 365.25:,.0f} years"
+    years = days / 365.25
+    return f"{days:.1f} days" if days < 1000 else f"{years:.1f} years" if years < 9.95 else f"{years:,.0f} years"
 
 
 def step_time(seconds: float) -> str:
