@@ -152,6 +152,7 @@ class Warm:
         listener.listen(64)
         paths = [str(Path(__file__).parent.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment.setdefault("OMP_NUM_THREADS", "1")  # what libraries read once; a fork sets torch's own number
         self.process = subprocess.Popen(
             [self.real, "-m", "tests.warm", str(listener.fileno()), "bessemer"], env=environment, pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL, start_new_session=True,
