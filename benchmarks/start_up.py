@@ -1,7 +1,7 @@
 """How long commands take from their start: help and the like, and the corpus, the tokens and the training of a text so small that
 starting is all there is. Whole processes; medians by the clock and in CPU seconds.
 
-    python benchmarks/start_up.py [--beside CHECKOUT] --json results/start_up.json
+    python benchmarks/start_up.py [--other CHECKOUT] --json results/start_up.json
 
 CHECKOUT: the folder `src` of another version, which takes turns with this one.
 """
@@ -58,12 +58,12 @@ def taken(source: Path, folder: Path, arguments: list[str]) -> tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--other", type=Path, metavar="CHECKOUT")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     sources = {
         "this": Path(__file__).parent.parent / "src",
-        **({"other": given.beside.resolve()} if given.beside else {}),
+        **({"other": given.other.resolve()} if given.other else {}),
     }
     machine = describe(idle=wait_until_idle(60), runs=given.runs)
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {}

@@ -24,14 +24,14 @@ LAYOUT = {"replicate", "shard", "tensor", "pipeline", "virtual", "context", "mic
 MEMORY = {"weights", "gradients", "optimizer", "activations", "logits", "buffers", "total"}
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run_command(["plan", "--json", *arguments]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(
+    found = planned(
         capsys, "--model", "llama3-8b", "--tokens", "1T", "--batch", "4194304", "--gpus", "64xH100", "--price", "2"
     )
     assert set(found) >= KEYS and set(found["layout"]) >= LAYOUT and set(found["memory_bytes_per_device"]) >= MEMORY
@@ -69,7 +69,7 @@ def test_a_table_a_person_reads(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
-    found = told(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
+    found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
     assert [one["changes"] for one in found["what_if"]] == ["gpus=128", "device=H200"]
     assert found["what_if"][0]["devices"] == 128 and found["what_if"][0]["days"] < found["days"]
     assert found["what_if"][1]["device"].startswith("H200")
@@ -78,13 +78,13 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--model", "llama-3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
+    found = planned(capsys, "--model", "llama-3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
     assert not found["fits"] and found["reasons"] and found["memory_bytes_per_device"]["total"] > 80e9
 
 
 @pytest.mark.parametrize("budget", [("--flops", "6e23"), ("--days", "14"), ("--money", "1M")])
 def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, *budget, "--gpus", "256xH100")
+    found = planned(capsys, *budget, "--gpus", "256xH100")
     assert found["tokens"] == pytest.approx(20 * found["parameters"], rel=0.05)
     expected = found["expected"]
     spent, limit = {
@@ -98,13 +98,13 @@ def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.Captu
     ("days", "gpus"), [(1, "8xH100"), (14, "8xH100"), (30, "1x4090"), (0.01, "8xH100"), (90, "100000xB200")]
 )
 def test_a_budget_of_days_holds(days: float, gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--days", str(days), "--gpus", gpus)
+    found = planned(capsys, "--days", str(days), "--gpus", gpus)
     assert 0.98 * days <= found["expected"]["days"] <= days and found["fits"]
 
 
 def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.CaptureFixture[str]) -> None:
     """A year of one A100 pays for 5.7B parameters, whose state alone is 92 GB."""
-    found = told(capsys, "--days", "365", "--gpus", "1xA100")
+    found = planned(capsys, "--days", "365", "--gpus", "1xA100")
     assert found["expected"]["days"] <= 365 and found["chinchilla"]["verdict"] == "overtrained"
     assert any("do not fit on these devices" in note for note in found["notes"])
 
@@ -152,7 +152,7 @@ def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.C
         '[train]\nglobal_batch_tokens = 1048576\nprecision = "bf16"\ntokens = 1000000000\n'
         '[parallel]\nshard = 16\nzero = 2\n[cluster]\ndevice = "A100 80GB"\n'
     )
-    found = told(capsys, str(path))
+    found = planned(capsys, str(path))
     assert found["devices"] == 16 and found["layout"]["zero"] == 2 and found["layout"]["shard"] == 16
     path.write_text(path.read_text().replace("shard = 16", "shard = 16\n") + "nodes = 4\n")
     assert run_command(["plan", str(path)]) == 0  # 4 nodes of 4 each
@@ -168,10 +168,10 @@ def test_devices_without_a_layout_are_given_one(tmp_path: Path, capsys: pytest.C
         "[model]\nlayers = 32\nwidth = 4096\nheads = 32\nvocabulary = 50257\n[tokens]\nsequence_length = 2048\n"
         '[train]\nglobal_batch_tokens = 1048576\ntokens = 1000000000\n[cluster]\ndevice = "H100"\ndevices = 64\n'
     )
-    found = told(capsys, str(path))
+    found = planned(capsys, str(path))
     assert found["devices"] == 64 and found["search"]["fitting"] > 10 and found["fits"]
-    assert told(capsys, str(path), "--gpus", "32xH200")["search"]["fitting"] > 10
-    assert told(capsys, str(path), "--gpus", "32xH200", "--tp", "4")["layout"]["shard"] == 8
+    assert planned(capsys, str(path), "--gpus", "32xH200")["search"]["fitting"] > 10
+    assert planned(capsys, str(path), "--gpus", "32xH200", "--tp", "4")["layout"]["shard"] == 8
 
 
 def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_miss_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--model", "llama-3-405b", "--tokens", "15T", "--batch", "16M", "--gpus", "16384xH100")
-    found = told(capsys, *asked)
+    found = planned(capsys, *asked)
     assert run_command(["plan", *asked]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     expected = found["expected"]
@@ -275,7 +275,7 @@ def test_small_plans_have_an_energy(capsys: pytest.CaptureFixture[str]) -> None:
 def test_odd_numbers_of_devices_are_planned(
     gpus: str, params: str, used: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(capsys, "--params", params, "--gpus", gpus)
+    found = planned(capsys, "--params", params, "--gpus", gpus)
     layout, batch = found["layout"], found["batch_tokens"] // found["sequence_length"]
     assert found["fits"] and found["devices"] == used
     assert batch % (layout["replicate"] * layout["shard"] * layout["micro_batch"]) == 0
@@ -286,27 +286,30 @@ def test_odd_numbers_of_devices_are_planned(
 def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--params", "7B", "--gpus", "1000xH100", "--batch", "4M"]) == 2
     assert "a batch of 4,096,000 tokens (1,000 sequences) divides" in capsys.readouterr().err
-    assert told(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
+    assert planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
 
 
 @pytest.mark.parametrize("params", ["7B", "70B", "400B", "1T"])
 def test_no_default_batch_is_beyond_critical(params: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "--params", params, "--gpus", "2048xB200")["batch"]["verdict"] in ("efficient", "near critical")
+    assert planned(capsys, "--params", params, "--gpus", "2048xB200")["batch"]["verdict"] in (
+        "efficient",
+        "near critical",
+    )
 
 
 def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
+    found = planned(capsys, "--params", "1B", "--gpus", "8xV100", "--what-if", "device=H100")
     assert found["precision"] == "fp16" and "V100 SXM 32GB has no bf16" in found["notes"][0]
     assert found["what_if"][0]["precision"] == "bf16" and found["what_if"][0]["notes"] == []
     assert (
-        told(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")["step_seconds"]
+        planned(capsys, "--params", "1B", "--gpus", "8xV100", "--precision", "fp32")["step_seconds"]
         > 3 * found["step_seconds"]
     )
     path = tmp_path / "mine.toml"
     path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
-    of_recipe = told(capsys, str(path))
+    of_recipe = planned(capsys, str(path))
     assert of_recipe["precision"] == "fp32" and "auto is fp32" in of_recipe["notes"][0]  # as a run of it trains
 
 
@@ -321,7 +324,7 @@ def test_what_is_noted_of_a_plan_beside_others_is_printed(capsys: pytest.Capture
 def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
     """Chowdhery et al. 2022, table 3 and section 4.1: 46.2% MFU on 6,144 TPU v4, two pods of 3,072, with 2,048 sequences a step."""
     palm = ("--model", "palm-540b", "--tokens", "780B", "--batch", "4194304", "--gpus", "6144xTPU v4")
-    found = told(capsys, *palm)
+    found = planned(capsys, *palm)
     assert found["fits"] and found["framework"] == "maxtext" and "does not train on TPU v4" in found["notes"][0]
     assert found["mfu"] == pytest.approx(0.462, rel=0.1) and found["layout"]["tensor"] > 1
     assert run_command(["plan", *palm]) == 0

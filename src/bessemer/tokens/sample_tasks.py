@@ -45,13 +45,24 @@ def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int, e
 
 
 @dataclass(frozen=True)
-class CountTexts(CorpusTask):
-    """Count the bytes of text of each source in some row groups of a part file."""
+class RowGroupTask(CorpusTask):
+    """A task on some row groups of a part file. num_bytes: of their text."""
 
     number: int
     path: Path
     groups: range
     num_bytes: int
+
+    @property
+    def size(self) -> int:
+        return self.num_bytes
+
+    def __str__(self) -> str:
+        return f"text of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
+
+
+class CountTexts(RowGroupTask):
+    """Count the bytes of text of each source in some row groups of a part file."""
 
     @property
     def folder(self) -> Path:
@@ -60,13 +71,6 @@ class CountTexts(CorpusTask):
     @property
     def inputs(self) -> str:
         return "count"
-
-    @property
-    def size(self) -> int:
-        return self.num_bytes
-
-    def __str__(self) -> str:
-        return f"text of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Writes nothing but the receipt."""
@@ -78,8 +82,8 @@ class CountTexts(CorpusTask):
 
 
 @dataclass(frozen=True)
-class SampleTexts(CountTexts):
-    """Write the texts among them that belong to the sample. shares: of each source's text."""
+class SampleTexts(RowGroupTask):
+    """Write the texts of some row groups that belong to the sample. shares: of each source's text."""
 
     recipe: Recipe
     shares: dict[str, float]

@@ -31,6 +31,7 @@ from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
 from bessemer.tokens.pretrained import framing_of
+from bessemer.tokens.sample_tasks import RowGroupTask
 from bessemer.tokens.shards import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
@@ -162,14 +163,8 @@ def prepared(work: Path) -> tuple[EncodingContext, Encoder]:
     return _prepared(work, (work / CONTEXT).stat().st_mtime_ns)
 
 
-@dataclass(frozen=True)
-class EncodeRowGroups(CorpusTask):
+class EncodeRowGroups(RowGroupTask):
     """Encode the documents in some row groups of a part file."""
-
-    number: int
-    path: Path
-    groups: range
-    num_bytes: int
 
     @property
     def folder(self) -> Path:
@@ -178,13 +173,6 @@ class EncodeRowGroups(CorpusTask):
     @property
     def inputs(self) -> str:
         return "encode"
-
-    @property
-    def size(self) -> int:
-        return self.num_bytes
-
-    def __str__(self) -> str:
-        return f"tokens of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
