@@ -10,6 +10,6 @@ mesh), masking.py, cross_entropy.py, recompute.py, precision.py, fp8.py, learnin
 State: state.py (to and from checkpoints), start.py (weights of another run), imported.py and exported.py (with card.py), audit.py
 (replicas compared), validation.py.
 
-Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py and diagnose.py repeat steps,
-simulate.py runs one without memory.
+Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py and diagnose.py repeat
+steps, simulate.py runs one without memory.
 """
