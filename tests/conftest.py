@@ -201,9 +201,10 @@ def runs(prepared: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recipe_file(prepared: Path) -> Path:
-    """The small recipe's file."""
-    return prepared / "small.toml"
+def recipe_file(prepared: Path) -> Iterator[Path]:
+    """The small recipe's file, whose own `run.dir` is that of all tests: a test that writes runs gives another one."""
+    yield prepared / "small.toml"
+    assert os.listdir(prepared / "runs") == ["small"], "a run was made where the other tests' runs are copied from"
 
 
 @pytest.fixture(scope="module", autouse=True)

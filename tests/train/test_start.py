@@ -101,11 +101,12 @@ def test_another_tokenizer_and_no_run_are_refused(runs: Path, recipe_file: Path,
 
 def test_another_tokenizer_is_refused_before_the_text_is_encoded(runs: Path, recipe_file: Path) -> None:
     start = runs / "small"
-    recipe = load(recipe_file, ["run.name=other", f"train.start={start}", "tokenizer.vocabulary=300"])
+    sets = [f"run.dir={runs}", "run.name=other", f"train.start={start}"]
+    recipe = load(recipe_file, [*sets, "tokenizer.vocabulary=300"])
     run = RunFolder(recipe.run.folder)
     shutil.copytree(start / "corpus", run.corpus)
     with pytest.raises(InputError, match=r"trained with another tokenizer .* leave \[tokenizer\] out"):
         build(recipe, run)
     assert not run.tokens.exists()
-    equal = load(recipe_file, ["run.name=other", f"train.start={start}"])  # one that comes out the same is as good
+    equal = load(recipe_file, sets)  # one that comes out the same is as good
     assert build(equal, run).vocabulary == 400
