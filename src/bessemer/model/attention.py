@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bessemer.model.config import ModelConfig, dropping_chunk
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import upcast
+from bessemer.model.kernels import runs_bf16, upcast
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at one time where no fused kernel knows soft caps
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
@@ -241,6 +241,12 @@ def _one_document(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: Attentio
         k_BGTK, v_BGTK = k_BGTK[:, :, :length], v_BGTK[:, :, :length]
     narrow = spec.window > 0 and max(spec.back, spec.ahead) < length - 1
     if not narrow and not spec.soft_cap and (first == 0 or not spec.causal):
+        if q_BHCK.requires_grad and runs_bf16(q_BHCK, k_BGTK, v_BGTK):
+            from bessemer.model.bf16 import NarrowAttention
+
+            if count in NarrowAttention.LENGTHS:
+                attended: Tensor = NarrowAttention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-untyped-call]
+                return attended
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGTK, v_BGTK, is_causal=spec.causal, scale=spec.scale,
             enable_gqa=q_BHCK.shape[1] != k_BGTK.shape[1],

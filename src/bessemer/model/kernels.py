@@ -75,7 +75,57 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
         y: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return y
+    if _CASTS is not None and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32:
+        bias = None if bias_O is None else bias_O.to(x.dtype)
+        narrow: Tensor = _CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-untyped-call]
+        return narrow
     return F.linear(x, weight_OI, bias_O)
+
+
+_CASTS: dict[tuple[int, torch.Size], Tensor] | None = None  # of weights to bf16, by address and shape
+
+
+@contextmanager
+def casts_kept() -> Iterator[None]:
+    """Within, a weight is cast to bf16 once, not for each micro-batch. No weight may change within."""
+    global _CASTS
+    before, _CASTS = _CASTS, {}
+    try:
+        yield
+    finally:
+        _CASTS = before
+
+
+def cast_weight(weight: Tensor) -> Tensor:
+    """The weight in bf16: the copy that `casts_kept` has, if it is in force. Two threads that come at once both make it."""
+    if _CASTS is None or type(weight) not in (Tensor, torch.nn.Parameter):
+        return weight.to(torch.bfloat16)
+    key = (weight.data_ptr(), weight.shape)
+    cast = _CASTS.get(key)
+    if cast is None:
+        cast = _CASTS[key] = weight.detach().to(torch.bfloat16)
+    return cast
+
+
+class _CastLinear(torch.autograd.Function):
+    """Of fp32 weights to bf16, as autocast does it: operands in bf16, the weight's gradient rounded to bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        cast_OI = cast_weight(weight_OI)
+        ctx.save_for_backward(x, cast_OI)
+        return F.linear(x, cast_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, cast_OI = ctx.saved_tensors
+        gradient_MO, x_MI = gradients[0].flatten(0, -2), x.flatten(0, -2)
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            torch.mm(gradient_MO, cast_OI).view(x.shape) if wants_x else None,
+            torch.mm(gradient_MO.T, x_MI).float() if wants_weight else None,
+            gradient_MO.sum(dim=0) if wants_bias else None,
+        )
 
 
 class _Linear(torch.autograd.Function):
@@ -121,6 +171,16 @@ def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
     )
 
 
+def runs_bf16(x: Tensor, *others: Tensor) -> bool:
+    """True where the one-pass kernels of `bf16` apply: plain values in bf16 on a CPU, in eager mode."""
+    return (
+        x.dtype == torch.bfloat16
+        and is_eager_cpu(x, *others)
+        and x.numel() > 0
+        and all(type(one) in (Tensor, torch.nn.Parameter) for one in (x, *others))
+    )
+
+
 def upcast(x: Tensor) -> Tensor:
     """x in the precision of sums over the width: fp32, or fp64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -128,6 +188,11 @@ def upcast(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); in fp32 for narrow types."""
+    if runs_bf16(x, weight_D):
+        from bessemer.model import bf16
+
+        narrow: Tensor = bf16.NarrowNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
+        return narrow
     if is_eager_cpu(x, weight_D):
         normed: Tensor = _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
         return normed
@@ -163,6 +228,11 @@ class _RMSNorm(torch.autograd.Function):
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020) of (..., 2F), gate first. Returns (..., F)."""
+    if runs_bf16(gate_up):
+        from bessemer.model import bf16
+
+        narrow: Tensor = bf16.NarrowGate.apply(gate_up)  # type: ignore[no-untyped-call]
+        return narrow
     if is_eager_cpu(gate_up):
         hidden: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
         return hidden
@@ -198,6 +268,11 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     rotation: cosines and sines, each broadcastable to (B, T, H, P/2). What a head has beyond its first P dimensions
     stays as it is (partial rotary positions).
     """
+    if runs_bf16(x_BTHK, *rotation):
+        from bessemer.model import bf16
+
+        narrow: Tensor = bf16.NarrowRotation.apply(x_BTHK, *rotation)  # type: ignore[no-untyped-call]
+        return narrow
     if is_eager_cpu(x_BTHK, *rotation):
         turned: Tensor = _Rotate.apply(x_BTHK, *(part.to(x_BTHK.dtype) for part in rotation))  # type: ignore[no-untyped-call]
         return turned
@@ -212,6 +287,18 @@ def _halves(x_BTHK: Tensor, cos: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, 
     sizes = [half, half, width - 2 * half] if width > 2 * half else [half, half]
     first, second, *rest = torch.split(x_BTHK, sizes, dim=-1)
     return first, second, tuple(rest)
+
+
+def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Queries (B, H, T, K), keys and values (B, G, T, K) of a joined matmul, E = R + 2, rotated, where one kernel does it all;
+    None elsewhere."""
+    if not runs_bf16(joined_BTGEK, *(rotation or ())):
+        return None
+    from bessemer.model import bf16
+
+    none = joined_BTGEK.new_empty(1, 0, dtype=torch.float32)
+    heads: tuple[Tensor, Tensor, Tensor] = bf16.NarrowHeads.apply(joined_BTGEK, *(rotation or (none, none)))  # type: ignore[no-untyped-call]
+    return heads
 
 
 def heads_first(x_BTHK: Tensor) -> Tensor:

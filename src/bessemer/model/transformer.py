@@ -29,7 +29,7 @@ from bessemer.model.attention import (
 )
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import heads_first, linear, rotate, swiglu
+from bessemer.model.kernels import heads_first, linear, rotate, split_heads, swiglu
 from bessemer.model.layers import ClassificationHead, LanguageHead, RMSNorm, activate, norm, rotary_cos_sin
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (x, weight, bias) to x @ weight.T + bias
@@ -77,6 +77,8 @@ class Attention(nn.Module):
         """Queries (B, H, T, K), keys and values (B, G, T, K); queries and keys normalised and rotated."""
         bias = None if self.qkv_bias is None else self.qkv_bias.flatten()
         joined_BTGRK = self.project(x_BTD, self.qkv.flatten(0, 2), bias).unflatten(-1, self.qkv.shape[:3])  # type: ignore[no-untyped-call]
+        if isinstance(self.q_norm, nn.Identity) and (heads := split_heads(joined_BTGRK, rotation)) is not None:
+            return heads
         q_BTGRK, k_BTGK, v_BTGK = joined_BTGRK.split([self.queries, 1, 1], dim=-2)
         q_BTHK, k_BTGK, v_BTGK = q_BTGRK.flatten(2, 3), k_BTGK.squeeze(-2), v_BTGK.squeeze(-2)
         if self.norm_all_heads:

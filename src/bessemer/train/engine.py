@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model.dropout import DropoutMasks
+from bessemer.model.kernels import casts_kept
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data, waiting
@@ -108,7 +109,14 @@ class DataParallel:
         two = self.mesh.is_single and runs_two_at_a_time(len(parts), device.torch_device, device.compile)
         losses = [partial(self._loss, part) for part in parts]
         around = partial(data.gradient_sync, self.root, self.mesh)
-        results = accumulate(losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around)
+        # On one process weights stay where they are, whole: FSDP2 would put one after another in the same memory.
+        keeps = (
+            self.mesh.is_single and device.torch_device.type == "cpu" and device.arithmetic.autocast == torch.bfloat16
+        )
+        with casts_kept() if keeps else nullcontext():
+            results = accumulate(
+                losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around
+            )
         if not self.mesh.is_single:
             from bessemer.parallel.tensor import reduce_partial_gradients  # loads DTensors, for half a second
 

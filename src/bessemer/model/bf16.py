@@ -1,0 +1,266 @@
+"""Kernels for bf16 on a CPU: the operations between the matmuls, each in one pass over memory.
+
+A CPU with bf16 units multiplies so fast that the passes between the matmuls would take most of a step: torch's widen to fp32,
+work and narrow again, each in a pass of its own. These read bf16, compute in fp32 and round once to bf16 (to nearest, ties to
+even), which is faster and closer to the exact result. Rows are divided among torch's threads. A row's result depends on the
+row alone, and sums over rows go by blocks of fixed size, so that the number of threads does not change a bit.
+
+Shapes: M rows (tokens), D width, F hidden width, N heads of all sequences, C queries, T keys, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bessemer.model import bf16_kernels as kernels
+from bessemer.model.bf16_kernels import SUM_ROWS, Bits, Floats
+
+MIN_ELEMENTS = 1 << 15  # of one thread's part: less is not worth waking a thread
+
+
+def _bits(x: Tensor) -> Bits:
+    return x.detach().view(torch.int16).numpy().view(np.uint16)
+
+
+def _by_rows(kernel: Callable[..., None], rows: int, elements: int, *arguments: Any, block: int = 1) -> None:
+    """kernel(first, last, ...) over all rows, in parts of whole blocks on torch's threads."""
+    parts = min(torch.get_num_threads(), max(elements // MIN_ELEMENTS, 1), -(-rows // block))
+    if parts <= 1:
+        kernel(0, rows, *arguments)
+        return
+    blocks = -(-rows // block)
+    ends = [min(blocks * part // parts * block, rows) for part in range(parts + 1)]
+    pool = _pool(os.getpid())
+    others = [pool.submit(kernel, ends[part], ends[part + 1], *arguments) for part in range(1, parts)]
+    kernel(ends[0], ends[1], *arguments)
+    for other in others:
+        other.result()
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads of this process; one that is forked has to start its own."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="bf16")
+
+
+class NarrowNorm(torch.autograd.Function):
+    """Keeps the input and one number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        x_MD = x.reshape(-1, x.shape[-1])
+        if not x_MD.is_contiguous():
+            x_MD = x_MD.contiguous()
+        out_MD, scale_M = torch.empty_like(x_MD), torch.empty(len(x_MD), dtype=torch.float32)
+        weight = weight_D.detach().float().contiguous()
+        _by_rows(
+            kernels.norm,
+            len(x_MD),
+            x_MD.numel(),
+            _bits(x_MD),
+            weight.numpy(),
+            np.float32(eps),
+            _bits(out_MD),
+            scale_M.numpy(),
+        )
+        ctx.save_for_backward(x_MD, weight_D, scale_M)
+        return out_MD.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_MD, weight_D, scale_M = ctx.saved_tensors
+        gradient_MD = gradients[0].reshape(x_MD.shape).contiguous()
+        x_grad_MD = torch.empty_like(x_MD)
+        rows, width = x_MD.shape
+        sums = torch.zeros(-(-rows // SUM_ROWS), width)
+        _by_rows(
+            kernels.norm_backward, rows, 2 * x_MD.numel(), _bits(gradient_MD), _bits(x_MD),
+            weight_D.detach().float().contiguous().numpy(), scale_M.numpy(), _bits(x_grad_MD), sums.numpy(), block=SUM_ROWS,
+        )  # fmt: skip
+        return x_grad_MD.view(gradients[0].shape), sums.sum(dim=0).to(weight_D.dtype), None
+
+
+class NarrowGate(torch.autograd.Function):
+    """Keeps gate and up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        rows_M2F, out_MF = _bits(gate_up.flatten(0, -2)), _bits(out.flatten(0, -2))
+        _by_rows(kernels.gate, len(out_MF), gate_up.numel(), rows_M2F, out_MF)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gradient, gate_up_grad = gradients[0].contiguous(), torch.empty_like(gate_up)
+        arrays = [_bits(x.flatten(0, -2)) for x in (gradient, gate_up, gate_up_grad)]
+        _by_rows(kernels.gate_backward, len(arrays[0]), 2 * gate_up.numel(), *arrays)
+        return gate_up_grad
+
+
+class NarrowRotation(torch.autograd.Function):
+    """A rotation's gradient is the rotation back: nothing of x is kept. cos, sin: (T, 1, P/2), or (B, T, 1, P/2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x_BTHK, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradients[0], cos, sin, -1.0), None, None
+
+
+def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """Laid out by head, as attention reads it."""
+    batch, length, heads, width = x_BTHK.shape
+    out_BHTK = x_BTHK.new_empty(batch, heads, length, width)
+    x_ME, out_LK = x_BTHK.reshape(batch * length, heads * width), out_BHTK.flatten(0, 2)
+    _by_rows(
+        kernels.move_heads, batch * length, 2 * x_BTHK.numel(), _bits(x_ME), 0, heads, heads, _bits(out_LK), length,
+        *_angles(cos, sin), np.float32(direction), True,
+    )  # fmt: skip
+    return out_BHTK.transpose(1, 2)
+
+
+class NarrowHeads(torch.autograd.Function):
+    """The joined matmul of queries, keys and values, (B, T, G, R + 2, K), to rotated queries (B, H, T, K) and keys and values
+    (B, G, T, K). rotation: cosines and sines as in `NarrowRotation`; without columns: none."""
+
+    @staticmethod
+    def forward(ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        batch, length, groups, each, width = joined_BTGEK.shape
+        q, k, v = (
+            joined_BTGEK.new_empty(batch, heads, length, width) for heads in (groups * (each - 2), groups, groups)
+        )
+        _move_joined(joined_BTGEK.contiguous(), (q, k, v), cos, sin, 1.0, is_split=True)
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = (x.contiguous() for x in gradients)
+        batch, heads, length, width = q.shape
+        joined_BTGEK = q.new_empty(batch, length, k.shape[1], heads // k.shape[1] + 2, width)
+        cos, sin = ctx.saved_tensors
+        _move_joined(joined_BTGEK, (q, k, v), cos, sin, -1.0, is_split=False)
+        return joined_BTGEK, None, None
+
+
+def _move_joined(
+    joined_BTGEK: Tensor, parts: tuple[Tensor, ...], cos: Tensor, sin: Tensor, direction: float, is_split: bool
+) -> None:
+    batch, length, groups, each = joined_BTGEK.shape[:4]
+    joined_ME, angles, none = (
+        _bits(joined_BTGEK.view(batch * length, -1)),
+        _angles(cos, sin),
+        np.empty((1, 0), np.float32),
+    )
+    for first, part in zip((0, each - 2, each - 1), parts, strict=True):
+        is_value = first == each - 1
+        _by_rows(
+            kernels.move_heads, batch * length, 2 * part.numel(), joined_ME, first, part.shape[1] // groups, each,
+            _bits(part.flatten(0, 2)), length, *((none, none) if is_value else angles), np.float32(direction), is_split,
+        )  # fmt: skip
+
+
+def _angles(cos: Tensor, sin: Tensor) -> tuple[Floats, Floats]:
+    """Each (T, P/2), or (B T, P/2)."""
+    cos_RP, sin_RP = (x.detach().float().contiguous().flatten(0, -2).numpy() for x in (cos, sin))
+    return cos_RP, sin_RP
+
+
+class NarrowAttention(torch.autograd.Function):
+    """Softmax attention of one document by torch's kernel; its gradient by batched matmuls, a block of queries at a time.
+
+    torch's own backward kernel for a CPU does not reach the bf16 units. As there, the softmax is recomputed from its saved
+    log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are, too.
+    """
+
+    QUERIES = 256  # of a head at a time
+    LENGTHS = range(16, 513)  # of queries: for fewer and for more torch's kernel is as fast
+
+    @staticmethod
+    def forward(ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, causal: bool, scale: float | None) -> Tensor:
+        repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
+        wide_k, wide_v = (x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (k_BGTK, v_BGTK))
+        out_BHTK, log_sum_BHT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BHTK, wide_k, wide_v, 0.0, causal, scale=scale
+        )
+        ctx.save_for_backward(q_BHTK, k_BGTK, v_BGTK, out_BHTK, log_sum_BHT)
+        ctx.causal, ctx.scale = causal, q_BHTK.shape[-1] ** -0.5 if scale is None else scale
+        return out_BHTK  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sum = ctx.saved_tensors
+        length, width = q.shape[2:]
+        groups, keys = k.shape[1], k.shape[2]
+        count, repeats = len(k) * groups, q.shape[1] // groups
+        q_NRTK, gradient_NRTK, out_NRTK = (x.reshape(count, repeats, length, width) for x in (q, gradients[0], out))
+        k_NTK, v_NTK = (x.reshape(count, keys, width) for x in (k, v))
+        sums_NRT = log_sum.reshape(count, repeats, length)
+        parts = []
+        for first in range(0, length, NarrowAttention.QUERIES):
+            some = slice(first, min(first + NarrowAttention.QUERIES, length))
+            end = min(some.stop, keys) if ctx.causal else keys
+            q_NCK, gradient_NCK, out_NCK = (x[:, :, some].flatten(1, 2) for x in (q_NRTK, gradient_NRTK, out_NRTK))
+            k_NEK, v_NEK = (
+                x if end == keys else x[:, :end].contiguous() for x in (k_NTK, v_NTK)
+            )  # strided, bmm is slow
+            weights_NCE = torch.bmm(q_NCK, k_NEK.mT)
+            rests_NCE = torch.baddbmm(weights_NCE, q_NCK, k_NEK.mT, beta=-1)
+            slopes_NCE = torch.bmm(gradient_NCK, v_NEK.mT)
+            sums = sums_NRT[:, :, some].flatten()
+            arrays = [
+                _bits(x.flatten(0, 1).contiguous()) for x in (weights_NCE, rests_NCE, slopes_NCE, gradient_NCK, out_NCK)
+            ]
+            _by_rows(
+                kernels.softmax_backward, len(sums), 4 * weights_NCE.numel(), *arrays, sums.numpy(), np.float32(ctx.scale),
+                some.stop - first, first, ctx.causal,
+            )  # fmt: skip
+            q_part = torch.bmm(slopes_NCE, k_NEK).view(count, repeats, some.stop - first, width)
+            parts.append((q_part, torch.bmm(slopes_NCE.mT, q_NCK), torch.bmm(weights_NCE.mT, gradient_NCK)))
+        q_parts, k_parts, v_parts = zip(*parts, strict=True)
+        q_grad = q_parts[0] if len(parts) == 1 else torch.cat(q_parts, dim=2)
+        return (
+            q_grad.view(q.shape),
+            _summed(k_parts, keys).view(k.shape),
+            _summed(v_parts, keys).view(v.shape),
+            None,
+            None,
+        )
+
+
+def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
+    """The sum over blocks of queries, each over the first of the keys, in fp32."""
+    if len(parts) == 1 and parts[0].shape[1] == keys:
+        return parts[0]
+    total_NTK = parts[0].new_zeros(len(parts[0]), keys, parts[0].shape[2], dtype=torch.float32)
+    for part in parts:
+        total_NTK[:, : part.shape[1]] += part
+    return total_NTK.to(parts[0].dtype)
+
+
+def loss_and_gradient(
+    logits_CV: Tensor, targets_C: Tensor, z_loss: float, needs_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Each token's cross-entropy and z-loss, in fp32, 0 without a target; logits become their gradient, in place."""
+    nats_C, extra_C = (torch.empty(len(targets_C), dtype=torch.float32) for _ in range(2))
+    _by_rows(
+        kernels.cross_entropy, len(targets_C), 4 * logits_CV.numel(), _bits(logits_CV), targets_C.numpy(), np.float32(z_loss),
+        needs_gradient, nats_C.numpy(), extra_C.numpy(),
+    )  # fmt: skip
+    return nats_C, extra_C

@@ -1,0 +1,260 @@
+"""The loops of `bf16`, compiled by numba at the first call and kept on disk; they run without the interpreter's lock.
+
+Each takes the range of rows to do, first to before last. Arrays are the bits of bf16 as uint16, or float32. The conversions are
+instructions of LLVM, so that loops have no calls and vectorise.
+
+Shapes: see `bf16`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+Bits = npt.NDArray[np.uint16]
+Floats = npt.NDArray[np.float32]
+
+SUM_ROWS = 256  # rows whose share of a weight's gradient is summed at a time
+
+_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
+# (4th to 0th coefficient) e^f = 1 + f + f^2 p(f) for |f| <= ln(2) / 2 (Cephes, expf): 2e-7 relative
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # n times the first is exact
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def widen(typing: Any, bits: Any) -> Any:
+    """uint16, the bits of a bf16, to float32."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(builder.shl(builder.zext(arguments[0], _I32), _I32(16)), _F32)
+
+    return types.float32(types.uint16), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrow(typing: Any, value: Any) -> Any:
+    """float32 to the bits of the nearest bf16, ties to even; every NaN to one quiet NaN."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], _I32)
+        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
+        is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        return builder.trunc(builder.select(is_nan, _I32(0x7FC0), rounded), _I16)
+
+    return types.uint16(types.float32), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def ordered(typing: Any, bits: Any) -> Any:
+    """The bits of a bf16 to an int32 that is larger for a larger number, largest for NaN; `unordered` is its inverse."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        signed = builder.sext(arguments[0], _I32)
+        return builder.xor(signed, builder.and_(builder.ashr(signed, _I32(31)), _I32(0x7FFF)))
+
+    return types.int32(types.uint16), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def unordered(typing: Any, key: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sign = builder.and_(builder.ashr(arguments[0], _I32(31)), _I32(0x7FFF))
+        return builder.trunc(builder.xor(arguments[0], sign), _I16)
+
+    return types.uint16(types.int32), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exp(typing: Any, value: Any) -> Any:
+    """e^x in float32, of x between -87 and 88; beyond, that of the bound. A vectorised loop has no call to a library."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def constant(number: float) -> Any:
+            return ir.Constant(_F32, float(np.float32(number)))
+
+        def fma(a: Any, b: Any, c: Any) -> Any:
+            return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+        x, low, high = arguments[0], constant(-87.0), constant(88.0)
+        x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+        x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+        known = builder.select(builder.fcmp_unordered("uno", x, x), low, x)  # a NaN has no integer; `rest` keeps it
+        turns = builder.fadd(builder.fmul(known, constant(1.4426950408889634)), constant(256.5))
+        n = builder.sub(builder.fptosi(turns, _I32), _I32(256))  # of a positive number: rounds down
+        wide_n = builder.sitofp(n, _F32)
+        rest = fma(wide_n, constant(-_LN2_LOW), fma(wide_n, constant(-_LN2_HIGH), x))
+        polynomial = constant(_EXP[0])
+        for coefficient in _EXP[1:]:
+            polynomial = fma(polynomial, rest, constant(coefficient))
+        near_one = fma(builder.fmul(rest, rest), polynomial, builder.fadd(rest, constant(1.0)))
+        power = builder.bitcast(builder.shl(builder.add(n, _I32(127)), _I32(23)), _F32)
+        return builder.fmul(near_one, power)
+
+    return types.float32(types.float32), build
+
+
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Sums may be reordered, so that they vectorise; NaN and infinity keep their meaning."""
+    fast = {"reassoc", "contract", "nsz"}
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # neither the source's folder nor the user's cache can be written
+        return njit(nogil=True, error_model="numpy", fastmath=fast)(function)  # type: ignore[no-any-return]
+
+
+@_compiled
+def norm(first: int, last: int, x: Bits, weight: Floats, eps: Any, out: Bits, scale: Floats) -> None:
+    width = x.shape[1]
+    for row in range(first, last):
+        total = np.float32(0)
+        for j in range(width):
+            value = widen(x[row, j])
+            total += value * value
+        factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+        scale[row] = factor
+        for j in range(width):
+            out[row, j] = narrow(widen(x[row, j]) * factor * weight[j])
+
+
+@_compiled
+def norm_backward(
+    first: int, last: int, gradient: Bits, x: Bits, weight: Floats, scale: Floats, x_grad: Bits, sums: Floats
+) -> None:
+    # With s = scale, g = gradient * weight: dx = s g - x s^3 / D * sum(g x); dweight = sum of gradient * x * s.
+    width = x.shape[1]
+    for row in range(first, last):
+        factor, dot, block = scale[row], np.float32(0), row // SUM_ROWS
+        for j in range(width):
+            dot += widen(gradient[row, j]) * weight[j] * widen(x[row, j])
+        shrink = factor * factor * factor * dot / np.float32(width)
+        for j in range(width):
+            slope, value = widen(gradient[row, j]), widen(x[row, j])
+            sums[block, j] += slope * value * factor
+            x_grad[row, j] = narrow(slope * weight[j] * factor - value * shrink)
+
+
+@_compiled
+def gate(first: int, last: int, gate_up: Bits, out: Bits) -> None:
+    width = out.shape[1]
+    for row in range(first, last):
+        for j in range(width):
+            gate = widen(gate_up[row, j])
+            out[row, j] = narrow(gate / (np.float32(1) + exp(-gate)) * widen(gate_up[row, width + j]))
+
+
+@_compiled
+def gate_backward(first: int, last: int, gradient: Bits, gate_up: Bits, gate_up_grad: Bits) -> None:
+    # With s = sigmoid(gate): silu(gate) = gate s, and its derivative s + gate s (1 - s).
+    one, width = np.float32(1), gradient.shape[1]
+    for row in range(first, last):
+        for j in range(width):
+            gate, up, slope = widen(gate_up[row, j]), widen(gate_up[row, width + j]), widen(gradient[row, j])
+            share = one / (one + exp(-gate))
+            silu = gate * share
+            gate_up_grad[row, width + j] = narrow(slope * silu)
+            gate_up_grad[row, j] = narrow(slope * up * (share + silu * (one - share)))
+
+
+@_compiled
+def _turn(
+    x: Bits, at: Any, out: Bits, to: Any, width: Any, half: Any, cos: Floats, sin: Floats, angle: Any, direction: Any
+) -> None:
+    for j in range(half):
+        a, b, c, s = widen(x[at + j]), widen(x[at + half + j]), cos[angle + j], sin[angle + j] * direction
+        out[to + j] = narrow(a * c - b * s)
+        out[to + half + j] = narrow(b * c + a * s)
+    for j in range(half + half, width):
+        out[to + j] = x[at + j]
+
+
+@_compiled
+def move_heads(
+    first: int, last: int, by_token: Bits, head: int, count: int, each: int, by_head: Bits, length: int, cos: Floats,
+    sin: Floats, direction: Any, is_split: bool,
+) -> None:  # fmt: skip
+    """Rotate heads and move them from rows of a token, (B T, all its heads) to rows of a head, (B H T, K), or back.
+
+    Of each `each` heads in a token's row the `count` from number `head` on are those in `by_head`. Indices are unsigned: of
+    signed ones numba looks whether they count from the end, and the loop does not vectorise.
+    """
+    width, half = by_head.shape[1], cos.shape[1]
+    heads = by_token.shape[1] // (each * width) * count
+    tokens_1, heads_1 = by_token.reshape(-1), by_head.reshape(-1)
+    cos_1, sin_1 = cos.reshape(-1), sin.reshape(-1)
+    for row in range(first, last):
+        batch, token = row // length, row % length
+        angle = np.uint64((row if len(cos) > length else token) * half)
+        for number in range(heads):
+            at = np.uint64(row * by_token.shape[1] + (number // count * each + head + number % count) * width)
+            to = np.uint64(((batch * heads + number) * length + token) * width)
+            if is_split:
+                _turn(tokens_1, at, heads_1, to, np.uint64(width), np.uint64(half), cos_1, sin_1, angle, direction)
+            else:
+                _turn(heads_1, to, tokens_1, at, np.uint64(width), np.uint64(half), cos_1, sin_1, angle, direction)
+
+
+@_compiled
+def softmax_backward(
+    first: int, last: int, scores: Bits, rests: Bits, slopes: Bits, gradient: Bits, out: Bits, log_sums: Floats, scale: Any,
+    queries: int, first_query: int, causal: bool,
+) -> None:  # fmt: skip
+    """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place.
+
+    Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. rests: what the scores
+    lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is what each
+    weight's gradient is held against (Dao et al. 2022, "FlashAttention", appendix B.2).
+    """
+    keys, width = scores.shape[1], out.shape[1]
+    for row in range(first, last):
+        log_sum, delta = log_sums[row], np.float32(0)
+        for j in range(width):
+            delta += widen(gradient[row, j]) * widen(out[row, j])
+        end = min(first_query + row % queries + 1, keys) if causal else keys
+        for t in range(end):
+            weight = exp((widen(scores[row, t]) + widen(rests[row, t])) * scale - log_sum)
+            scores[row, t] = narrow(weight)
+            slopes[row, t] = narrow(weight * (widen(slopes[row, t]) - delta) * scale)
+        for t in range(end, keys):
+            scores[row, t] = np.uint16(0)
+            slopes[row, t] = np.uint16(0)
+
+
+@_compiled
+def cross_entropy(
+    first: int, last: int, logits: Bits, targets: Any, z_loss: Any, needs_gradient: bool, nats: Floats, extra: Floats
+) -> None:
+    one, vocabulary = np.float32(1), logits.shape[1]
+    weights = np.empty(vocabulary, np.float32)
+    for row in range(first, last):
+        target = targets[row]
+        if target < 0:
+            nats[row] = extra[row] = np.float32(0)
+            for j in range(vocabulary):
+                logits[row, j] = np.uint16(0)
+            continue
+        target_logit, total, key = widen(logits[row, target]), np.float32(0), ordered(logits[row, 0])
+        for j in range(vocabulary):
+            key = max(key, ordered(logits[row, j]))
+        largest = widen(unordered(key))
+        for j in range(vocabulary):
+            weight = exp(widen(logits[row, j]) - largest)
+            weights[j] = weight
+            total += weight
+        log_sum = largest + np.log(total)
+        nats[row] = log_sum - target_logit
+        extra[row] = z_loss * log_sum * log_sum
+        if not needs_gradient:
+            continue
+        factor = one + np.float32(2) * z_loss * log_sum
+        share = factor / total
+        for j in range(vocabulary):
+            logits[row, j] = narrow(weights[j] * share)
+        logits[row, target] = narrow(weights[target] * share - one)

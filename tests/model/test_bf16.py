@@ -1,0 +1,179 @@
+"""The one-pass kernels of bf16 on a CPU: exact conversions, and values and gradients that are off by roundings only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bessemer.model import attention, bf16, kernels
+from bessemer.model import bf16_kernels as loops
+from bessemer.model.attention import AttentionSpec
+from bessemer.model.config import Rope
+from bessemer.model.layers import rotary_cos_sin
+from bessemer.train import cross_entropy
+from tests.model.test_elementwise import drawn
+
+Tensors = tuple[torch.Tensor, ...]
+ROUNDING = 2**-8  # the largest relative error of one rounding to bf16
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.detach().double() - wanted.detach()).norm() / wanted.detach().norm())
+
+
+def errors(ours: Callable[..., torch.Tensor], exact: Callable[..., torch.Tensor], *values: torch.Tensor) -> list[float]:
+    """Relative errors of the result and of the gradients to each value."""
+    narrow = [value.clone().requires_grad_() for value in values]
+    wide = [value.double().requires_grad_() for value in values]
+    found, wanted = ours(*narrow), exact(*wide)
+    upstream = drawn(*wanted.shape, seed=9).bfloat16()
+    found.backward(upstream)
+    wanted.backward(upstream.double())
+    pairs = [(found, wanted), *((a.grad, b.grad) for a, b in zip(narrow, wide, strict=True))]
+    assert all(a is not None and a.dtype == value.dtype for (a, _), value in zip(pairs[1:], values, strict=True))
+    return [error(a, b) for a, b in pairs]  # type: ignore[arg-type]
+
+
+@loops._compiled
+def _convert(
+    first: int, last: int, bits: loops.Bits, values: loops.Floats, rounded: loops.Bits, powers: loops.Floats
+) -> None:
+    for j in range(first, last):
+        values[j] = loops.widen(bits[j])
+        rounded[j] = loops.narrow(powers[j])
+        powers[j] = loops.exp(powers[j])
+
+
+def test_conversions_and_the_exponential() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    given = np.concatenate(
+        [np.linspace(-90, 90, (1 << 16) - 6, dtype=np.float32), np.float32([0, -0.0, 1e-40, np.nan, np.inf, 3e38])]
+    )
+    values, rounded, powers = np.empty(1 << 16, np.float32), np.empty(1 << 16, np.uint16), given.copy()
+    _convert(0, 1 << 16, every, values, rounded, powers)
+    as_torch = torch.from_numpy(every.view(np.int16)).view(torch.bfloat16)
+    np.testing.assert_array_equal(values.view(np.uint32), as_torch.float().numpy().view(np.uint32))
+    wanted = torch.from_numpy(given).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    numbers = ~np.isnan(given)
+    np.testing.assert_array_equal(rounded[numbers], wanted[numbers])
+    assert rounded[~numbers].tolist() == [0x7FC0] and np.isnan(powers[~numbers]).all()
+    inside = (given >= -87) & (given <= 88)
+    exact = np.exp(given[inside].astype(np.float64))
+    assert np.abs(powers[inside] / exact - 1).max() < 2.5e-7
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 48), (2, 300, 16)])
+def test_norms(shape: tuple[int, ...]) -> None:
+    def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5) * weight
+
+    x, weight = drawn(*shape).bfloat16(), drawn(shape[-1], seed=1).float()
+    found = errors(lambda x, w: kernels.rms_norm(x, w, 1e-5), exact, x, weight)
+    assert max(found[:2]) < ROUNDING / 2 and found[2] < 1e-6
+    strided = drawn(shape[0], shape[1], 3, shape[-1]).bfloat16()[:, :, 1]
+    assert max(errors(lambda x, w: kernels.rms_norm(x, w, 1e-5), exact, strided, weight)) < ROUNDING / 2
+
+
+def test_gates() -> None:
+    gate_up = (drawn(3, 70, 48) * 8).bfloat16()
+    assert max(errors(kernels.swiglu, lambda x: F.silu(x[..., :24]) * x[..., 24:], gate_up)) < ROUNDING / 2
+    assert kernels.swiglu(torch.tensor([[torch.nan, 1.0, -100.0, 2.0]]).bfloat16())[0].isnan().tolist() == [True, False]
+
+
+def heads(joined: torch.Tensor, rotates: bool, fused: bool) -> torch.Tensor:
+    """Queries, keys and values behind one another; fused: by the one kernel."""
+    length = joined.shape[1]
+    rotation = rotary_cos_sin(torch.arange(length), Rope(100.0, 8), length, joined.dtype) if rotates else None
+    if fused:
+        split = kernels.split_heads(joined, rotation)
+        assert split is not None
+        return torch.cat([part.flatten() for part in split])
+    q, k, v = joined.split([3, 1, 1], dim=-2)
+    parts = [q.flatten(2, 3), k.squeeze(-2), v.squeeze(-2)]
+    if rotation is not None:
+        parts[:2] = (kernels.rotate(part, rotation) for part in parts[:2])
+    return torch.cat([part.transpose(1, 2).flatten() for part in parts])
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+def test_heads_are_split_and_rotated(rotates: bool) -> None:
+    joined = drawn(2, 70, 3, 5, 12).bfloat16()  # 3 groups of 3 queries, one key and one value; 8 of 12 dimensions turn
+    found = errors(lambda x: heads(x, rotates, fused=True), lambda x: heads(x, rotates, fused=False), joined)
+    assert max(found) < ROUNDING / 2 if rotates else found == [0.0, 0.0]
+    assert max(errors(*[lambda x: heads(x, rotates, fused=False)] * 2, joined)) < ROUNDING / 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("length", "heads", "groups"), [(16, 2, 2), (70, 4, 2), (256, 3, 1), (300, 2, 2)])
+def test_attention(causal: bool, length: int, heads: int, groups: int) -> None:
+    """Of scores with a spread of 3 and more, whose rounding to bf16 alone would give errors of 1.4%."""
+    q, k, v = ((drawn(2, number, length, 32, seed=seed) * scale).bfloat16()
+               for number, seed, scale in ((heads, 1, 2.0), (groups, 2, 1.5), (groups, 3, 1.0)))  # fmt: skip
+    spec = AttentionSpec(causal, scale=0.2)
+
+    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.2, enable_gqa=True)
+
+    assert length in bf16.NarrowAttention.LENGTHS
+    assert max(errors(lambda *x: attention._one_document(*x, spec), exact, q, k, v)) < 1.8 * ROUNDING
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_the_loss(z_loss: float) -> None:
+    """Of tokens with and without a target, in several chunks."""
+    targets = torch.arange(700) % 301 - 1
+    hidden, head = drawn(700, 24).bfloat16(), (drawn(300, 24, seed=1) / 5).bfloat16().float()
+    found = []
+    for one, chunk in ((hidden, 100), (hidden.double(), 4096)):
+        wide = torch.promote_types(one.dtype, torch.float32)
+        leaves = one.clone().requires_grad_(), head.to(wide, copy=True).requires_grad_()
+        loss = cross_entropy.chunked_cross_entropy(*leaves, targets, chunk=chunk, z_loss=z_loss)
+        loss.total.backward()
+        found.append([loss.total, loss.nats_N, *(leaf.grad for leaf in leaves)])
+    assert found[0][1].dtype == torch.float32 and bool((found[0][1][targets < 0] == 0).all())
+    total, *rest = (error(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]
+    assert total < 1e-3 and max(rest) < 1.5 * ROUNDING
+    broken = hidden.clone()
+    broken[0] = torch.nan
+    assert cross_entropy.chunked_cross_entropy(broken, head, targets.clamp(min=0), chunk=100).total.isnan()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    x, weight, gate_up = drawn(2000, 64).bfloat16(), drawn(64).float(), drawn(900, 128).bfloat16()
+
+    def results() -> list[torch.Tensor]:
+        leaves = [value.clone().requires_grad_() for value in (x, weight, gate_up)]
+        outs = kernels.rms_norm(leaves[0], leaves[1], 1e-5), kernels.swiglu(leaves[2])
+        return [*outs, *torch.autograd.grad([out.float().square().sum() for out in outs], leaves)]
+
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            found.append(results())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> None:
+    x, weight = drawn(30, 24).bfloat16(), drawn(40, 24, seed=1).float().requires_grad_()
+
+    def result() -> Tensors:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            out = kernels.linear(x, weight)
+        return out.detach(), torch.autograd.grad(out.float().square().sum(), weight)[0]
+
+    plain = result()
+    for _ in range(2):  # a change between two steps is seen
+        with kernels.casts_kept():
+            for _ in range(2):
+                assert all(torch.equal(a, b) for a, b in zip(plain, result(), strict=True))
+        with torch.no_grad():
+            weight.mul_(1.5)
+        assert not torch.equal(plain[0], result()[0])
+        plain = result()
