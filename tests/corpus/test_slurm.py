@@ -34,7 +34,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "slurm of this test"
     monkeypatch.setenv("PATH", f"{slurm_commands.install(folder)}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
-    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3}.items():
+    for name, value in {"READ_SECONDS": 0.02, "ASK_SECONDS": 0.1, "SEEN_SECONDS": 0.3, "LOST_SECONDS": 0.1}.items():
         monkeypatch.setattr(slurm, name, value)
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     return folder
@@ -154,6 +154,37 @@ def test_a_stop_ends_the_array_and_so_does_the_next_build(
     assert slurm_commands.states(cluster / "2") == ["CANCELLED by 0|0:15"]
 
 
+def test_another_engine_that_goes_on_cancels_the_array_of_a_killed_driver(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slurm" / "a1").mkdir(parents=True)
+    (tmp_path / "slurm" / "a1" / "job").write_text("17")
+    assert [done["square"] for done in worker.run_tasks("s", "tasks", [Square(tmp_path, 3)], 1, Corpus())] == [9]
+    assert "scancel 17" in (cluster / "calls").read_text() and not list((tmp_path / "slurm").iterdir())
+    assert "array 17 of an earlier run is cancelled" in capsys.readouterr().err
+
+
+def test_a_full_queue_is_said(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers, asked = [["PENDING (Resources)"] * 2], slurm._states
+    monkeypatch.setattr(slurm, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "_states", lambda job: answers.pop() if answers else asked(job))
+    assert squares([Square(tmp_path, 1), Square(tmp_path, 2)]) == [1, 4]
+    said = capsys.readouterr().err
+    assert "array 1 of 2 jobs is submitted to Slurm for 2 tasks" in said
+    assert "array 1 waits in the queue: 2 jobs, the first PENDING (Resources)" in said
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [("2 jobs TIMEOUT", "raise corpus.slurm.time"), ("1 job OUT_OF_MEMORY", "raise corpus.slurm.memory"),
+     ("1 job NODE_FAIL", "out of memory? Then raise corpus.slurm.memory")],
+)  # fmt: skip
+def test_the_remedy_is_that_of_the_state(why: str, remedy: str) -> None:
+    assert slurm._remedy(why) == remedy
+
+
 def test_a_requeued_job_goes_on_with_its_chunk_and_one_without_a_queue_ends(tmp_path: Path) -> None:
     for name in ("todo", "taken", "answers"):
         (tmp_path / name).mkdir()
@@ -174,9 +205,14 @@ def test_without_slurm(tmp_path: Path, data: Path, run: RunFolder, monkeypatch: 
         pipeline.build(of, run)
 
 
-def test_options_of_slurm_need_its_engine() -> None:
-    with pytest.raises(ValueError, match='slurm: these options are of job arrays; set engine = "slurm"'):
-        Corpus(slurm=SlurmArray(partition="cpu"))
+def test_options_of_an_engine_that_is_not_chosen_stay_in_the_recipe_and_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    worker.require_engine(Corpus(slurm=SlurmArray(partition="cpu"), address="head:6379"))
+    said = capsys.readouterr().err
+    assert "corpus.slurm is not used: corpus.engine is local" in said and "corpus.address is not used" in said
+    worker.require_engine(Corpus())
+    assert not capsys.readouterr().err
 
 
 def on_slurm(of: Recipe) -> Recipe:

@@ -38,10 +38,10 @@ def answer(task: CorpusTask) -> Exception | None:
     return None
 
 
-def gave_up(task: CorpusTask, why: str, remedy: str = "lower corpus.workers") -> BessemerError:
+def gave_up(task: CorpusTask, why: str, remedy: str = "out of memory? Then lower corpus.workers") -> BessemerError:
     """The error for a task whose worker died too often; why: how it ended the last time."""
     return BessemerError(
-        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); out of memory? Then {remedy}, or find the "
+        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); {remedy}, or find the "
         f"document in {task.work}; finished work is kept, and the same command resumes here"
     )
 

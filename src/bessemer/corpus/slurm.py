@@ -37,7 +37,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run import write_atomic
-from bessemer.terminal import counted, duration, warn
+from bessemer.terminal import counted, duration, say, warn
 
 DEFAULT_JOBS = 64
 CHUNKS_PER_JOB = 16  # a job that started late, or was lost, leaves this share of its tasks to the others
@@ -47,6 +47,7 @@ WAIT_SECONDS = 300.0  # of an array that has not started, before the person is t
 SILENT_SECONDS = 3600.0  # without an answer of squeue, before the build gives up
 # Until files of other machines must have appeared here: network file systems keep old listings for up to a minute
 SEEN_SECONDS = 90.0
+LOST_SECONDS = 6.0  # the same where no job completed: there is little to come, and a task done twice changes nothing
 LOG_LINES = 5
 
 
@@ -59,6 +60,14 @@ def require_slurm() -> None:
         )
 
 
+def end_earlier(work: Path) -> None:
+    """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work beside it."""
+    for earlier in (work.absolute() / "slurm").glob("*"):
+        if _cancel(earlier):
+            say(f"  array {(earlier / 'job').read_text()} of an earlier run is cancelled")
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
 def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> None:
     """Do all tasks of one work folder; `done` is called after each.
 
@@ -66,9 +75,6 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
     whose job ends again and again.
     """
     root = tasks[0].work.absolute() / "slurm"
-    for earlier in root.glob("*"):  # of a driver that was killed
-        _cancel(earlier)
-        shutil.rmtree(earlier, ignore_errors=True)
     left = dict(enumerate(tasks))
     deaths: Counter[int] = Counter()
     num_fruitless = 0
@@ -90,9 +96,18 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
             deaths.update(number for number in array.begun if number in left)
             lost = [left[number] for number, num_deaths in deaths.items() if num_deaths == ATTEMPTS and number in left]
             if lost:
-                raise gave_up(lost[0], f"{why}{array.end_of_log()}", "raise corpus.slurm.memory or corpus.slurm.time")
-            warn(f"array {array.job} ended ({why}) with {counted(len(left), 'task')} left, which are submitted again")
+                raise gave_up(lost[0], f"{why}{array.end_of_log()}", _remedy(why))
+            again = "which is submitted again" if len(left) == 1 else "which are submitted again"
+            warn(f"array {array.job} ended ({why}) with {counted(len(left), 'task')} left, {again}")
         shutil.rmtree(array.folder, ignore_errors=True)
+
+
+def _remedy(why: str) -> str:
+    """What helps against the states in which jobs ended."""
+    if "TIMEOUT" in why and "OUT_OF_MEMORY" not in why:
+        return "raise corpus.slurm.time"
+    more = "raise corpus.slurm.memory"
+    return f"out of memory? Then {more}" if "OUT_OF_MEMORY" not in why else more
 
 
 class SlurmQueue:
@@ -129,11 +144,14 @@ class SlurmQueue:
             )
         self.job = ran.stdout.strip().split(";")[0]  # JOB, or JOB;CLUSTER
         write_atomic(self.folder / "job", self.job)
+        say(
+            f"  array {self.job} of {counted(num_jobs, 'job')} is submitted to Slurm for {counted(len(self.left), 'task')}"
+        )
 
     def wait(self) -> None:
         """Until all tasks are done, or the array has ended."""
         asked = heard = started = time.monotonic()
-        has_warned = False
+        has_said = has_warned = False
         while self.left:
             interrupt.check()
             self._read_answers()
@@ -145,12 +163,21 @@ class SlurmQueue:
                     raise BessemerError(f"corpus: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?")
                 if states == []:
                     break
+                if states and not has_said and not self.begun:
+                    has_said = True
+                    say(f"  array {self.job} waits in the queue: {counted(len(states), 'job')}, the first {states[0]}")
                 if states and not has_warned and not self.begun and asked - started > WAIT_SECONDS:
                     has_warned = True
                     warn(f"array {self.job} has not begun after {duration(WAIT_SECONDS)}; Slurm says: {states[0]}")
             if self.left:
                 time.sleep(READ_SECONDS)
-        ends = time.monotonic() + SEEN_SECONDS
+        if not self.left:
+            return
+        ended = _final_states(self.job)
+        wait = SEEN_SECONDS if not ended or "COMPLETED" in ended else LOST_SECONDS
+        if wait == SEEN_SECONDS:
+            say(f"  array {self.job} has ended; waiting up to {duration(wait)} for its last results to appear here")
+        ends = time.monotonic() + wait
         while self.left and time.monotonic() < ends:  # the last lines may appear later than the end of the jobs
             time.sleep(READ_SECONDS)
             self._read_answers()
@@ -251,10 +278,11 @@ def _final_states(job: str) -> Counter[str]:
     return Counter(f"{state} {code}" if state == "FAILED" else state for state, code in rows)
 
 
-def _cancel(folder: Path) -> None:
-    """End the array of a queue, should it still run."""
+def _cancel(folder: Path) -> bool:
+    """End the array of a queue, should it still run; False where it cannot be asked."""
     with contextlib.suppress(FileNotFoundError):
-        _run_command("scancel", (folder / "job").read_text())
+        return _run_command("scancel", (folder / "job").read_text()) is not None
+    return False
 
 
 def _run_command(*command: str) -> subprocess.CompletedProcess[str] | None:

@@ -28,6 +28,7 @@ BY_ENDING = "by ending"  # stands for the format of a source that has none of it
 MAX_LINES = 5  # of the funnel that are shown: the last of them sums up the rest
 EXAMPLE_CHARACTERS = 100
 FIXABLE = ("wrong_format", "no_text_key", "no_label")  # reasons of a file: each file may need something else
+DAMAGED = ("unreadable", "bad_record")  # shown however few they are
 MAX_COUNTED_BYTES = 1 << 30  # of a file, in which line ends are counted: less than a second
 READ_BYTES = 1 << 20
 SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
@@ -233,14 +234,14 @@ def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
 
 
 def funnel_lines(statistics: dict[str, Any]) -> list[str]:
-    """Why documents were dropped and which files were not read, most first, in at most MAX_LINES lines."""
+    """Why documents were dropped, damage first and then most first, and which files were not read, in at most MAX_LINES lines."""
     came = statistics["totals"]["documents_in"]
 
     def line(name: str, count: int, text: str) -> str:
         return f"{name:<16} {count:>9,}  {percent(count, came):>6}  {text}"
 
     rows = [(reason, count) for reason, count in statistics["totals"]["rejected"].items() if count]
-    rows.sort(key=lambda row: -row[1])
+    rows.sort(key=lambda row: (row[0] not in DAMAGED, -row[1]))  # one damaged file is one row, whatever it held
     ignored = [*_not_dropped_lines(statistics), *_not_read_line(statistics)]
     room = MAX_LINES - len(ignored)
     rest = rows[room - 1 :] if len(rows) > room else []

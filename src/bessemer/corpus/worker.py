@@ -24,12 +24,12 @@ from typing import Any
 from bessemer import interrupt
 from bessemer.corpus import engine
 from bessemer.corpus.perform import ATTEMPTS, OnResult, answer, gave_up, perform, use_one_core, worker_environment
-from bessemer.corpus.slurm import require_slurm, run_on_slurm
+from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
-from bessemer.terminal import progress
+from bessemer.terminal import progress, say
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
@@ -64,7 +64,9 @@ def _receipt(task: CorpusTask) -> dict[str, Any]:
 
 
 def require_engine(settings: Work) -> None:
-    """Raise InputError when what the engine needs is not on this machine."""
+    """Raise InputError when what the engine needs is not on this machine; say what was given for another one."""
+    for key in settings.unused:
+        say(f"  {key} is not used: corpus.engine is {settings.engine}")
     if settings.engine == "slurm":
         require_slurm()
 
@@ -74,6 +76,7 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
+    end_earlier(tasks[0].work)
     if settings.engine == "ray":
         run_on_ray(tasks, settings, done)
     elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:

@@ -105,13 +105,11 @@ class Work(Section):
     workers: int | None = Field(None, ge=1)
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
-    @model_validator(mode="after")
-    def _options_fit_the_engine(self) -> Self:
-        if self.address is not None and self.engine != "ray":
-            raise ValueError('address: only a Ray cluster has one; set engine = "ray", or remove the address')
-        if self.slurm != SlurmArray() and self.engine != "slurm":
-            raise ValueError('slurm: these options are of job arrays; set engine = "slurm", or remove the table')
-        return self
+    @property
+    def unused(self) -> list[str]:
+        """Keys that were given and are of another engine than the one chosen."""
+        address = ["corpus.address"] if self.address is not None and self.engine != "ray" else []
+        return address + (["corpus.slurm"] if self.slurm != SlurmArray() and self.engine != "slurm" else [])
 
 
 @dataclass(frozen=True)
