@@ -166,6 +166,10 @@ def _warm() -> Iterator[None]:
 
     subprocess.Popen.wait = wait_for_fork  # type: ignore[assignment, method-assign]
     yield
+    is_fork = [sys.executable, "-c", "import sys; sys.exit('torch' not in sys.modules)"]
+    assert subprocess.run(is_fork).returncode == 0, (
+        "a variable that a test left set keeps programs from being forks: see tests/warm.py"
+    )
     subprocess.Popen.wait = wait  # type: ignore[method-assign]
     sys.executable = real
     if warm is not None:

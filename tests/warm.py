@@ -40,6 +40,8 @@ LOADED = (
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
+    "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection", "bessemer.plan.here", "tiktoken", "rich._emoji_codes",
+    "plotly.offline",
 )  # fmt: skip
 READ_AT_START = (
     "HF_",
@@ -66,6 +68,7 @@ FREE = (
     "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL",
     "HF_HUB_DISABLE_PROGRESS_BARS",
+    "RAY_CLIENT_MODE",  # set by ray when it is imported, as by the tests of clusters
 )
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
