@@ -68,7 +68,10 @@ FREE = (
     "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL",
     "HF_HUB_DISABLE_PROGRESS_BARS",
-    "RAY_CLIENT_MODE",  # set by ray when it is imported, as by the tests of clusters
+    "TRANSFORMERS_VERBOSITY",  # set by an export
+    "RAY_CLIENT_MODE",  # set by ray when it is imported, and by a build on its cluster
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
 )
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
@@ -80,8 +83,8 @@ GIVEN, REAL = sys.argv[1:], {python!r}
 ARGUMENTS = GIVEN[GIVEN[:1] == ["-u"] :]  # what pytest-xdist starts its workers with
 def cold():
     os.execv(REAL, [REAL, *GIVEN])
-if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")):
-    cold()
+if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")) or "/ray/" in ARGUMENTS[0]:
+    cold()  # also ray's own programs
 import json, signal
 if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
     import ctypes
@@ -179,7 +182,10 @@ class Warm:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork for each connection, and tell it how the fork ended."""
+    """Fork for each connection, and report to it how the fork ended. Ends with the process that started it."""
+    from bessemer import interrupt
+
+    interrupt.end_with_parent(signal.SIGKILL)
     base = [path for path in sys.path if path not in os.environ["PYTHONPATH"].split(os.pathsep)]
     own = dict(os.environ)
     for name in LOADED:
