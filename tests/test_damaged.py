@@ -22,13 +22,31 @@ LONGER = ("--set", "train.steps=30")
 CHANGES_ANYHOW = {".lock", "stages.json", "log.txt"}
 
 
+def quickly(patch: pytest.MonkeyPatch) -> None:
+    """No steps are timed for the plan."""
+    patch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+
+
+@pytest.fixture(scope="module")
+def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run of 24 steps with a report was made; beside it `kept`, a copy."""
+    runs = tmp_path_factory.mktemp("damaged") / "runs"
+    shutil.copytree(prepared / "runs", runs)
+    with pytest.MonkeyPatch.context() as patch:
+        quickly(patch)
+        assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
+        assert run_command(["report", str(runs / "small")]) == 0
+    shutil.copytree(runs, runs.with_name("kept"))
+    return runs
+
+
 @pytest.fixture
-def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of 24 steps with a report."""
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
-    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
-    assert run_command(["report", str(runs / "small")]) == 0
-    return runs / "small"
+def trained(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of 24 steps with a report, free to be written to."""
+    quickly(monkeypatch)
+    shutil.rmtree(made)
+    shutil.copytree(made.with_name("kept"), made)
+    return made / "small"
 
 
 def files(folder: Path) -> dict[str, bytes]:

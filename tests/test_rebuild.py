@@ -16,26 +16,41 @@ from tests.newest import weights_hash
 STEPS = "--set", "train.steps=32"
 
 
-@pytest.fixture
-def project(prepared: Path, tmp_path: Path) -> Path:
-    """A folder of its own with text, recipe and a run of half its steps."""
-    folder = tmp_path / "project"
+@pytest.fixture(scope="module")
+def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, recipe and a run of half its steps, as it is kept for the tests: `kept`, and where it was made: `project`."""
+    folder = tmp_path_factory.mktemp("rebuild") / "project"
     shutil.copytree(prepared / "text", folder / "text")
     relative = recipe_text(folder).replace(str(folder) + "/text", "text")
     (folder / "small.toml").write_text(relative.replace("[train]", '[train]\nschedule = { kind = "constant" }'))
     assert run(folder) == 0
+    shutil.copytree(folder, folder.with_name("kept"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def straight(made: Path) -> str:
+    """The weights of an undisturbed run of 32 steps."""
+    assert run(restored(made), *STEPS, "--set", "run.name=straight") == 0
+    return weights_hash(made / "runs" / "straight")
+
+
+@pytest.fixture
+def project(made: Path, straight: str) -> Path:
+    """The folder as it was made, where it was made, with the times of its files; free to be written to."""
+    return restored(made)
+
+
+def restored(made: Path) -> Path:
+    for path in made.parent.iterdir():
+        if path.name != "kept":
+            shutil.rmtree(path)
+    shutil.copytree(made.with_name("kept"), made)
+    return made
 
 
 def run(folder: Path, *flags: str) -> int:
     return run_command(["run", str(folder / "small.toml"), *flags])
-
-
-def straight(project: Path) -> str:
-    """The weights of an undisturbed run of 32 steps."""
-    name = "--set", "run.name=straight"
-    assert run(project, *STEPS, *name) == 0
-    return weights_hash(project / "runs" / "straight")
 
 
 def touch(folder: Path) -> None:
@@ -43,28 +58,29 @@ def touch(folder: Path) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
-def test_touched_and_moved_text_goes_on_bit_for_bit(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = straight(project)
+def test_touched_and_moved_text_goes_on_bit_for_bit(
+    project: Path, straight: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     touch(project / "text")
     capsys.readouterr()
     assert run(project) == 0, "nothing is left to do"
     assert "corpus: its files lie elsewhere or have another time, and hold the same" in capsys.readouterr().err
     moved = project.rename(project.with_name("elsewhere"))
     assert run(moved, *STEPS, "--set", f"run.dir={moved / 'runs'}") == 0
-    assert weights_hash(moved / "runs" / "small") == expected
+    assert weights_hash(moved / "runs" / "small") == straight
 
 
-def test_text_that_is_gone_is_not_needed_any_more(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = straight(project)
+def test_text_that_is_gone_is_not_needed_any_more(
+    project: Path, straight: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(project / "text")
     assert run(project, *STEPS) == 0
     assert "going on with the corpus as it was built" in capsys.readouterr().err
-    assert weights_hash(project / "runs" / "small") == expected
+    assert weights_hash(project / "runs" / "small") == straight
     assert run(project, "--set", "run.name=new") == 2, "a run that has trained nothing needs it"
 
 
-def test_single_files_that_are_gone_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = straight(project)
+def test_single_files_that_are_gone_are_named(project: Path, straight: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("prose/000.txt", "code/007.py"):
         (project / "text" / name).unlink()
     capsys.readouterr()
@@ -72,24 +88,28 @@ def test_single_files_that_are_gone_are_named(project: Path, capsys: pytest.Capt
     assert (
         "2 files missing (code/007.py, prose/000.txt) since the corpus was built; going on" in capsys.readouterr().err
     )
-    assert weights_hash(project / "runs" / "small") == expected
+    assert weights_hash(project / "runs" / "small") == straight
     with open(project / "text" / "prose" / "001.txt", "a") as file:
         file.write("More.")
     assert run(project, "--set", "train.steps=40") == 2
     assert "(2 files missing (code/007.py, prose/000.txt); 1 file changed (prose/001.txt))" in capsys.readouterr().err
 
 
-def test_a_renamed_copy_goes_on_after_each_start(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_renamed_copy_goes_on_after_each_start(
+    project: Path, straight: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its checkpoints carry the name that it had, its recipe the new one, from the first start on."""
     made = project / "runs" / "small"
-    for name in ("copy", "again"):
+    for name, starts in (("copy", 2), ("again", 1)):
         shutil.copytree(made, project / "runs" / name)
-        for _ in range(2):
+        for _ in range(starts):
             assert run_command(["run", str(project / "runs" / name)]) == 0
     assert run_command(["run", str(project / "runs" / "copy"), *STEPS]) == 0
-    assert weights_hash(project / "runs" / "copy") == straight(project)
+    assert weights_hash(project / "runs" / "copy") == straight
     # The checkpoints of a run of another recipe in its place are refused as before.
-    assert run(project, "--set", "run.name=other", "--set", "run.seed=9") == 0
+    for command in ("corpus", "tokens", "train"):
+        other = "--set", "run.name=other", "--set", "run.seed=9"
+        assert run_command([command, str(project / "small.toml"), *other]) == 0
     shutil.rmtree(project / "runs" / "again" / "checkpoints")
     shutil.copytree(project / "runs" / "other" / "checkpoints", project / "runs" / "again" / "checkpoints")
     capsys.readouterr()

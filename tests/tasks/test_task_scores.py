@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, 
 from bessemer.train.samples import scored_model
 
 
-@pytest.fixture
-def trained(runs: Path, recipe_file: Path) -> Path:
-    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
-    return runs / "small"
-
-
-@pytest.fixture
-def subject(trained: Path) -> ScoredModel:
-    recipe = load(trained)
-    store, restored = opened(recipe, RunFolder(trained))
+@pytest.fixture(scope="module")
+def subject(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> ScoredModel:
+    """A trained model, which scoring does not change."""
+    runs = tmp_path_factory.mktemp("scores") / "runs"
+    shutil.copytree(prepared / "runs", runs)
+    assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
+    recipe = load(runs / "small")
+    store, restored = opened(recipe, RunFolder(runs / "small"))
     return scored_model(restored.trainer, store, recipe.tokenizer.end_of_text)
 
 
