@@ -54,7 +54,6 @@ READ_AT_START = (
     "KINETO_",
     "NO_COLOR",
     "TRANSFORMERS_",
-    "RAY_",
 )
 """Beginnings of variables that something reads when it is loaded: where they differ, a new interpreter is started."""
 FREE = (
@@ -69,9 +68,6 @@ FREE = (
     "KINETO_LOG_LEVEL",
     "HF_HUB_DISABLE_PROGRESS_BARS",
     "TRANSFORMERS_VERBOSITY",  # set by an export
-    "RAY_CLIENT_MODE",  # set by ray when it is imported, and by a build on its cluster
-    "RAY_USAGE_STATS_ENABLED",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
 )
 """Of these, those that a fork can follow."""
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
