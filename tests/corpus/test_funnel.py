@@ -37,6 +37,15 @@ def test_examples_carry_file_and_line(data: Path, build, monkeypatch: pytest.Mon
     assert line.split()[:3] == ["too_short", "1", "4.8%"]
 
 
+def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
+    for number in range(3):
+        (data / f"good{number}.txt").write_text(prose(number))
+        (data / f"short{number}.txt").write_text("short")
+    (data / "half.txt.gz").write_bytes(gzip.compress(prose(7).encode())[:200])
+    _, _, statistics = build(recipe({"name": "text", "format": "text", "paths": [str(data)]}))
+    assert [line.split()[:2] for line in funnel_lines(statistics)] == [["bad_record", "1"], ["too_short", "3"]]
+
+
 def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(data: Path, build) -> None:
     for number in range(3):
         (data / f"good{number}.txt").write_text(prose(number))
