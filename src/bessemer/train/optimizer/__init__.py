@@ -109,14 +109,16 @@ class GroupOptimizer(torch.optim.Optimizer):
         matrices."""
         gradients: list[Tensor] = [local(weight.grad) for weight in weights if weight.grad is not None]
         if group["rule"] == "muon":
-            directions = map(partial(self._direction, group=group), weights, gradients, states)
-            if not any(is_dtensor(weight) for weight in weights):
-                names = [self._name_of[weight] for weight in weights]
-                muon(zip(names, weights, directions, strict=True), group)
+            names = [self._name_of[weight] for weight in weights]
+            sharded = [weight for weight in weights if is_dtensor(weight)]
+            if sharded:
+                assert len(sharded) == len(weights), "all matrices are sharded, or none"
+                muon_sharded(
+                    names, sharded, lambda n: self._direction(weights[n], gradients[n], states[n], group), group
+                )
                 return
-            for weight, direction in zip(weights, directions, strict=True):
-                assert is_dtensor(weight)
-                muon_sharded(self._name_of[weight], weight, direction, group)
+            directions = map(partial(self._direction, group=group), weights, gradients, states)
+            muon(zip(names, weights, directions, strict=True), group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
         is_fp32 = [format_of(weight, self.format) == "fp32" for weight in weights]

@@ -9,7 +9,8 @@ C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 State = dict[str, Tensor]
@@ -191,22 +193,73 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
         _move(stack, group)
 
 
-def muon_sharded(name: str, weight: DTensor, direction: Tensor, group: dict[str, Any]) -> None:
-    """As `muon`, for one sharded parameter; direction: its local shard.
+def muon_sharded(
+    names: Sequence[str], weights: Sequence[DTensor], direction_of: Callable[[int], Tensor], group: dict[str, Any]
+) -> None:
+    """As `muon`, for sharded parameters; direction_of: the local shard of the direction of the parameter of that number.
 
-    Singular values belong to whole matrices, so each process gathers the direction and keeps its shard of the update.
+    Singular values belong to whole matrices. Each is orthogonalised by one process of its mesh, which sends the update to the
+    others; all work at once, on parameters of about equal cost (Liu et al. 2025, section 2.3, "Distributed Muon"). The order
+    follows from names and shapes alone, so that it is the same on every process and in every run.
     """
     from torch.distributed.tensor import DTensor
 
-    whole = DTensor.from_local(
-        direction, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
-    ).full_tensor()
-    update = torch.zeros_like(whole)
-    muon([(name, update, whole)], group)
-    shard = local(weight)
-    own = torch.empty_like(shard)
-    put(as_shard_of(weight, own), update)
-    shard.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(own)
+    meshes: dict[DeviceMesh, list[int]] = {}
+    for number, weight in enumerate(weights):
+        meshes.setdefault(weight.device_mesh, []).append(number)
+    for mesh, numbers in meshes.items():
+        here = mesh.mesh.flatten().tolist().index(mesh.get_rank())
+        for turn in turns([orthogonalisation_cost(names[n], weights[n].shape) for n in numbers], mesh.size()):
+            owners = {numbers[position]: owner for owner, position in enumerate(turn) if position is not None}
+            mine: dict[int, Tensor] = {}
+            for number, owner in owners.items():
+                whole = DTensor.from_local(
+                    direction_of(number), mesh, weights[number].placements, run_check=False, shape=weights[number].shape,
+                    stride=weights[number].stride(),
+                ).full_tensor()  # fmt: skip
+                if owner == here:
+                    mine[number] = whole
+            for number, whole in mine.items():
+                mine[number] = torch.zeros_like(whole)
+                muon([(names[number], mine[number], whole)], group)
+            for number, owner in owners.items():
+                shard = local(weights[number])
+                update = mine.pop(number) if owner == here else shard.new_empty(weights[number].shape)
+                _broadcast(update, mesh, owner)
+                own = torch.empty_like(shard)
+                put(as_shard_of(weights[number], own), update)
+                shard.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(own)
+
+
+def orthogonalisation_cost(name: str, shape: torch.Size) -> int:
+    """FLOPs of a parameter's Newton-Schulz steps, without their constant factor."""
+    cost = 0
+    for part in matrices(name, torch.empty(shape, device="meta")):
+        rows, columns = part.numel() // part.shape[-1], part.shape[-1]
+        smaller = min(rows, columns)
+        cost += smaller * (2 * rows * columns + smaller**2)
+    return cost
+
+
+def turns(costs: Sequence[int], size: int) -> list[tuple[int | None, ...]]:
+    """Items divided among `size` owners, the costliest first to the owner with the least: each turn has an item, or none, of
+    each owner."""
+    queues: list[list[int]] = [[] for _ in range(size)]
+    totals = [0] * size
+    for item in sorted(range(len(costs)), key=lambda item: (-costs[item], item)):
+        owner = totals.index(min(totals))
+        queues[owner].append(item)
+        totals[owner] += costs[item]
+    return list(zip_longest(*queues))
+
+
+def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
+    """Send a tensor from the process at place `owner` of a mesh to all of it, one dimension after another."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "weights are on meshes that this process is in"
+    for dimension, index in enumerate(torch.unravel_index(torch.tensor(owner), mesh.mesh.shape)):
+        source = [*coordinate[:dimension], int(index), *coordinate[dimension + 1 :]]
+        torch.distributed.broadcast(tensor, int(mesh.mesh[tuple(source)]), group=mesh.get_group(dimension))
 
 
 def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:

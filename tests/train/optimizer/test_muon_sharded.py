@@ -1,0 +1,68 @@
+"""Muon over processes: each matrix orthogonalised by one of them, with the bits of one process that has them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bessemer.train.optimizer import rules
+from tests.parallel.processes import run_on
+
+SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
+          "c.out.weight": (6, 10)}  # fmt: skip
+GROUP = {"lr": 0.1, "weight_decay": 0.5, "scale": "match_rms"}
+
+
+def values(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def sharded(shape: tuple[int, ...], names: tuple[str, ...]) -> dict[str, Any]:
+    """The weights after an update, and the matrices that this process orthogonalised."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    places = [Replicate() if name == "replicate" else Shard(number) for number, name in enumerate(names)]
+    weights, directions = (
+        {name: distribute_tensor(value, mesh, places) for name, value in values(seed).items()} for seed in (0, 1)
+    )
+    done, whole = [], rules.muon
+
+    def watched(directed: Any, group: dict[str, Any]) -> None:
+        given = list(directed)
+        done.extend(name for name, _, _ in given)
+        whole(given, group)
+
+    rules.muon = watched
+    rules.muon_sharded(list(weights), list(weights.values()), lambda n: list(directions.values())[n].to_local(), GROUP)
+    rules.muon = whole
+    return {"done": done, "weights": {name: weight.full_tensor() for name, weight in weights.items()}}
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"), [((2,), ("shard",)), pytest.param((2, 2), ("replicate", "shard"), marks=pytest.mark.long),
+                         pytest.param((2, 2), ("shard", "tensor"), marks=pytest.mark.long)]
+)  # fmt: skip
+def test_each_matrix_is_orthogonalised_once(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+    weights, directions = values(0), values(1)
+    rules.muon([(name, weights[name], directions[name].clone()) for name in SHAPES], GROUP)
+    found = run_on(2 ** len(shape), sharded, shape, names)
+    assert sorted(name for one in found for name in one["done"]) == sorted(SHAPES), "each by one process"
+    assert all(one["done"] for one in found), "none is idle"
+    for one in found:
+        for name, weight in weights.items():
+            torch.testing.assert_close(one["weights"][name], weight, rtol=1e-6, atol=1e-6)
+
+
+def test_costs_are_divided() -> None:
+    assert rules.turns([5, 1, 1, 1, 1, 1], 2) == [(0, 1), (None, 2), (None, 3), (None, 4), (None, 5)]
+    assert rules.turns([1, 1], 3) == [(0, 1, None)]
+    assert rules.turns([], 2) == []
+    costs = [rules.orthogonalisation_cost("out.weight", torch.Size(shape)) for shape in ((4, 4), (2, 100))]
+    assert costs == [4 * (2 * 16 + 16), 2 * (2 * 200 + 4)]
+    assert rules.orthogonalisation_cost("mlp.gate_up", torch.Size((2, 4, 4))) == 2 * costs[0]
