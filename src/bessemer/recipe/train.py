@@ -65,6 +65,7 @@ class Optimizer(Section):
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     decay_embeddings: bool = False
+    cautious_decay: bool = False
     embedding_rate: float = Field(1.0, gt=0)
     clip_norm: float = Field(1.0, gt=0)
     muon_momentum: float = Field(0.95, ge=0, lt=1)

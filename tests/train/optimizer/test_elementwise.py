@@ -45,6 +45,22 @@ def test_lion_by_hand(driven) -> None:
     assert ties <= 3
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
+def test_cautious_decay_by_hand(driven, kind: str) -> None:
+    """From the same step without decay, which the other tests hold: what aligned elements lose more."""
+    plain, cautious = driven(kind=kind, weight_decay=0.0), driven(kind=kind, cautious_decay=True)
+    before, moved, found = plain.weights(), plain.take(1), cautious.take(1)
+    shares = []
+    for name, weight in before.items():
+        step = weight - moved[name]
+        aligned = (step * weight >= 0) & decayed(name)
+        shares.append(aligned.mean() if decayed(name) else 0.5)
+        np.testing.assert_allclose(
+            found[name], moved[name] - 0.01 * 0.3 * weight * aligned, rtol=0, atol=1e-7, err_msg=name
+        )
+    assert all(0.3 < share < 0.8 or share == 1.0 for share in shares), "matrices that start at zero have no sign"
+
+
 def test_lion_moves_nothing_where_there_was_never_a_gradient(driven) -> None:
     made = driven(kind="lion", weight_decay=0.0)
     before, after = made.weights(), made.take(2)  # the first rows of every gradient are zero in these two steps

@@ -13,7 +13,7 @@ from tests.parallel.processes import run_on
 
 SHAPES = {"a.mlp.gate_up": (2, 12, 8), "a.mlp.down.weight": (8, 12), "b.attention.qkv": (2, 4, 6, 8), "b.out.weight": (8, 12),
           "c.out.weight": (6, 10)}  # fmt: skip
-GROUP = {"lr": 0.1, "weight_decay": 0.5, "scale": "match_rms"}
+GROUP = {"lr": 0.1, "weight_decay": 0.5, "scale": "match_rms", "cautious": False}
 
 
 def values(seed: int) -> dict[str, Tensor]:
@@ -21,7 +21,7 @@ def values(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def sharded(shape: tuple[int, ...], names: tuple[str, ...]) -> dict[str, Any]:
+def sharded(shape: tuple[int, ...], names: tuple[str, ...], group: dict[str, Any]) -> dict[str, Any]:
     """The weights after an update, and the matrices that this process orthogonalised."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -39,19 +39,21 @@ def sharded(shape: tuple[int, ...], names: tuple[str, ...]) -> dict[str, Any]:
         whole(given, group)
 
     rules.muon = watched
-    rules.muon_sharded(list(weights), list(weights.values()), lambda n: list(directions.values())[n].to_local(), GROUP)
+    rules.muon_sharded(list(weights), list(weights.values()), lambda n: list(directions.values())[n].to_local(), group)
     rules.muon = whole
     return {"done": done, "weights": {name: weight.full_tensor() for name, weight in weights.items()}}
 
 
 @pytest.mark.parametrize(
-    ("shape", "names"), [((2,), ("shard",)), pytest.param((2, 2), ("replicate", "shard"), marks=pytest.mark.long),
-                         pytest.param((2, 2), ("shard", "tensor"), marks=pytest.mark.long)]
+    ("shape", "names", "cautious"),
+    [((2,), ("shard",), True), pytest.param((2, 2), ("replicate", "shard"), False, marks=pytest.mark.long),
+     pytest.param((2, 2), ("shard", "tensor"), False, marks=pytest.mark.long)]
 )  # fmt: skip
-def test_each_matrix_is_orthogonalised_once(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+def test_each_matrix_is_orthogonalised_once(shape: tuple[int, ...], names: tuple[str, ...], cautious: bool) -> None:
+    group = GROUP | {"cautious": cautious}
     weights, directions = values(0), values(1)
-    rules.muon([(name, weights[name], directions[name].clone()) for name in SHAPES], GROUP)
-    found = run_on(2 ** len(shape), sharded, shape, names)
+    rules.muon([(name, weights[name], directions[name].clone()) for name in SHAPES], group)
+    found = run_on(2 ** len(shape), sharded, shape, names, group)
     assert sorted(name for one in found for name in one["done"]) == sorted(SHAPES), "each by one process"
     assert all(one["done"] for one in found), "none is idle"
     for one in found:

@@ -34,7 +34,15 @@ from bessemer.train.optimizer.moments import (
     write,
     zero_moment,
 )  # fmt: skip
-from bessemer.train.optimizer.rules import ELEMENTWISE, State, muon, muon_sharded, nesterov, parameter_groups
+from bessemer.train.optimizer.rules import (
+    ELEMENTWISE,
+    State,
+    cautiously,
+    muon,
+    muon_sharded,
+    nesterov,
+    parameter_groups,
+)
 
 SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a time: 16.8M, 64 MiB each
 
@@ -121,6 +129,8 @@ class GroupOptimizer(torch.optim.Optimizer):
             muon(zip(names, weights, directions, strict=True), group)
             return
         update, shards = ELEMENTWISE[group["rule"]], [local(weight) for weight in weights]
+        if group["cautious"] and group["weight_decay"]:
+            update = partial(cautiously, update)
         is_fp32 = [format_of(weight, self.format) == "fp32" for weight in weights]
         plain = [n for n, shard in enumerate(shards) if is_fp32[n] and shard.numel()]
         if plain:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 State = dict[str, Tensor]
+ElementwiseRule = Callable[[list[Tensor], list[Tensor], list[State], dict[str, Any]], None]
 Kind = Literal["matrix", "embedding", "head", "vector"]
 
 # The quintic a x + b x^3 + c x^5 that Jordan et al. (2024, "Muon", section "Newton-Schulz") chose for its steep start:
@@ -89,6 +90,7 @@ def parameter_groups(model: Transformer, config: OptimizerConfig) -> list[dict[s
         collected.setdefault((kind, rule, decay, rate * transferred), []).append(name)
     shared = {
         "betas": tuple(config.betas), "eps": config.eps, "momentum": config.muon_momentum, "scale": config.muon_scale,
+        "cautious": config.cautious_decay,
     }  # fmt: skip
     return [
         {"params": [named[name] for name in names], "names": names, "kind": kind, "rule": rule, "weight_decay": decay,
@@ -139,6 +141,23 @@ def lion(weights: list[Tensor], gradients: list[Tensor], states: list[State], gr
         moment.lerp_(gradient, 1.0 - decay_beta)
 
 
+def cautiously(
+    update: ElementwiseRule, weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]
+) -> None:
+    """A rule with decay only where the update moves an element towards zero, or not at all: w -= lr (u + decay [u w >= 0] w)
+    (Chen et al. 2025, "Cautious Weight Decay", algorithm 1). A weight at a time, since what it was before is kept."""
+    plain = group | {"weight_decay": 0.0}
+    for weight, gradient, state in zip(weights, gradients, states, strict=True):
+        before = weight.clone()
+        update([weight], [gradient], [state], plain)
+        _decay_where_aligned(weight, before, before - weight, group)
+
+
+def _decay_where_aligned(weight: Tensor, before: Tensor, step: Tensor, group: dict[str, Any]) -> None:
+    """step: what the update subtracts from `before`."""
+    weight.sub_(before * (step * before >= 0), alpha=group["lr"] * group["weight_decay"])
+
+
 # Rules in which an element's update depends on its own gradient and moments only, so that tensors may be sharded anywhere.
 ELEMENTWISE = {"adamw": adamw, "lion": lion}
 assert UPDATE_RULES.keys() == {*ELEMENTWISE, "muon"}
@@ -182,7 +201,8 @@ def muon(directed: Iterable[tuple[str, Tensor, Tensor]], group: dict[str, Any]) 
         torch.Size, list[tuple[Tensor, Tensor]]
     ] = {}  # by shape: directions, and the weights that they update
     for name, weight, direction in directed:
-        weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+        if not group["cautious"]:
+            weight.mul_(1.0 - group["lr"] * group["weight_decay"])
         for part, target in zip(matrices(name, direction), matrices(name, weight), strict=True):
             matrix_RC = part.reshape(-1, part.shape[-1])
             stack = waiting.setdefault(matrix_RC.shape, [])
@@ -221,14 +241,18 @@ def muon_sharded(
                     mine[number] = whole
             for number, whole in mine.items():
                 mine[number] = torch.zeros_like(whole)
-                muon([(names[number], mine[number], whole)], group)
+                muon([(names[number], mine[number], whole)], group)  # which decays nothing: the weights are zeros
             for number, owner in owners.items():
                 shard = local(weights[number])
                 update = mine.pop(number) if owner == here else shard.new_empty(weights[number].shape)
                 _broadcast(update, mesh, owner)
                 own = torch.empty_like(shard)
                 put(as_shard_of(weights[number], own), update)
-                shard.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(own)
+                if group["cautious"]:
+                    _decay_where_aligned(shard, shard, -own, group)
+                else:
+                    shard.mul_(1.0 - group["lr"] * group["weight_decay"])
+                shard.add_(own)
 
 
 def orthogonalisation_cost(name: str, shape: torch.Size) -> int:
@@ -277,4 +301,6 @@ def _move(stack: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
     else:  # some CPUs round a batched matmul by the number of matrices in it, which depends on offloading
         updates = [orthogonalise(direction.unsqueeze(0)).squeeze(0) for direction in directions]
     for (_, target), update in zip(stack, updates, strict=True):
+        if group["cautious"]:
+            _decay_where_aligned(target, target, update.reshape(target.shape), group)
         target.add_(update.reshape(target.shape).to(target.dtype), alpha=-size)
