@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus import pipeline, worker
+from bessemer.corpus import perform, pipeline, worker
+from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, TokenSource, load, parse
 from bessemer.run import RunFolder, read_json
-from bessemer.tokens import build, tasks
+from bessemer.tokens import build, sample_tasks, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
@@ -203,3 +205,20 @@ def test_little_text_and_few_cores_stay_in_one_process(prepared: Path) -> None:
     assert not tasks.is_distributed(many, 1 << 30)
     assert tasks.is_distributed(many, 1 << 40)
     assert tasks.engine_of(many).workers == 64
+
+
+@pytest.mark.parametrize("kind", [tasks.EncodeRowGroups, tasks.WriteShard, sample_tasks.CountTexts])
+def test_an_error_of_a_task_names_the_stage_of_tokens(kind: type[CorpusTask], tmp_path: Path) -> None:
+    values = {
+        tasks.WriteShard: ("s/train", 0, 0, ((0, 0, 1),)),
+        tasks.EncodeRowGroups: (0, tmp_path, range(1), 0),
+        sample_tasks.CountTexts: (0, tmp_path, range(1), 0),
+    }[kind]
+    task = kind(tmp_path, *values)
+    (tmp_path / tasks.CONTEXT).write_bytes(pickle.dumps(None))
+    failure = perform.answer(task)
+    assert isinstance(failure, OSError) or str(failure).startswith(f"tokens: {task} failed: ")
+    gone = perform.gave_up(task, "signal 9")
+    assert str(gone).startswith(f"tokens: {task}: its worker ended 3 times (signal 9)") and "tokens.workers" in str(
+        gone
+    )

@@ -17,9 +17,9 @@ STOP = threading.Event()  # set when the user stops the build; long work looks a
 STOP_SECONDS = 2.0  # how long a stopped build waits for the work to let go of its files
 
 
-def run(work: Callable[[], Result]) -> Result:
-    """Run `work` in a thread. OSError and BessemerError pass; any other failure becomes a BessemerError with its first
-    line."""
+def run(work: Callable[[], Result], stage: str = "corpus") -> Result:
+    """Run `work` in a thread. OSError and BessemerError pass; any other failure becomes a BessemerError with the stage and its
+    first line."""
     results: list[Result] = []
     failures: list[BaseException] = []
 
@@ -47,13 +47,13 @@ def run(work: Callable[[], Result]) -> Result:
         raise error
     if f"os error {errno.ENOSPC}" in str(error):  # a library wraps it
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-    raise BessemerError(f"corpus: the work failed: {type(error).__name__}: {first_line(error)}") from error
+    raise BessemerError(f"{stage}: the work failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def check_stop() -> None:
     """Raise Stopped when the user stops the build; long work calls it now and then."""
     if STOP.is_set():
-        raise Stopped("corpus: stopped")
+        raise Stopped("stopped")
 
 
 def require(holds: bool, problem: str) -> None:

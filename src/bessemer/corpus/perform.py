@@ -34,14 +34,15 @@ def answer(task: CorpusTask) -> Exception | None:
     except (BessemerError, MemoryError) as error:
         return error
     except Exception as error:
-        return BessemerError(f"corpus: the data engine failed: {type(error).__name__}: {engine.first_line(error)}")
+        return BessemerError(f"{task.stage}: {task} failed: {type(error).__name__}: {engine.first_line(error)}")
     return None
 
 
-def gave_up(task: CorpusTask, why: str, remedy: str = "out of memory? Then lower corpus.workers") -> BessemerError:
+def gave_up(task: CorpusTask, why: str, remedy: str = "") -> BessemerError:
     """The error for a task whose worker died too often; why: how it ended the last time."""
+    remedy = remedy or f"out of memory? Then lower {task.stage}.workers"
     return BessemerError(
-        f"corpus: {task}: its worker ended {ATTEMPTS} times ({why}); {remedy}, or find the "
+        f"{task.stage}: {task}: its worker ended {ATTEMPTS} times ({why}); {remedy}, or find the "
         f"document in {task.work}; finished work is kept, and the same command resumes here"
     )
 

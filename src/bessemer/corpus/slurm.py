@@ -90,7 +90,7 @@ def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: O
             why = array.why_it_ended()
             if num_fruitless == ATTEMPTS or (num_fruitless and "FAILED" in why):
                 raise BessemerError(
-                    f"corpus: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
+                    f"{array.stage}: no job of Slurm's array {array.job} did anything ({why}){array.end_of_log()}; "
                     "do the nodes see this folder and this Python under the same paths? See also corpus.slurm.setup"
                 )
             deaths.update(number for number in array.begun if number in left)
@@ -115,6 +115,7 @@ class SlurmQueue:
 
     def __init__(self, folder: Path, left: dict[int, CorpusTask], done: OnResult) -> None:
         self.folder, self.left, self.done = folder, left, done
+        self.stage = next(task.stage for task in left.values())
         self.job = ""
         self.begun: set[int] = set()
         self.unseen: dict[int, float] = {}  # finished tasks whose receipt has not appeared here yet, and since when
@@ -160,7 +161,9 @@ class SlurmQueue:
                 states = _states(self.job)
                 heard = asked if states is not None else heard
                 if asked - heard > SILENT_SECONDS:
-                    raise BessemerError(f"corpus: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?")
+                    raise BessemerError(
+                        f"{self.stage}: squeue has not answered for {duration(SILENT_SECONDS)}; is Slurm up?"
+                    )
                 if states == []:
                     break
                 if states and not has_said and not self.begun:
@@ -205,7 +208,7 @@ class SlurmQueue:
                 self.done(task)
             elif time.monotonic() - since > SEEN_SECONDS:
                 raise BessemerError(
-                    f"corpus: {task} was finished but is not in {task.work}; do all nodes see this folder under the same path?"
+                    f"{task.stage}: {task} was finished but is not in {task.work}; do all nodes see this folder under that path?"
                 )
             else:
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
@@ -216,7 +219,7 @@ class SlurmQueue:
         states = _final_states(self.job)
         if any(state.startswith("CANCELLED") for state in states):
             raise BessemerError(
-                f"corpus: Slurm's array {self.job} was cancelled; finished work is kept, and the same command resumes here"
+                f"{self.stage}: Slurm's array {self.job} was cancelled; finished work is kept, and the same command resumes here"
             )
         bad = {state: number for state, number in states.items() if state != "COMPLETED"}
         return (

@@ -35,6 +35,7 @@ class CorpusTask(ABC):
 
     work: Path
 
+    stage: ClassVar[str] = "corpus"  # of the run, which errors name
     is_durable: ClassVar[bool] = True  # the result is synced to disk; else a power loss may cost it
 
     @property

@@ -58,7 +58,7 @@ def _receipt(task: CorpusTask) -> dict[str, Any]:
     """The receipt of a finished task. Raises BessemerError for one that is not there."""
     if (done := task.receipt()) is None:
         raise BessemerError(
-            f"corpus: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
+            f"{task.stage}: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
         )
     return done
 
@@ -84,7 +84,7 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
         Pool(tasks).work(num_workers, done)
     else:
-        engine.run(lambda: _run_here(tasks, done))
+        engine.run(lambda: _run_here(tasks, done), tasks[0].stage)
 
 
 def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
@@ -228,7 +228,9 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
                 try:
                     failure = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    failure = gave_up(task, f"{type(error).__name__}: {engine.first_line(error)}"[:300])
+                    failure = gave_up(
+                        task, f"{type(error).__name__}: {engine.first_line(error)}"[:300], "lower corpus.workers"
+                    )
                 if failure is not None:
                     raise failure
                 done(task)

@@ -53,6 +53,8 @@ class RowGroupTask(CorpusTask):
     groups: range
     num_bytes: int
 
+    stage = "tokens"
+
     @property
     def size(self) -> int:
         return self.num_bytes

@@ -248,6 +248,8 @@ class WriteShard(CorpusTask):
     num_tokens: int
     spans: tuple[Span, ...]
 
+    stage = "tokens"
+
     @property
     def folder(self) -> Path:
         return self.work / "shards" / self.name.replace("/", "-") / f"{self.number:05d}"
