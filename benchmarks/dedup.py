@@ -42,10 +42,9 @@ import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
-from bessemer.corpus.dedup.paragraphs import paragraph_filter, remove_paragraphs
+from bessemer.corpus.dedup.repeats import RepeatVerdicts, find_repeats
 from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
-from bessemer.corpus.dedup.substrings import remove_substrings
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import NotText, description, fold, normalise
@@ -132,10 +131,16 @@ class JsonlPart:
                 texts.append(record["text"])
                 num_bytes += len(line)
                 if num_bytes > TABLE_BYTES:
-                    yield pa.table({"identity": names, "text": pa.array(texts, pa.large_string())})
+                    yield _table(names, texts)
                     names, texts, num_bytes = [], [], 0
         if names:
-            yield pa.table({"identity": names, "text": pa.array(texts, pa.large_string())})
+            yield _table(names, texts)
+
+
+def _table(names: list[str], texts: list[str]) -> pa.Table:
+    words = [text.count(" ") + 1 for text in texts]
+    text = pa.array(texts, pa.large_string())
+    return pa.table({"identity": names, "text": text, "words": words, "characters": [*map(len, texts)]})
 
 
 class Found(NamedTuple):
@@ -171,21 +176,17 @@ def our_outcome(found: Found, names: list[str], target: Path) -> Outcome:
 
 def edits(source: Path, folder: Path) -> dict[str, dict[str, float]]:
     """CPU seconds and characters removed of what cuts parts out, reading included."""
-    num_words = sum(len(text.split()) for table in JsonlPart(source, 0)(["text"]) for text in table["text"].to_pylist())
-    rows: dict[str, dict[str, float]] = {}
-    for mode in ("paragraph", "ngram"):
-        settings = Paragraphs(mode=mode)
-        started = process_time()
-        done = list(remove_paragraphs(JsonlPart(source, 0)(["text"]), paragraph_filter(num_words, settings), settings))
-        rows[f"paragraphs, {mode}"] = {
-            "cpu_seconds": process_time() - started,
-            "removed_characters": sum(edit.removed_characters for _, found in done for edit in found),
-        }
+    settings = {f"paragraphs, {mode}": Dedup(paragraphs=Paragraphs(mode=mode)) for mode in ("paragraph", "ngram")}
     for unit, least in (("words", 50), ("bytes", 200)):
-        started = process_time()
-        spans = remove_substrings(JsonlPart(source, 0), Substrings(unit=unit, min_tokens=least), folder / "spans")
-        removed = sum(edit.removed_characters for _, found in spans for edit in found)
-        rows[f"substrings of {least} {unit}"] = {"cpu_seconds": process_time() - started, "removed_characters": removed}
+        settings[f"substrings of {least} {unit}"] = Dedup(substrings=Substrings(unit=unit, min_tokens=least))
+    rows: dict[str, dict[str, float]] = {}
+    for number, (name, one) in enumerate(settings.items()):
+        started, part = process_time(), JsonlPart(source, 0)
+        done = find_repeats([part], one, folder / f"repeats-{number}", "")
+        table = pa.concat_tables(part(["text"]))
+        _, _, counts = RepeatVerdicts(folder / f"repeats-{number}", done["first"], one)(0, table)
+        removed = sum(found.removed_characters for found in counts.values())
+        rows[name] = {"cpu_seconds": process_time() - started, "removed_characters": removed}
     return rows
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import partition, pipeline, slurm, units, worker
+from bessemer.corpus.dedup import task
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
 
@@ -40,6 +41,7 @@ def small(pool: bool) -> None:
     partition.PARTITION_BYTES = (8000, 8000)
     partition.BUCKET_BYTES = 20_000
     partition.RANGES = 2  # so that ranges are merged
+    task.MEBIBYTE = 32  # so that there are several ranges of keys
     if pool:
         worker.SMALL_BYTES = 0
 

@@ -17,6 +17,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, units, worker
+from bessemer.corpus.dedup import task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
@@ -42,17 +43,18 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
     small(pool=False)
     for number in range(200):
-        (data / f"{number}.txt").write_text(prose(number))
+        (data / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
-    return recipe({"name": "s", "format": "text", "paths": [str(data)]})
+    repeats = "paragraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20"
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup=repeats)
 
 
 def on_ray(of: Recipe, address: str | None, workers: int | None = None) -> Recipe:

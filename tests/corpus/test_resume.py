@@ -18,6 +18,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, publish, units, worker
+from bessemer.corpus.dedup import task
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
@@ -48,7 +49,7 @@ def of(data: Path) -> Recipe:
     """Two sources in twenty partitions and some buckets, with duplicates across partitions and rejects in each."""
     (data / "files").mkdir()
     for number in range(60):
-        (data / "files" / f"{number}.txt").write_text(prose(number))
+        (data / "files" / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
     for number in range(0, 60, 7):
         (data / "files" / f"copy-{number}.txt").write_text(prose(number).upper())
         (data / "files" / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
@@ -59,13 +60,13 @@ def of(data: Path) -> Recipe:
     return recipe(
         {"name": "files", "format": "text", "paths": [str(data / "files")]},
         {"name": "lines", "format": "jsonl", "paths": [str(data / "a.jsonl")]},
-        dedup="bands = 14\nrows = 8",
+        dedup="bands = 14\nrows = 8\nparagraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20",
     )
 
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
@@ -98,10 +99,14 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         killed_in.add(
             next(kind for kind in ("published", "duplicates", "merged", "partitions", "plan", "") if kind in str(after))
         )
-        if any("duplicates/result" in path for path in after):  # what the search no longer needs is removed
-            before = {
-                path: value for path, value in before.items() if "duplicates" not in path or "NameKeepers" in path
-            }
+        for search, results in (("duplicates", ("NameKeepers",)), ("repeats", ("CollectParagraphs", "CollectSpans"))):
+            is_collected = search == "repeats" and any(results[0] in path for path in after)
+            if is_collected or any(f"{search}/result" in path for path in after):  # what it no longer needs is removed
+                before = {
+                    path: value
+                    for path, value in before.items()
+                    if search not in path or any(name in path for name in results)
+                }
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5

@@ -21,6 +21,7 @@ from slurm_tasks import Square
 
 from bessemer import interrupt
 from bessemer.corpus import partition, pipeline, slurm, units, worker
+from bessemer.corpus.dedup import task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
@@ -225,7 +226,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
@@ -234,10 +235,11 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def filled(data: Path) -> Recipe:
     for number in range(60):
-        (data / f"{number}.txt").write_text(prose(number))
+        (data / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
-    return recipe({"name": "s", "format": "text", "paths": [str(data)]})
+    repeats = "paragraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20"
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup=repeats)
 
 
 @pytest.mark.long

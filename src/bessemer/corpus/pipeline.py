@@ -170,7 +170,7 @@ def _build(
     whole = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
         tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
-        funnels = _publish(corpus, partitions, tasks, tallies)
+        funnels, repeats = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
     _check_counts(whole.rejected, funnels.values())
@@ -180,6 +180,8 @@ def _build(
         assemble(tasks, sorted(funnels), staged)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
+        if repeats:
+            statistics["repeats"] = repeats
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
         if whole.quality is not None:
@@ -283,8 +285,9 @@ def _merge(corpus: Corpus, partitions: list[Partition], counts: RangeCounts, cle
 
 def _publish(
     corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, Tally]
-) -> dict[str, Funnel]:
-    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned."""
+) -> tuple[dict[str, Funnel], dict[str, Counter[str]]]:
+    """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
+    repeats that were cut out, by kind."""
     num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
     receipts = worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
@@ -294,11 +297,14 @@ def _publish(
         source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
         for source in corpus.sources
     }
-    for task, _ in zip(tasks, receipts, strict=True):
+    repeats: dict[str, Counter[str]] = {}
+    for task, done in zip(tasks, receipts, strict=True):
         funnels[task.bucket.source].add(task.funnel())
+        for name, counts in done["repeats"].items():
+            repeats.setdefault(name, Counter()).update(counts)
     for name, funnel in funnels.items():
         _check(funnel, tallies[name])
-    return funnels
+    return funnels, repeats
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:

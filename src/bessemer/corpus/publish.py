@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import index
+from bessemer.corpus.dedup.verdicts import EditStatistics
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
 from bessemer.corpus.partition import Bucket, context
 from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
-from bessemer.corpus.whole import Decisions, with_edited
+from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
@@ -107,7 +108,7 @@ class PublishBucket(CorpusTask):
 
     @property
     def inputs(self) -> str:
-        return digest("bucket", self.decided, self.bucket.size)
+        return digest("bucket 2", self.decided, self.bucket.size)
 
     def __str__(self) -> str:
         return f"source {self.bucket.source}, bucket {self.bucket.number}"
@@ -120,7 +121,7 @@ class PublishBucket(CorpusTask):
         decided = Decisions.load(self.work, settings.corpus)
         funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        kept = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
+        kept, edits = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
         funnel.check()
         names = table["identity"].to_pylist()
         for kind, writer in writers.items():
@@ -128,7 +129,7 @@ class PublishBucket(CorpusTask):
             mine = [name for name, stays in zip(names, kept, strict=True) if stays == (kind == "documents")]
             (folder / f"{kind}.idx").write_bytes(index.records(mine, writer.groups))
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
-        return {}
+        return {"repeats": {name: vars(counts) for name, counts in edits.items()}}
 
     def funnel(self) -> Funnel:
         """The counts of the published bucket."""
@@ -138,17 +139,21 @@ class PublishBucket(CorpusTask):
 
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
-) -> list[bool]:
-    """Write each row to the documents or to the rejects, and count it; returns which rows are documents."""
+) -> tuple[list[bool], dict[str, EditStatistics]]:
+    """Write each row to the documents or to the rejects, and count it; returns which rows are documents, and what repeats were
+    cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
-    passed = np.flatnonzero(kept)
-    new = {} if decided.edited is None else decided.edited(bucket)
-    names = table["identity"].take(pa.array(passed)).to_pylist()
-    reasons = _reasons(names, bucket.place, decided, new, corpus.rules.min_characters)
-    later = {int(passed[place]): verdict for place, verdict in reasons.items()}
+    later = _reasons(table["identity"], np.flatnonzero(kept), bucket.place, decided)
     kept[list(later)] = False
-    good = with_edited(table.filter(pa.array(kept)), new)
+    good, edits = table.filter(pa.array(kept)), dict[str, EditStatistics]()
+    if decided.repeats is not None:
+        good, edited, edits = decided.repeats(bucket.place, good)
+        empty = _only_repeats(good["text"], sorted(edited), corpus.rules.min_characters)
+        rows = np.flatnonzero(kept)
+        later |= {int(rows[place]): reason for place, reason in empty.items()}
+        good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
+        kept[list(later)] = False
     funnel.lengths.update(_powers(good["characters"]))
     parts = _parts(bucket.source, good, decided, corpus)
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
@@ -163,28 +168,34 @@ def _split(
     funnel.lengths_rejected.update(_powers(bad["characters"]))
     _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])
     stays: list[bool] = kept.tolist()
-    return stays
+    return stays, edits
 
 
 def _reasons(
-    names: list[str], place_of_bucket: int, decided: Decisions, new: dict[str, str], min_characters: int
+    identities: pa.ChunkedArray, passed: np.ndarray, place_of_bucket: int, decided: Decisions
 ) -> dict[int, tuple[str, str]]:
-    """Reason and detail of each document that the steps over the whole corpus reject, by its place among `names`; new:
-    edited texts by identity."""
+    """Reason and detail of each document that the classifier or the search for duplicates rejects, by its row; passed: rows of
+    the documents that came to them."""
     found: dict[int, tuple[str, str]] = {}
     quality, verdicts = decided.quality, decided.verdicts
     assert verdicts is not None
-    places = np.arange(len(names))
-    if quality is not None and names:
-        rows = quality.rows(names)
+    if quality is not None and len(passed):
+        rows = quality.rows(identities.take(pa.array(passed)).to_pylist())
         low = ~quality.stays[rows]
-        found |= {place: ("low_quality", quality.detail(rows[place])) for place in places[low].tolist()}
-        places = places[~low]
-    found |= {int(places[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
-    for place, name in enumerate(names):
-        if name in new and len(new[name].strip()) < min_characters:
-            found[place] = "only_repeats", f"{len(new[name].strip())} characters are left"
-    return found
+        details = map(quality.detail, rows[low].tolist())
+        found |= {row: ("low_quality", detail) for row, detail in zip(passed[low].tolist(), details, strict=True)}
+        passed = passed[~low]
+    return found | {int(passed[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
+
+
+def _only_repeats(texts: pa.ChunkedArray, edited: list[int], min_characters: int) -> dict[int, tuple[str, str]]:
+    """Reason and detail of the edited documents of which too little is left, by their place."""
+    lengths = {place: len(texts[place].as_py().strip()) for place in edited}
+    return {
+        place: ("only_repeats", f"{left} characters are left")
+        for place, left in lengths.items()
+        if left < min_characters
+    }
 
 
 def _parts(source: str, table: pa.Table, decided: Decisions, corpus: Corpus) -> list[str]:

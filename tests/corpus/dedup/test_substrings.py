@@ -5,27 +5,19 @@ import re
 from pathlib import Path
 
 import pytest
-from dedup_samples import document, tables
+from dedup_samples import without_repeats
 
-from bessemer.corpus.dedup import substrings
-from bessemer.corpus.dedup.substrings import remove_substrings
+from bessemer.corpus.dedup import paragraphs, substrings, task
 from bessemer.corpus.extract import fold
-from bessemer.recipe import Substrings
+from bessemer.recipe import Dedup, Paragraphs, Substrings
 
 
 def cut(
     texts: list[str], settings: Substrings, folder: Path, size: int = 7
 ) -> tuple[list[str], list[list[tuple[int, int]]]]:
     """New texts, and what was cut out of each."""
-    documents = [document(i, text) for i, text in enumerate(texts)]
-    out: list[str] = []
-    removed: list[list[tuple[int, int]]] = []
-    for table, edits in remove_substrings(tables(documents, size), settings, folder / "work"):
-        spans = {edit.row: list(edit.removed) for edit in edits}
-        removed += [spans.get(row, []) for row in range(table.num_rows)]
-        out += table["text"].to_pylist()
-    assert not (folder / "work").exists()
-    return out, removed
+    new, removed, _ = without_repeats(texts, Dedup(substrings=settings), folder / "work", size)
+    return new, list(map(list, removed))
 
 
 def brute_force(streams: list[list[object]], length: int) -> list[set[int]]:
@@ -98,15 +90,34 @@ def test_bytes_as_by_brute_force(seed: int, tmp_path: Path) -> None:
     assert new == wanted
 
 
-def test_little_memory_and_small_chunks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_memory_and_small_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join(words) for seed in range(8) for words in repetitive(seed, 3)]
-    settings = Substrings(unit="words", min_tokens=5)
+    settings = Substrings(unit="words", min_tokens=5, max_memory_mib=1)
     expected = cut(texts, settings, tmp_path)
     assert sum(map(bool, expected[1])) > 10
-    for chunk, slot in ((1, 24), (50, 24), (1 << 20, 1 << 22), (70, 1 << 24)):
-        monkeypatch.setattr(substrings, "CHUNK_TOKENS", chunk)
-        monkeypatch.setattr(substrings, "SLOT_BYTES", slot)  # few slots fit: many passes
-        assert cut(texts, settings, tmp_path, size=3) == expected
+    for num_bytes, slice_bytes, size in ((10_000, 1, 1), (3000, 50, 3), (1 << 20, 1 << 20, 100)):
+        monkeypatch.setattr(task, "MEBIBYTE", num_bytes)  # little: many ranges
+        monkeypatch.setattr(paragraphs, "SLICE_BYTES", slice_bytes)
+        monkeypatch.setattr(substrings, "FIRST_SLOTS", 4)
+        ranges = substrings.num_sample_ranges(2000, 10_000, settings), substrings.num_window_ranges(500, settings)
+        assert (min(ranges) > 2) == (num_bytes < 1 << 20)
+        assert cut(texts, settings, tmp_path, size) == expected
+
+
+def test_spans_are_of_what_paragraphs_leave(tmp_path: Path) -> None:
+    span = [f"s{number}" for number in range(20)]
+    texts = [
+        "\n".join([" ".join(span), f"head {' '.join(span[:12])}"]),
+        "\n".join([" ".join(span), f"x {' '.join(span[3:])}"]),
+    ]
+    settings = Dedup(
+        paragraphs=Paragraphs(mode="paragraph", false_positive=1e-9), substrings=Substrings(unit="words", min_tokens=10)
+    )
+    new, _, counts = without_repeats(texts, settings, tmp_path / "work", 1)
+    assert new == ["\n".join([" ".join(span), "head "]), "x "]
+    assert counts["paragraphs"]["edited"] == 1 and counts["substrings"] == {
+        "documents": 2, "edited": 2, "emptied": 0, "spans": 2, "removed_characters": len(" ".join(span[:12])) + len(" ".join(span[3:]))
+    }  # fmt: skip
 
 
 def test_the_first_occurrence_stays_whole(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class SplitWriter:
         if self._waiting[0][2] is not None:
             lengths = np.concatenate([part[2] for part in self._waiting])
         if self.num_targets > 1:
-            order = np.argsort(targets, kind="stable")
+            narrow = targets.astype(np.uint16) if self.num_targets <= 1 << 16 else targets  # these NumPy sorts by radix
+            order = np.argsort(narrow, kind="stable")
             values = values[order] if lengths is None else take_ragged(values, lengths, order)
         counts = np.bincount(targets.astype(np.int64), lengths, self.num_targets).astype(np.int64)
         self._starts.append(self._file.tell() + np.append(0, np.cumsum(counts) * values.itemsize))
@@ -64,16 +65,20 @@ class SplitWriter:
 
 def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
     """The values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
-    parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for path in paths:
-        with path.open("rb") as file:
-            for start, end in _spans(file, target):
-                values = np.empty((end - start) // parts[0].itemsize, dtype=dtype)
-                file.seek(start)
-                if file.readinto(values.view(np.uint8).data) < end - start:
-                    raise OSError(f"{path}: ends before byte {end}; was it cut?")
-                parts.append(values)
+    parts = [np.empty(0, dtype=dtype), *(values for path in paths for values in split_runs(path, target, dtype))]
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
+
+
+def split_runs(path: Path, target: int | None, dtype: npt.DTypeLike) -> Iterator[np.ndarray]:
+    """The values for a target (None: for all) run by run, as they were written: some `RUN_BYTES` at one time."""
+    kind = np.dtype(dtype)
+    with path.open("rb") as file:
+        for start, end in _spans(file, target):
+            values = np.empty((end - start) // kind.itemsize, dtype=kind)
+            file.seek(start)
+            if file.readinto(values.view(np.uint8).data) < end - start:
+                raise OSError(f"{path}: ends before byte {end}; was it cut?")
+            yield values
 
 
 def _spans(file: BinaryIO, target: int | None) -> Iterator[tuple[int, int]]:

@@ -1,38 +1,89 @@
-"""Removal of repeated paragraphs (lines) with a Bloom filter, in one pass over the documents in canonical order.
+"""Repeated paragraphs (lines), found with a Bloom filter in the order of the published corpus.
 
 Mode "paragraph" removes a paragraph that is repeated as a whole (dolma, Soldaini et al. 2024); "ngram" one of whose
 word n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n-grams of 13, 0.8, false positives of
 0.01). Only paragraphs that stay are inserted into the filter.
+
+    CountText        a part: its words
+    ParagraphItems   a part: hashes of its paragraphs or n-grams, by range of the filter's blocks
+    JudgeParagraphs  a range: its blocks of the filter, through which the hashes of all parts go in their order
+
+A paragraph whose n-grams lie in several ranges is decided by bounds (settle.py). The filter, and so each of its errors, is the
+same however many ranges there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, exp, lgamma, log
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bessemer.corpus.dedup.exchange import SplitWriter, split_runs
 from bessemer.corpus.dedup.signatures import longest, utf8
+from bessemer.corpus.dedup.task import DocumentPart, RepeatsTask, memory_bytes
 from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
-from bessemer.errors import InputError
 from bessemer.recipe import Paragraphs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLOCK_BITS = 512
+BLOCK_BITS, BLOCK_WORDS = 512, 8
 MAX_BITS = 21  # of an item; beyond, blocks of 512 bits gain nothing
+MAX_BLOCKS = 1 << 32  # that half of a hash can choose among
+SLICE_BYTES = 4 << 20  # of text whose hashes are computed at one time
+LINES = "lines.npy"
+ITEM = np.dtype([("item", "<u8"), ("line", "<u4")])  # line: its number in the part
 
 
-class BloomFilter(NamedTuple):
-    """A blocked Bloom filter of 64-bit hashes."""
+@dataclass(frozen=True)
+class RangedFilter:
+    """A blocked Bloom filter of 64-bit hashes, cut into ranges of blocks."""
 
-    words: np.ndarray  # uint64, 8 a block
+    num_blocks: int  # in each of num_filters, among which other bits of the hash choose
+    num_filters: int
     num_bits: int  # set for an item
+    num_ranges: int
+
+    @classmethod
+    def of(cls, num_words: int, settings: Paragraphs) -> RangedFilter:
+        """The filter for `num_words` words, earlier corpora included, in ranges that take `max_memory_mib`."""
+        max_items = num_words if settings.mode == "ngram" else num_words // settings.min_words
+        num_blocks, num_bits = filter_size(max_items, settings.false_positive)
+        num_filters = -(-num_blocks // MAX_BLOCKS)
+        num_bytes, memory = num_blocks * BLOCK_WORDS * 8, memory_bytes(settings.max_memory_mib)
+        num_copies = 2 if settings.mode == "ngram" and num_bytes > memory else 1  # for both bounds
+        return cls(-(-num_blocks // num_filters), num_filters, num_bits, -(-num_copies * num_bytes // memory))
+
+    def first_block(self, number: int) -> int:
+        """Of a range."""
+        return self.num_blocks * self.num_filters * number // self.num_ranges
+
+    def num_words(self, number: int) -> int:
+        """64-bit words of a range."""
+        return (self.first_block(number + 1) - self.first_block(number)) * BLOCK_WORDS
+
+    def blocks(self, items: np.ndarray) -> np.ndarray:
+        """The block of each item."""
+        from bessemer.corpus.dedup.repeat_kernels import blocks_of
+
+        found = np.empty(len(items), dtype=np.uint64)
+        blocks_of(items, self.num_blocks, self.num_filters, found)
+        return found
+
+    def range_of(self, items: np.ndarray) -> np.ndarray:
+        """The range of each item."""
+        if self.num_ranges == 1:
+            return np.zeros(len(items), dtype=np.uint8)
+        firsts = np.array([self.first_block(number) for number in range(1, self.num_ranges)], dtype=np.uint64)
+        found: np.ndarray = np.searchsorted(firsts, self.blocks(items), side="right")
+        return found
 
 
 def false_positive_rate(items_per_block: float, num_bits: int) -> float:
@@ -57,61 +108,139 @@ def filter_size(expected_items: int, false_positive: float) -> tuple[int, int]:
     return max(ceil(expected_items / best[0]), 1), best[1]
 
 
-def paragraph_filter(num_words: int, settings: Paragraphs) -> BloomFilter:
-    """An empty filter for `num_words` words, earlier corpora included. Raises InputError above the recipe's memory."""
-    max_items = num_words if settings.mode == "ngram" else num_words // settings.min_words
-    num_blocks, num_bits = filter_size(max_items, settings.false_positive)
-    needed = num_blocks * (BLOCK_BITS // 8)
-    if needed > settings.max_memory_mib << 20:
-        raise InputError(
-            f"corpus.dedup.paragraphs: {num_words} words need a Bloom filter of {needed >> 20} MiB, more than "
-            f"max_memory_mib = {settings.max_memory_mib}; allow more, raise false_positive, or choose mode = 'paragraph'"
-        )
-    return BloomFilter(np.zeros(num_blocks * 8, dtype=np.uint64), num_bits)
+@dataclass(frozen=True)
+class CountText(RepeatsTask):
+    """Count the words and characters of a part."""
+
+    part: DocumentPart
+
+    def make(self, folder: Path) -> dict[str, int]:
+        import pyarrow.compute as pc
+
+        words = characters = 0
+        for table in self.part(["text"] if self.part.corpus else ["words", "characters"]):
+            if self.part.corpus:
+                words += sum(text.count(" ") + 1 for text in table["text"].to_pylist())
+            else:
+                words += pc.sum(table["words"]).as_py() or 0
+                characters += pc.sum(table["characters"]).as_py() or 0
+            check_stop()
+        return {"words": words, "characters": characters}
 
 
-def insert_paragraphs(tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs) -> None:
-    """Insert all paragraphs of an earlier corpus (column text) into the filter."""
-    for table in tables:
-        _judge(_folded_lines(table["text"].to_pylist()), bloom, settings, only_insert=True)
-        check_stop()
+@dataclass(frozen=True)
+class ParagraphItems(RepeatsTask):
+    """The items of a part's lines, by range, in `items` (ITEM); how many each line has, in `counts` (uint32)."""
+
+    part: DocumentPart
+    bloom: RangedFilter
+
+    def make(self, folder: Path) -> dict[str, int]:
+        from bessemer.corpus.dedup.repeat_kernels import paragraph_items
+
+        settings, line, total = self.plan.settings.paragraphs, 0, 0
+        ngram = settings.ngram if settings.mode == "ngram" else 0
+        with SplitWriter(folder / "items", self.bloom.num_ranges) as file, (folder / "counts").open("wb") as counted:
+            for table in self.part(["text"]):
+                for some in slices(table):
+                    data, offsets = utf8(_folded_lines(some["text"].to_pylist()))
+                    counts = np.zeros(int((data == ord("\n")).sum()) + len(offsets), dtype=np.uint32)
+                    most = int(offsets[-1] - offsets[0]) // 2 + len(counts)
+                    items, lines = np.empty(most, dtype=np.uint64), np.empty(most, dtype=np.uint32)
+                    buffer = np.empty(longest(offsets), dtype=np.uint64)
+                    number = paragraph_items(data, offsets, ngram, settings.min_words, buffer, items, lines, counts)
+                    values = np.empty(number, dtype=ITEM)
+                    values["item"], values["line"] = items[:number], lines[:number] + np.uint32(line)
+                    file.write(self.bloom.range_of(items[:number]), values)
+                    num_lines = line_counts(some).sum()
+                    counted.write(counts[:num_lines].tobytes())
+                    line += int(num_lines)
+                    total += number
+                    check_stop()
+        return {"lines": line, "items": total}
 
 
-def remove_paragraphs(
-    tables: Iterable[pa.Table], bloom: BloomFilter, settings: Paragraphs
-) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    """Each table (column text; in canonical order) without repeated paragraphs and their line breaks, and the edits."""
-    for table in tables:
-        texts = table["text"].to_pylist()
-        folded = _folded_lines(texts)
-        repeated = _judge(folded, bloom, settings, only_insert=False)
-        edits, first = [], 0
-        for row, text in enumerate(texts):
-            lines = text.split("\n")
-            marks = repeated[first : first + len(lines)]
-            first += len(lines)
-            if marks.any():
-                removed = tuple(_spans(lines, marks.tolist()))
-                texts[row] = without(text, removed)
-                edits.append(Edit(row, removed))
-        yield (with_texts(table, texts) if edits else table), edits
-        check_stop()
+def slices(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows of a table with some SLICE_BYTES of text at one time."""
+    import pyarrow.compute as pc
+
+    ends = np.cumsum(pc.binary_length(table["text"]).to_numpy().astype(np.int64))
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        end = max(int(np.searchsorted(ends, before + SLICE_BYTES, side="right")), start + 1)
+        yield table.slice(start, end - start)
+        start = end
+
+
+def line_counts(table: pa.Table) -> np.ndarray:
+    """Lines of each text."""
+    import pyarrow.compute as pc
+
+    counts: np.ndarray = pc.count_substring(table["text"], "\n").to_numpy().astype(np.int64) + 1
+    return counts
+
+
+class RangeItems(RepeatsTask):
+    """A task that reads the items of a range, part after part."""
+
+    bloom: RangedFilter
+
+    def items(self, part: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Items, their lines, and the first words of their blocks in this range's slice of the filter: a run at one time."""
+        first = np.uint64(self.bloom.first_block(self.number))
+        for values in split_runs(self.result(ParagraphItems.__name__, part, "items"), self.number, ITEM):
+            items = np.ascontiguousarray(values["item"])
+            starts = (self.bloom.blocks(items) - first) * np.uint64(BLOCK_WORDS)
+            yield items, np.ascontiguousarray(values["line"]), starts
+            check_stop()
+
+
+@dataclass(frozen=True)
+class JudgeParagraphs(RangeItems):
+    """The repeated lines of all parts, by part, where each has all its items in this range."""
+
+    bloom: RangedFilter
+    num_earlier: int  # parts of earlier corpora, which only go into the filter
+
+    def make(self, folder: Path) -> dict[str, int]:
+        from bessemer.corpus.dedup.repeat_kernels import judge_lines
+
+        settings, found = self.plan.settings.paragraphs, 0
+        threshold = settings.threshold if settings.mode == "ngram" else 1.0
+        words = np.zeros(self.bloom.num_words(self.number), dtype=np.uint64)
+        with SplitWriter(folder / "repeated", self.plan.num_parts) as file:
+            for part in range(self.plan.num_parts):
+                for items, lines, starts in self.items(part):
+                    repeated = np.empty(len(lines), dtype=np.uint32)
+                    only_insert, num_bits = part < self.num_earlier, self.bloom.num_bits
+                    number = judge_lines(items, lines, starts, words, num_bits, threshold, only_insert, repeated)
+                    file.write(np.full(number, part, dtype=np.uint32), repeated[:number])
+                    found += number
+        return {"repeated": found}
+
+
+def cut_paragraphs(table: pa.Table, repeated: np.ndarray) -> tuple[pa.Table, list[Edit]]:
+    """A part (column text) without the repeated lines and their line breaks, and the edits."""
+    if not len(repeated):
+        return table, []
+    ends = np.cumsum(line_counts(table))
+    texts, edits = table["text"].to_pylist(), []
+    rows = np.searchsorted(ends, repeated, side="right")
+    edited, firsts = np.unique(rows, return_index=True)
+    for row, some in zip(edited.tolist(), np.split(repeated.astype(np.int64), firsts[1:]), strict=True):
+        lines = texts[row].split("\n")
+        marks = np.zeros(len(lines), dtype=bool)
+        marks[some - (int(ends[row]) - len(lines))] = True
+        removed = tuple(_spans(lines, marks.tolist()))
+        texts[row] = without(texts[row], removed)
+        edits.append(Edit(row, removed))
+    return with_texts(table, texts), edits
 
 
 def _folded_lines(texts: list[str]) -> list[str]:
     """Texts with case and the white space within lines folded; the lines stay."""
     return ["\n".join([" ".join(line.split()) for line in text.casefold().split("\n")]) for text in texts]
-
-
-def _judge(folded: list[str], bloom: BloomFilter, settings: Paragraphs, only_insert: bool) -> np.ndarray:
-    from bessemer.corpus.dedup.kernels import judge_paragraphs
-
-    data, offsets = utf8(folded)
-    repeated = np.zeros(sum(text.count("\n") + 1 for text in folded), dtype=bool)
-    buffer = np.empty(longest(offsets), dtype=np.uint64)
-    ngram, threshold = (settings.ngram, settings.threshold) if settings.mode == "ngram" else (0, 1.0)
-    judge_paragraphs(data, offsets, *bloom, ngram, threshold, settings.min_words, buffer, only_insert, repeated)
-    return repeated
 
 
 def _spans(lines: list[str], marks: list[bool]) -> Iterator[tuple[int, int]]:

@@ -1,28 +1,35 @@
 """Exact substring deduplication: removal of repeated spans of at least N tokens.
 
 Lee et al. 2022 (section 4.1) find repeated substrings of 50 tokens or more with a suffix array. A span of at least N
-tokens is repeated exactly when each of its windows of N tokens is, so the union of repeated windows is the same set;
-rolling hashes find them in a few sequential passes over tokens on disk, in memory independent of the corpus size.
+tokens is repeated exactly when each of its windows of N tokens is, so the union of repeated windows is the same set.
 
-The first occurrence in canonical order stays. A window counts as repeated when an equal window ends before it begins:
-of a long run of one word, the first N stay.
+    SpanSamples      a part: of each window the sub-window of half its length with the least hash, by range of that
+    RepeatedSamples  a range: the places of sub-windows that occur twice, by part
+    SpanWindows      a part: the windows around them, by range of their hash
+    RepeatedWindows  a range: the windows that an earlier one is equal to, by part
+    CollectSpans     a part: the spans that they cover
+
+Equal windows have equal sub-windows at the same place in them, so no repeated window is missed, and few others are exchanged.
+
+The first occurrence in the order of the published corpus stays. A window counts as repeated when an equal window ends before it
+begins: of a long run of one word, the first N stay.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bessemer.corpus.dedup.exchange import SplitWriter, range_of, split_runs
+from bessemer.corpus.dedup.paragraphs import slices
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.verdicts import Edit, Tables, with_texts, without
-from bessemer.corpus.document import COLUMNS
+from bessemer.corpus.dedup.task import DocumentPart, RepeatsTask, memory_bytes
+from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Substrings
@@ -30,159 +37,210 @@ from bessemer.recipe import Substrings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHUNK_TOKENS = 1 << 20  # read at one time; a longer document is read as a whole
-SLOT_BYTES = 24  # of a place in the table of first occurrences: two hashes and a position
-LOAD = 0.6  # share of the table that is filled at the most
+PLACE_BITS = 40  # a place is its part times 2^40, plus the number of the token in the part
+SLOT_BYTES, LOAD = 24, 0.7  # of the table of first places
+FIRST_SLOTS = 1 << 12  # of a table, which grows with what it holds
+SPANS = "spans.npy"
+SAMPLE = np.dtype([("key", "<u8"), ("place", "<u8")])
+WINDOW = np.dtype([("key", "<u8"), ("other", "<u8"), ("place", "<u8")])
+SPAN = np.dtype([("row", "<i8"), ("first", "<i8"), ("last", "<i8")])  # tokens of a document: first, and behind the last
 
 
-class Records:
-    """Arrays of one type in a file, appended one after the other, read again by their number. `close` leaves the file."""
-
-    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
-        self._file = path.open("wb+")
-        self.num_values = 0
-        self.close = self._file.close
-
-    def append(self, values: np.ndarray) -> None:
-        """Write values at the end."""
-        self.write(self.num_values, values)
-        self.num_values += values.size
-
-    def write(self, start: int, values: np.ndarray) -> None:
-        """Write values from number `start` on."""
-        self._file.seek(start * self.dtype.itemsize)
-        self._file.write(np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data)
-
-    def range(self, start: int, count: int) -> np.ndarray:
-        """`count` values from number `start` on."""
-        values = np.empty(count, dtype=self.dtype)
-        self._file.seek(start * self.dtype.itemsize)
-        if self._file.readinto(values.view(np.uint8).data) < values.nbytes:
-            raise OSError(f"{self._file.name}: ends before value {start + count}; was it cut?")
-        return values
+def num_sample_ranges(num_words: int, num_characters: int, settings: Substrings) -> int:
+    """Tasks among which the sub-windows of so much text are divided, so that the table of each takes about `max_memory_mib`."""
+    tokens = num_words if settings.unit == "words" else 2 * num_characters
+    return _num_ranges(2 * tokens / (settings.min_tokens - half(settings) + 2), settings)
 
 
-class _Tokens(NamedTuple):
-    """All documents as tokens, on disk."""
-
-    values: Records
-    marks: Records  # one byte a token: whether the window that begins there is repeated
-    ends: np.ndarray  # number of tokens up to the end of each document
-
-    def chunks(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Stretches of documents: the first and last token, and the documents' offsets within."""
-        first = 0
-        while first < len(self.ends):
-            start = int(self.ends[first - 1]) if first else 0
-            last = max(int(np.searchsorted(self.ends, start + CHUNK_TOKENS, side="right")), first + 1)
-            offsets = np.concatenate([[0], self.ends[first:last] - start])
-            yield start, int(self.ends[last - 1]), offsets
-            first = last
+def num_window_ranges(num_samples: int, settings: Substrings) -> int:
+    """The same for the windows around so many repeated sub-windows."""
+    return _num_ranges(num_samples * (settings.min_tokens - half(settings) + 2) / 2, settings)
 
 
-def remove_substrings(
-    tables: Tables, settings: Substrings, scratch: Path, columns: Sequence[str] = COLUMNS
-) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    """Each table (column text; canonical order) without repeated spans, and the edits.
-
-    `tables` is called twice, the second time with `columns`. `scratch`: temporary folder, 9 bytes a word or 2 a byte.
-    Memory: `max_memory_mib`, 8 bytes a document, and 30 bytes a token of the longest document or of 2^20 tokens.
-    """
-    scratch.mkdir(parents=True)
-    try:
-        with (
-            closing(Records(scratch / "tokens", np.uint64 if settings.unit == "words" else np.uint8)) as values,
-            closing(Records(scratch / "marks", np.uint8)) as marks,
-        ):
-            tokens = _write(tables, settings, values, marks)
-            _mark(tokens, settings)
-            yield from _edit(tables(columns), settings, tokens)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _num_ranges(num_keys: float, settings: Substrings) -> int:
+    return max(-(-int(num_keys * SLOT_BYTES / LOAD) // memory_bytes(settings.max_memory_mib)), 1)
 
 
-def _write(tables: Tables, settings: Substrings, values: Records, marks: Records) -> _Tokens:
-    from bessemer.corpus.text.hashing import hash_words
-
-    counts = []
-    for table in tables(["text"]):
-        texts = table["text"].to_pylist()
-        data, offsets = utf8([fold(text) for text in texts] if settings.unit == "words" else texts)
-        if settings.unit == "words":
-            buffer = np.empty(longest(offsets), dtype=np.uint64)
-            for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-                counts.append(hash_words(data[start:end], buffer))
-                values.append(buffer[: counts[-1]])
-        else:
-            counts += np.diff(offsets).tolist()
-            values.append(data[offsets[0] : offsets[-1]])
-        check_stop()
-    for start in range(0, values.num_values, CHUNK_TOKENS):
-        marks.append(np.zeros(min(CHUNK_TOKENS, values.num_values - start), dtype=np.uint8))
-    return _Tokens(values, marks, np.cumsum(np.array(counts, dtype=np.int64)))
+def half(settings: Substrings) -> int:
+    """Tokens of a sub-window."""
+    return max(settings.min_tokens // 2, 1)
 
 
-def _mark(tokens: _Tokens, settings: Substrings) -> None:
-    """Mark every repeated window, in as many passes as the table of first occurrences needs."""
-    from bessemer.corpus.dedup.kernels import count_windows, mark_repeated
+@dataclass(frozen=True)
+class SpanTask(RepeatsTask):
+    """A task that reads the tokens of a part."""
 
-    memory, length = settings.max_memory_mib << 20, settings.min_tokens
-    # A byte has four counters; sixteen for a window keep collisions to 6%, and half of the memory is the limit.
-    sketch = np.zeros(min(max(tokens.values.num_values * 4, 1 << 10), memory // 2, 1 << 30), dtype=np.uint8)
-    longest_chunk = max((end - start for start, end, _ in tokens.chunks()), default=0)
-    one, other = np.empty(longest_chunk, dtype=np.uint64), np.empty(longest_chunk, dtype=np.uint64)
-    candidates = 0
-    for start, end, offsets in tokens.chunks():
-        candidates += count_windows(tokens.values.range(start, end - start), offsets, length, sketch, one, other)
-        check_stop()
-    most = max(int(memory // 2 / SLOT_BYTES * LOAD), 1)
-    num_parts = -(-candidates // most)
-    part = 0
-    while part < num_parts:
-        capacity = int(candidates / num_parts * 1.05 / LOAD) + 1024
-        keys, others = np.empty(capacity, dtype=np.uint64), np.empty(capacity, dtype=np.uint64)
-        places = np.full(capacity, -1, dtype=np.int64)
-        used = 0
-        for start, end, offsets in tokens.chunks():
-            values, marks = tokens.values.range(start, end - start), tokens.marks.range(start, end - start)
-            used = mark_repeated(
-                values, offsets, start, length, sketch, part, num_parts, keys, others, places, used, one, other, marks
+    part: DocumentPart
+    num_ranges: int
+
+    def tokens(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Tokens of some documents, and where each document begins among them."""
+        from bessemer.corpus.text.hashing import hash_words
+
+        by_words = self.plan.settings.substrings.unit == "words"
+        for table in self.part(["text"]):
+            for some in slices(table):
+                texts = some["text"].to_pylist()
+                data, offsets = utf8([fold(text) for text in texts] if by_words else texts)
+                if by_words:
+                    buffer, counts = np.empty(int(offsets[-1] - offsets[0]) // 2 + len(offsets), np.uint64), [0]
+                    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+                        counts.append(counts[-1] + hash_words(data[start:end], buffer[counts[-1] :]))
+                    yield buffer[: counts[-1]], np.array(counts)
+                else:
+                    yield data[offsets[0] : offsets[-1]], offsets - offsets[0]
+                check_stop()
+
+
+class SpanSamples(SpanTask):
+    """Sub-windows by range (SAMPLE), and `counts`: the tokens of each document (int64)."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        from bessemer.corpus.dedup.repeat_kernels import sample_keys
+
+        settings, start = self.plan.settings.substrings, 0
+        with SplitWriter(folder / "samples", self.num_ranges) as file, (folder / "counts").open("wb") as counted:
+            for tokens, offsets in self.tokens():
+                hashes, best = np.empty(longest(offsets), np.uint64), np.empty(longest(offsets), np.int64)
+                keys, places = np.empty(len(tokens), np.uint64), np.empty(len(tokens), np.uint64)
+                number = sample_keys(
+                    tokens, offsets, settings.min_tokens, half(settings), start, hashes, best, keys, places
+                )
+                values = np.empty(number, dtype=SAMPLE)
+                values["key"], values["place"] = keys[:number], places[:number]
+                file.write(range_of(keys[:number], self.num_ranges), values)
+                counted.write(np.diff(offsets).astype("<i8").tobytes())
+                start += len(tokens)
+        return {"tokens": start}
+
+
+@dataclass(frozen=True)
+class SpanWindows(SpanTask):
+    """The windows around repeated sub-windows, by range (WINDOW). num_ranges: of windows."""
+
+    num_sample_ranges: int
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        from bessemer.corpus.dedup.repeat_kernels import window_keys
+
+        settings, start = self.plan.settings.substrings, 0
+        chosen = self.gather(RepeatedSamples.__name__, range(self.num_sample_ranges), "repeated", np.uint64)
+        chosen = np.sort(chosen & np.uint64((1 << PLACE_BITS) - 1))
+        with SplitWriter(folder / "windows", self.num_ranges) as file:
+            if not len(chosen):
+                return {}
+            for tokens, offsets in self.tokens():
+                one, other, hashes = (np.empty(longest(offsets), np.uint64) for _ in range(3))
+                best = np.empty(longest(offsets), np.int64)
+                keys, others, places = (np.empty(len(tokens), np.uint64) for _ in range(3))
+                number = window_keys(
+                    tokens, offsets, settings.min_tokens, half(settings), start, chosen, hashes, best, one, other,
+                    keys, others, places,
+                )  # fmt: skip
+                values = np.empty(number, dtype=WINDOW)
+                values["key"], values["other"], values["place"] = keys[:number], others[:number], places[:number]
+                file.write(range_of(keys[:number], self.num_ranges), values)
+                start += len(tokens)
+        return {}
+
+
+class FirstPlaces:
+    """An open hash table from keys to their first places, which grows."""
+
+    def __init__(self) -> None:
+        self.table, self.firsts, self.used = np.zeros((FIRST_SLOTS, 2), np.uint64), np.zeros(FIRST_SLOTS, np.int64), 0
+
+    def repeated(
+        self, keys: np.ndarray, others: np.ndarray, places: np.ndarray, base: int, length: int, with_first: bool
+    ) -> np.ndarray:
+        """The places whose key has one `length` or more before; with `with_first` that one too, once. base: added to each."""
+        from bessemer.corpus.dedup.repeat_kernels import find_repeated, grow_table
+
+        out, done, found = np.empty(len(keys) * (1 + with_first), dtype=np.int64), 0, 0
+        while True:
+            self.used, done, found = find_repeated(
+                keys, others, places, base, length, with_first, self.table, self.firsts, self.used, done, out, found
             )
-            tokens.marks.write(start, marks)
-            check_stop()
-            if used < 0:
-                break
-        part += 1
-        if used < 0:  # the hashes fell unevenly: more, smaller parts; marks already set are right and stay
-            part, num_parts = 0, 2 * num_parts
+            if done == len(keys):
+                return out[:found]
+            table, firsts = np.zeros((2 * len(self.table), 2), np.uint64), np.zeros(2 * len(self.table), np.int64)
+            grow_table(self.table, self.firsts, table, firsts)
+            self.table, self.firsts = table, firsts
 
 
-def _edit(tables: Iterator[pa.Table], settings: Substrings, tokens: _Tokens) -> Iterator[tuple[pa.Table, list[Edit]]]:
-    from bessemer.corpus.dedup.kernels import spans_of
+@dataclass(frozen=True)
+class RepeatedTask(RepeatsTask):
+    """Which keys of a range are repeated, part after part: their places, by part. first_part: behind earlier corpora."""
 
-    done = 0
-    for table in tables:
-        ends = tokens.ends[done : done + table.num_rows]
-        start = int(tokens.ends[done - 1]) if done else 0
-        done += table.num_rows
-        offsets = np.concatenate([[0], ends - start])
-        marks = tokens.marks.range(start, int(offsets[-1]))
-        number = int(marks.sum(dtype=np.int64))
-        documents, starts, stops = (np.empty(number, dtype=np.int64) for _ in range(3))
-        number = spans_of(marks, offsets, settings.min_tokens, documents, starts, stops)
-        edits = []
-        texts = table["text"].to_pylist() if number else []
-        rows, firsts = np.unique(documents[:number], return_index=True)
-        lasts = np.append(firsts[1:], number)[: len(firsts)]
-        for row, first, last in zip(rows.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-            spans = list(zip(starts[first:last].tolist(), stops[first:last].tolist(), strict=True))
-            removed = _words(texts[row], spans) if settings.unit == "words" else _characters(texts[row], spans)
-            if removed:
-                texts[row] = without(texts[row], removed)
-                edits.append(Edit(row, removed))
-        yield (with_texts(table, texts) if edits else table), edits
-        check_stop()
+    first_part: int
+
+    def find(self, step: str, file: str, kind: np.dtype[Any], length: int, with_first: bool, folder: Path) -> int:
+        """Returns how many places are repeated."""
+        seen, total = FirstPlaces(), 0
+        with SplitWriter(folder / "repeated", self.plan.num_parts) as out:
+            for part in range(self.first_part, self.plan.num_parts):
+                for values in split_runs(self.result(step, part, file), self.number, kind):
+                    keys, places = (np.ascontiguousarray(values[name]) for name in ("key", "place"))
+                    others = np.ascontiguousarray(values["other"]) if kind is WINDOW else np.zeros_like(keys)
+                    found = seen.repeated(keys, others, places, part << PLACE_BITS, length, with_first)
+                    out.write(found >> PLACE_BITS, found.astype(np.uint64))
+                    total += len(found)
+                    check_stop()
+        return total
+
+
+class RepeatedSamples(RepeatedTask):
+    """Sub-windows that occur at two places."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        return {"repeated": self.find(SpanSamples.__name__, "samples", SAMPLE, 1, True, folder)}
+
+
+class RepeatedWindows(RepeatedTask):
+    """Windows that an equal one ends before."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        length = self.plan.settings.substrings.min_tokens
+        return {"repeated": self.find(SpanWindows.__name__, "windows", WINDOW, length, False, folder)}
+
+
+@dataclass(frozen=True)
+class CollectSpans(RepeatsTask):
+    """The repeated spans of a part's documents, sorted, in SPANS. num_ranges: of windows."""
+
+    num_ranges: int
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        ends = np.cumsum(np.fromfile(self.result(SpanSamples.__name__, self.number, "counts"), dtype="<i8"))
+        places = self.gather(RepeatedWindows.__name__, range(self.num_ranges), "repeated", np.uint64)
+        places = np.sort((places & np.uint64((1 << PLACE_BITS) - 1)).astype(np.int64))
+        np.save(folder / SPANS, spans_of(places, ends, self.plan.settings.substrings.min_tokens))
+        return {}
+
+
+def spans_of(places: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
+    """The union of windows (SPAN), by their sorted places. ends: number of the token behind each document."""
+    rows = np.searchsorted(ends, places, side="right")
+    begins = np.ones(len(places), dtype=bool)
+    begins[1:] = (rows[1:] != rows[:-1]) | (places[1:] > places[:-1] + length)
+    firsts = np.flatnonzero(begins)
+    lasts = np.append(firsts[1:], len(places))[: len(firsts)] - 1
+    spans, before = np.empty(len(firsts), dtype=SPAN), np.append(0, ends)[rows[firsts]]
+    spans["row"], spans["first"], spans["last"] = rows[firsts], places[firsts] - before, places[lasts] + length - before
+    return spans
+
+
+def cut_spans(table: pa.Table, spans: np.ndarray, unit: str) -> tuple[pa.Table, list[Edit]]:
+    """A part (column text) without the repeated spans (SPAN), and the edits."""
+    texts, edits = table["text"].to_pylist() if len(spans) else [], []
+    rows, firsts = np.unique(spans["row"], return_index=True)
+    for row, some in zip(rows.tolist(), np.split(spans, firsts[1:]), strict=False):
+        ends = list(zip(some["first"].tolist(), some["last"].tolist(), strict=True))
+        removed = _words(texts[row], ends) if unit == "words" else _characters(texts[row], ends)
+        if removed:
+            texts[row] = without(texts[row], removed)
+            edits.append(Edit(row, removed))
+    return (with_texts(table, texts) if edits else table), edits
 
 
 def _words(text: str, spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

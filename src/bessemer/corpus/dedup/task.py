@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from bessemer.recipe import Dedup
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MEBIBYTE = 1 << 20  # tests make it small, for many ranges
 PART_BITS, ROW_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 # order: 1 bit for documents of this corpus (earlier ones come first), 32 for the rank of `keep` (the best first), 31 for
@@ -64,7 +65,12 @@ class DedupPlan:
 
     def num_ranges(self, bytes_each: int) -> int:
         """Tasks among which so many bytes for each document are divided, so that each fits into `memory_mib`."""
-        return max(-(-self.num_documents * bytes_each // (self.settings.memory_mib << 20)), 1)
+        return max(-(-self.num_documents * bytes_each // memory_bytes(self.settings.memory_mib)), 1)
+
+
+def memory_bytes(mebibytes: int) -> int:
+    """What a task may hold by a key of the recipe."""
+    return mebibytes * MEBIBYTE
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class DedupTask(CorpusTask):
     amount: int  # of work: documents
 
     is_durable = False
+    search: ClassVar[str] = "duplicates"  # what is looked for
 
     @property
     def size(self) -> int:
@@ -95,7 +102,7 @@ class DedupTask(CorpusTask):
         return self.plan.made_of
 
     def __str__(self) -> str:
-        return f"duplicates, {self.step} {self.number}"
+        return f"{self.search}, {self.step} {self.number}"
 
     def result(self, step: str, number: int, file: str) -> Path:
         """A file that the task of this number wrote in a step."""
@@ -106,8 +113,15 @@ class DedupTask(CorpusTask):
         return read_split((self.result(step, number, file) for number in numbers), self.number, dtype)
 
     @abstractmethod
-    def make(self, folder: Path) -> dict[str, int]:
+    def make(self, folder: Path) -> dict[str, Any]:
         """Write the result; returns counts."""
+
+
+class RepeatsTask(DedupTask):
+    """A part or range in one step of the search for repeated paragraphs and spans (repeats.py). Parts lie in the order of the
+    published corpus, behind those of earlier ones."""
+
+    search = "repeats"
 
 
 def part_of(numbers: np.ndarray) -> np.ndarray:
