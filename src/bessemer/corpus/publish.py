@@ -144,7 +144,8 @@ def _split(
     cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
-    later = _reasons(table["identity"], np.flatnonzero(kept), bucket.place, decided)
+    passed = np.flatnonzero(kept)
+    later = _reasons(passed, bucket.place, decided)
     kept[list(later)] = False
     good, edits = table.filter(pa.array(kept)), dict[str, EditStatistics]()
     if decided.repeats is not None:
@@ -155,7 +156,7 @@ def _split(
         good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
         kept[list(later)] = False
     funnel.lengths.update(_powers(good["characters"]))
-    parts = _parts(bucket.source, good, decided, corpus)
+    parts = _parts(bucket, good, kept[passed], decided, corpus)
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
     writers["documents"].write(good)
     funnel.documents_kept += good.num_rows
@@ -171,18 +172,16 @@ def _split(
     return stays, edits
 
 
-def _reasons(
-    identities: pa.ChunkedArray, passed: np.ndarray, place_of_bucket: int, decided: Decisions
-) -> dict[int, tuple[str, str]]:
+def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> dict[int, tuple[str, str]]:
     """Reason and detail of each document that the classifier or the search for duplicates rejects, by its row; passed: rows of
     the documents that came to them."""
     found: dict[int, tuple[str, str]] = {}
     quality, verdicts = decided.quality, decided.verdicts
     assert verdicts is not None
-    if quality is not None and len(passed):
-        rows = quality.rows(identities.take(pa.array(passed)).to_pylist())
-        low = ~quality.stays[rows]
-        details = map(quality.detail, rows[low].tolist())
+    if quality is not None:
+        judged = quality(place_of_bucket)
+        low = ~judged.stays
+        details = map(judged.detail, np.flatnonzero(low).tolist())
         found |= {row: ("low_quality", detail) for row, detail in zip(passed[low].tolist(), details, strict=True)}
         passed = passed[~low]
     return found | {int(passed[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
@@ -198,11 +197,11 @@ def _only_repeats(texts: pa.ChunkedArray, edited: list[int], min_characters: int
     }
 
 
-def _parts(source: str, table: pa.Table, decided: Decisions, corpus: Corpus) -> list[str]:
-    """The part of its source that each kept document counts for."""
-    parts = [routed(source, code or None, corpus.language) for code in table["language"].to_pylist()]
-    if decided.quality is not None and is_banded(source, corpus.quality) and parts:
-        bands = decided.quality.band[decided.quality.rows(table["identity"].to_pylist())].tolist()
+def _parts(bucket: Bucket, table: pa.Table, stays: np.ndarray, decided: Decisions, corpus: Corpus) -> list[str]:
+    """The part of its source that each kept document counts for. stays: which of those that the classifier saw."""
+    parts = [routed(bucket.source, code or None, corpus.language) for code in table["language"].to_pylist()]
+    if decided.quality is not None and is_banded(bucket.source, corpus.quality):
+        bands = decided.quality(bucket.place).band[stays].tolist()
         parts = [band_part(name, band) for name, band in zip(parts, bands, strict=True)]
     return parts
 

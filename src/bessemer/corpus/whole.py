@@ -2,8 +2,7 @@
 
 Each runs on the documents kept so far, as tasks, into folders with receipts:
 
-    classifier/, scores/000000/                     the classifier; the scores of a bucket (quality/task.py)
-    quality/{identities,scores,stays,band}.npy      one row a document, sorted by identity
+    classifier/, scores/000000/, decisions/000000/  the classifier; scores and decisions of a bucket (quality/task.py)
     quality/report/                                 quality.json and the model, published with the corpus
     duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
     repeats/result/, repeats/Collect*/              the lines and spans that are cut out of a bucket (dedup/repeats.py)
@@ -15,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,14 +26,14 @@ from bessemer.corpus.dedup.repeats import RepeatVerdicts, cuts_repeats, find_rep
 from bessemer.corpus.dedup.search import RESULT, find_duplicates, verdicts_of
 from bessemer.corpus.dedup.verdicts import DuplicateVerdicts
 from bessemer.corpus.partition import Bucket
-from bessemer.corpus.work import CorpusTask, build_once
+from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Dedup
 from bessemer.run import STAGE_FILE, read_json
 
 if TYPE_CHECKING:
-    from bessemer.corpus.quality.classify import QualityVerdicts
+    from bessemer.corpus.quality.decide import QualityVerdicts
 
 QUALITY_REPORT, REPEATS = "report", "repeats"
 LEARNED = "classifier"  # folder of the trained classifier
@@ -59,9 +57,9 @@ class Decisions:
         """Read the folders of all steps that the recipe asks for."""
         quality = None
         if corpus.quality.on:
-            from bessemer.corpus.quality.classify import QualityVerdicts
+            from bessemer.corpus.quality.decide import QualityVerdicts
 
-            quality = QualityVerdicts.load(work / "quality")
+            quality = QualityVerdicts(work, read_json(work / "quality" / STAGE_FILE)["limit"])
         repeats = None
         if cuts_repeats(corpus.dedup):
             folder = work / REPEATS
@@ -93,9 +91,9 @@ class KeptDocuments:
             table = bucket.rows(sorted({*columns, "identity", "reason"} - {"source", "quality"}))
             table = table.filter(pc.is_null(table["reason"]))
             if quality is not None:
-                rows = quality.rows(table["identity"].to_pylist())
-                table = table.append_column("quality", pa.array(quality.scores[rows]))
-                table = table.filter(pa.array(quality.stays[rows]))
+                decided = quality(bucket.place)
+                table = table.append_column("quality", pa.array(decided.scores))
+                table = table.filter(pa.array(decided.stays))
             if verdicts is not None:
                 table = table.filter(pa.array(verdicts(bucket.place).stays(table.num_rows)))
             if repeats is not None and "text" in columns:
@@ -131,50 +129,68 @@ def run_global_steps(
     corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock
 ) -> GlobalStepReceipts:
     """Run the steps that are not finished. inputs: digest of the partitions; expected: documents that these kept."""
-    quality = None
+    quality, decided = None, Decisions()
     if corpus.quality.on:
+        from bessemer.corpus.quality.decide import QualityVerdicts
+
         with timed("quality"):
             quality = _judge_quality(corpus, buckets, work, digest("quality", inputs))
         expected -= quality["rejected"]
+        decided = Decisions(QualityVerdicts(work, quality["limit"]))
     with timed("duplicates"):
-        parts = [BucketPart(bucket, corpus.quality.on) for bucket in buckets]
+        parts = [BucketPart(bucket, decided) for bucket in buckets]
         duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates", inputs), expected)
     if cuts_repeats(corpus.dedup):
         with timed(REPEATS):
-            parts = [replace(part, verdicts=_verdicts(work, corpus.dedup)) for part in parts]
+            decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
+            parts = [replace(part, decided=decided) for part in parts]
             _find_repeats(parts, corpus, work / REPEATS, digest(REPEATS, inputs))
     return GlobalStepReceipts(quality, duplicates)
 
 
 def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_of: str) -> dict[str, Any]:
-    """Train or load the classifier, score every document as tasks, decide; the receipt of the step. made_of: digest."""
-    from bessemer.corpus.quality.classify import FOLDER, decide, learn
-    from bessemer.corpus.quality.task import ScoreDocuments
+    """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
+    from bessemer.corpus.quality.classify import FOLDER, learn
+    from bessemer.corpus.quality.decide import decide
+    from bessemer.corpus.quality.task import QualityTask, ScoreDocuments
 
-    settings, names = corpus.quality, tuple(source.name for source in corpus.sources)
+    settings, names, started = corpus.quality, tuple(source.name for source in corpus.sources), perf_counter()
+    recorded = receipt(work / "quality", made_of)
+    if recorded is not None:
+        return recorded
     labelled = KeptDocuments([bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)])
     model = work / LEARNED
     learned = engine.run(lambda: build_once(model, made_of, lambda staged: learn(settings, names, labelled, staged)))
-    started = perf_counter()
+
+    def perform(tasks: Sequence[QualityTask]) -> list[dict[str, Any]]:
+        size = QUALITY_BYTES if isinstance(tasks[0], ScoreDocuments) else DEDUP_BYTES
+        return list(run_tasks("scoring quality", "documents", tasks, size, corpus)) if tasks else []
+
     tasks = [
-        ScoreDocuments(work, bucket.place, BucketPart(bucket, False), bucket.size, settings, names, made_of, model)
+        ScoreDocuments(
+            work,
+            bucket.place,
+            bucket.size,
+            settings,
+            bucket.source,
+            made_of,
+            documents=BucketPart(bucket),
+            learned=model,
+        )
         for bucket in buckets
     ]
-    for _ in run_tasks("scoring quality", "documents", tasks, QUALITY_BYTES, corpus):
-        pass  # the scores are read where they are needed
+    report = work / "quality.report"
+    shutil.rmtree(report, ignore_errors=True)
+    report.mkdir()
+    if (model / FOLDER).exists():
+        shutil.copytree(model / FOLDER, report / FOLDER)
+    facts = decide(settings, names, learned, tasks, perform, started, report)
 
-    def judge(staged: Path) -> dict[str, Any]:
-        report = staged / QUALITY_REPORT
-        report.mkdir()
-        if (model / FOLDER).exists():
-            shutil.copytree(model / FOLDER, report / FOLDER)
-        scores = chain.from_iterable(task.scores() for task in tasks)
-        judgement = decide(settings, names, learned, scores, started, report)
-        judgement.save(staged)
-        num_rejected = int((~judgement.stays).sum())
-        return {"limit": judgement.limit, "documents": len(judgement.scores), "rejected": num_rejected}
+    def publish(staged: Path) -> dict[str, Any]:
+        shutil.copytree(report, staged / QUALITY_REPORT)
+        return facts
 
-    return engine.run(lambda: build_once(work / "quality", made_of, judge))
+    return build_once(work / "quality", made_of, publish)
 
 
 @dataclass(frozen=True)
@@ -182,9 +198,7 @@ class BucketPart:
     """The documents of one bucket that the steps so far kept."""
 
     bucket: Bucket
-    is_scored: bool  # there are quality scores
-    verdicts: DuplicateVerdicts | None = None
-    repeats: RepeatVerdicts | None = None  # paragraphs
+    decided: Decisions = Decisions()
     corpus: str = ""
 
     @property
@@ -194,12 +208,7 @@ class BucketPart:
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """They as a table, with those of the columns that exist."""
-        quality = None
-        if self.is_scored:
-            from bessemer.corpus.quality.classify import QualityVerdicts
-
-            quality = QualityVerdicts.load(self.bucket.work / "quality")
-        return KeptDocuments([self.bucket], Decisions(quality, self.verdicts, self.repeats))(columns)
+        return KeptDocuments([self.bucket], self.decided)(columns)
 
 
 def run_dedup_step(
@@ -226,6 +235,6 @@ def _find_repeats(parts: Sequence[BucketPart], corpus: Corpus, folder: Path, mad
         return list(run_tasks("finding repeats", "documents", tasks, REPEAT_BYTES, corpus))
 
     def without_paragraphs(repeats: RepeatVerdicts) -> list[BucketPart]:
-        return [replace(part, repeats=repeats) for part in parts]
+        return [replace(part, decided=replace(part.decided, repeats=repeats)) for part in parts]
 
     find_repeats(parts, corpus.dedup, folder, made_of, perform, without_paragraphs)

@@ -6,7 +6,7 @@
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
-      classifier/ scores/000000/ quality/  results of the quality classifier (whole.py)
+      classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
       duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); repeats/ likewise (dedup/repeats.py)
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
 
@@ -77,7 +77,7 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     steps = (
         step for name in ("files", "merged", "duplicates", "repeats", "published") for step in (folder / name).glob("*")
     )
-    for place in (folder, folder / "partitions", folder / "scores", *steps):
+    for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return folder

@@ -6,22 +6,20 @@ import gzip
 import hashlib
 import json
 import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from bessemer.corpus.quality.classify import (
-    SCORED_COLUMNS,
-    QualityVerdicts,
-    decide,
-    inputs,
-    learn,
-    learned_classifier,
-    score_table,
-)  # fmt: skip
+from bessemer.corpus.dedup.verdicts import packed
+from bessemer.corpus.quality.classify import inputs, learn
+from bessemer.corpus.quality.decide import QualityVerdicts, decide
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
+from bessemer.corpus.quality.task import ScoreDocuments
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
 
@@ -29,33 +27,72 @@ SOURCES = ("wiki", "crawl", "blog")
 SETTINGS = Quality(high=("wiki",), low=("crawl",), use="filter", threshold=0.5, hash_bits=12)
 
 
-def classify(settings: Quality, sources: tuple[str, ...], tables: Any, folder: Path) -> QualityVerdicts:
-    """The whole way in one process."""
+@dataclass(frozen=True)
+class Documents:
+    """The documents of one source, as tables."""
+
+    rows: tuple[tuple[str, str, str], ...]
+    at_once: int
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        there = dict(zip(("identity", "source", "text"), zip(*self.rows, strict=True), strict=True))
+        table = pa.table({name: pa.array(values, pa.string()) for name, values in there.items()})
+        for at in range(0, table.num_rows, self.at_once):
+            yield table.select(list(columns)).slice(at, self.at_once)
+
+
+class Decided(NamedTuple):
+    """The decisions on all documents, sorted by identity."""
+
+    identities: np.ndarray
+    scores: np.ndarray
+    stays: np.ndarray
+    band: np.ndarray
+    limit: str
+
+    def rows(self, identities: Sequence[str]) -> np.ndarray:
+        return np.searchsorted(self.identities, packed(identities))
+
+
+def classify(settings: Quality, sources: tuple[str, ...], documents: list, tables: Any, folder: Path) -> Decided:
+    """The whole way in one process, in buckets of some documents of one source."""
+    size = 150
     learned = learn(settings, sources, tables, folder)
-    model = learned_classifier(settings, folder)
-    scores = (score_table(model, sources, table, settings.seed) for table in tables(SCORED_COLUMNS))
-    return decide(settings, sources, learned, scores, 0.0, folder)
+    tasks = []
+    for name in sources:
+        rows = [row for row in documents if row[1] == name]
+        for start in range(0, len(rows), size):
+            part = Documents(tuple(rows[start : start + size]), 97)
+            tasks.append(ScoreDocuments(folder / "work", len(tasks), len(part.rows), settings, name, "m", part, folder))
+    done = decide(settings, sources, learned, tasks, lambda some: [task.run() for task in some], 0.0, folder)
+    verdicts = QualityVerdicts(folder / "work", done["limit"])
+    parts = [verdicts(number) for number in range(len(tasks))]
+    names = np.concatenate([task.scored("identities") for task in tasks])
+    order = np.argsort(names)
+    arrays = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("scores", "stays", "band"))
+    assert done["rejected"] == sum(int((~part.stays).sum()) for part in parts) and done["documents"] == len(names)
+    return Decided(names[order], *arrays, done["limit"])
 
 
-def judged(settings: Quality, tables: Any, folder: Path) -> tuple[QualityVerdicts, dict[str, Any]]:
+def judged(settings: Quality, documents: list, tables: Any, folder: Path) -> tuple[Decided, dict[str, Any]]:
     folder.mkdir(exist_ok=True)
-    found = classify(settings, SOURCES, tables, folder)
+    found = classify(settings, SOURCES, documents, tables, folder)
     return found, json.loads((folder / "quality.json").read_text())
 
 
-def of_source(found: QualityVerdicts, documents: list, name: str) -> np.ndarray:
+def of_source(found: Decided, documents: list, name: str) -> np.ndarray:
     return found.rows([identity for identity, source, _ in documents if source == name])
 
 
 def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: Path) -> None:
-    found, report = judged(SETTINGS, tables(documents), tmp_path)
+    found, report = judged(SETTINGS, documents, tables(documents), tmp_path)
     assert report["held_out"]["accuracy"] > 0.9 and report["held_out"]["roc_auc"] > 0.95
     wiki, crawl = (of_source(found, documents, name) for name in ("wiki", "crawl"))
     assert found.scores[wiki].mean() > 0.8 > 0.2 > found.scores[crawl].mean()
     assert found.stays[wiki].all(), "documents of high are not judged"
     assert np.array_equal(found.stays[crawl], found.scores[crawl] >= 0.5)
     rejected = int(crawl[~found.stays[crawl]][0])
-    assert found.detail(rejected) == f"score {found.scores[rejected]:.6f}; threshold 0.5"
+    assert found.limit == "threshold 0.5" and not found.stays[rejected]
     assert {row["source"]: row["judged"] for row in report["use"]["sources"]} == {
         "wiki": False,
         "crawl": True,
@@ -75,9 +112,9 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: P
 @pytest.mark.parametrize("use", ["filter", "pareto", "weight"])
 def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path, use: str) -> None:
     settings = SETTINGS.model_copy(update={"use": use})
-    one, first = judged(settings, tables(documents), tmp_path / "one")
+    one, first = judged(settings, documents, tables(documents), tmp_path / "one")
     shuffled = random.Random(1).sample(documents, len(documents))
-    two, second = judged(settings, tables(shuffled, at_once=313), tmp_path / "two")
+    two, second = judged(settings, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
     for name in ("identities", "scores", "stays", "band"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
@@ -86,16 +123,16 @@ def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_pa
 
 
 def test_a_saved_model_gives_the_same_scores_without_labels(documents, tables, tmp_path: Path) -> None:
-    one, _ = judged(SETTINGS, tables(documents), tmp_path / "one")
+    one, _ = judged(SETTINGS, documents, tables(documents), tmp_path / "one")
     settings = Quality(model=str(tmp_path / "one" / "quality"), use="filter", sources=("crawl", "blog"))
-    two, report = judged(settings, tables(documents), tmp_path / "two")
+    two, report = judged(settings, documents, tables(documents), tmp_path / "two")
     assert np.array_equal(one.scores, two.scores) and np.array_equal(one.stays, two.stays)
     assert "held_out" not in report and not (tmp_path / "two" / "quality").exists()
 
 
 def test_bands_are_told_with_their_names(documents, tables, tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"use": "weight", "band_weights": (1.0, 3.0)})
-    found, report = judged(settings, tables(documents), tmp_path)
+    found, report = judged(settings, documents, tables(documents), tmp_path)
     assert found.stays.all() and (found.band[of_source(found, documents, "wiki")] == -1).all()
     bands = {row["source"]: row.get("bands") for row in report["use"]["sources"]}
     assert bands["wiki"] is None
@@ -162,18 +199,18 @@ def test_examples_from_files_and_runs(documents, tables, tmp_path: Path) -> None
 )
 def test_what_cannot_work_is_said(documents, tables, tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        classify(SETTINGS.model_copy(update=change), SOURCES, tables(documents), tmp_path)
+        classify(SETTINGS.model_copy(update=change), SOURCES, documents, tables(documents), tmp_path)
 
 
 def test_a_document_that_comes_twice_is_noticed(documents, tables, tmp_path: Path) -> None:
     with pytest.raises(BessemerError, match="came twice"):
-        classify(SETTINGS, SOURCES, tables([*documents, documents[700]]), tmp_path)
+        classify(SETTINGS, SOURCES, [*documents, documents[799]], tables(documents), tmp_path)
 
 
 def test_huge_and_odd_documents_get_scores(documents, tables, tmp_path: Path) -> None:
     odd = ["x" * 5_000_000, "\n" * 100_000, "a\0b" * 1000, "", "😀" * 1000]
     rows = [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), "blog", text) for text in odd]
-    found, _ = judged(SETTINGS, tables([*documents, *rows]), tmp_path)
+    found, _ = judged(SETTINGS, [*documents, *rows], tables([*documents, *rows]), tmp_path)
     scores = found.scores[found.rows([row[0] for row in rows])]
     assert ((scores >= 0) & (scores <= 1)).all()
 

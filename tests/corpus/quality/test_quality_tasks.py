@@ -48,11 +48,11 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
     scored: list[str] = []
     score_table = task.score_table
 
-    def counted(model: Any, sources: Any, table: Any, seed: int) -> Any:
+    def counted(model: Any, source: str, table: Any, seed: int) -> Any:
         if scored and not is_again:
             raise BessemerError("stopped")
         scored.extend(table["identity"].to_pylist())
-        return score_table(model, sources, table, seed)
+        return score_table(model, source, table, seed)
 
     monkeypatch.setattr(task, "score_table", counted)
     is_again = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.quality.cuts import RankQuery, from_on, keys_of, up_to
 from bessemer.corpus.quality.sample import uniforms
 from bessemer.recipe import Quality
 
@@ -14,49 +16,74 @@ Scores = npt.NDArray[np.float32]
 Names = npt.NDArray[np.bytes_]
 Bools = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
+FIXED = 1 << 32
 
 
-def stays(settings: Quality, scores: Scores, identities: Names, judged: Bools) -> tuple[Bools, str]:
-    """Which documents are kept, and a description of the limit; documents that are not `judged` are kept.
+def stays(settings: Quality, scores: Scores, identities: Names, cut: bytes | None) -> Bools:
+    """Which judged documents are kept. cut: with keep_share the last one that is, by score and identity (cuts.py); None: there is
+    none.
 
     Independent of the order of the documents: draws depend on the identity, and ties are broken by it.
     """
-    keep = ~judged
     if settings.use == "filter" and settings.keep_share is not None:
-        rows = np.flatnonzero(judged)
-        order = rows[np.lexsort((identities[rows], -scores[rows].astype(np.float64)))]
-        best = order[: max(round(settings.keep_share * len(rows)), 1)]
-        keep[best] = True
-        least = scores[best].min() if len(best) else 0.0
-        return keep, f"the best {settings.keep_share:g} of the documents have {least:.6f} or more"
+        assert cut is not None
+        return up_to(keys_of(scores, identities, best_first=True), cut)
     if settings.use == "filter":
-        threshold = 0.5 if settings.threshold is None else settings.threshold
-        return keep | (scores.astype(np.float64) >= np.float32(threshold)), f"threshold {threshold:g}"
+        reached: Bools = scores.astype(np.float64) >= np.float32(threshold(settings))
+        return reached
     if settings.use == "pareto":
         # Lomax draws, as of numpy.random.pareto: GPT-3 keeps a document when one exceeds 1 - its score (Brown et al. 2020,
         # appendix A).
         drawn = uniforms(identities, "pareto", settings.seed) ** (-1.0 / settings.alpha) - 1.0
-        by_chance = drawn > 1.0 - scores
-        return keep | by_chance, f"Pareto draw, alpha {settings.alpha:g}"
-    return np.ones(len(scores), dtype=np.bool_), ""
+        by_chance: Bools = drawn > 1.0 - scores
+        return by_chance
+    return np.ones(len(scores), dtype=np.bool_)
+
+
+def threshold(settings: Quality) -> float:
+    """The score that is kept from on, without keep_share."""
+    return 0.5 if settings.threshold is None else settings.threshold
+
+
+def limit(settings: Quality, least: float) -> str:
+    """What a rejected document did not reach. least: the lowest score that was kept."""
+    if settings.use == "filter" and settings.keep_share is not None:
+        return f"the best {settings.keep_share:g} of the documents have {least:.6f} or more"
+    if settings.use == "filter":
+        return f"threshold {threshold(settings):g}"
+    return f"Pareto draw, alpha {settings.alpha:g}" if settings.use == "pareto" else ""
+
+
+def queries(settings: Quality, judged: dict[str, int]) -> list[RankQuery]:
+    """The ranks at which `keep_share` or the bands end. judged: documents of each judged source."""
+    total = sum(judged.values())
+    if settings.use == "filter" and settings.keep_share is not None and total:
+        return [RankQuery(tuple(judged), True, max(round(settings.keep_share * total), 1) - 1)]
+    if settings.use != "weight":
+        return []
+    bands = range(1, len(settings.band_weights))
+    ranks = [(name, -(-band * count // (len(bands) + 1))) for name, count in judged.items() for band in bands]
+    return [RankQuery((name,), False, rank) for name, rank in ranks if rank < judged[name]]
+
+
+def bands(scores: Scores, identities: Names, firsts: Sequence[bytes]) -> npt.NDArray[np.int8]:
+    """The quality band of each document of a source, 0 the lowest, equally large. firsts: the first document of each band but the
+    lowest (cuts.py)."""
+    keys, band = keys_of(scores, identities, best_first=False), np.zeros(len(scores), dtype=np.int8)
+    for first in firsts:
+        band += from_on(keys, first)
+    return band
+
+
+def fixed_sum(values: npt.NDArray[Any]) -> int:
+    """The sum of numbers of about 1, in units of 1 / FIXED: an integer, so that parts add up to the same in any order."""
+    return int(np.rint(values.astype(np.float64) * FIXED).astype(np.int64).sum())
 
 
 def pareto_share(scores: Vector, alpha: float) -> Vector:
     """The probability that a document with this score is kept: P(X > 1 - s) = (2 - s)^-alpha."""
     share: Vector = (2.0 - scores) ** -alpha
     return share
-
-
-def bands(
-    scores: Scores, identities: Names, sources: npt.NDArray[np.int16], judged: Bools, count: int
-) -> npt.NDArray[np.int8]:
-    """The quality band of each judged document within its source, 0 the lowest, equally large; -1 of other documents."""
-    band = np.full(len(scores), -1, dtype=np.int8)
-    for source in np.unique(sources[judged]):
-        rows = np.flatnonzero(judged & (sources == source))
-        order = rows[np.lexsort((identities[rows], scores[rows]))]
-        band[order] = np.arange(len(order)) * count // len(order)
-    return band
 
 
 # --- Metrics

@@ -1,0 +1,213 @@
+"""A crawl's recipe on a Ray cluster whose driver or workers are killed at random moments, against one quiet process.
+
+The crawl is a WARC file of pages made from Python's library, with near copies and repeated lines planted; the recipe extracts,
+identifies languages, applies rules, removes low quality, near duplicates, repeated paragraphs and spans. A driver that was killed
+is started again. Prints what was killed in which step, and whether the corpora are equal, file by file.
+
+    python benchmarks/corpus_kills.py [--kills 10] [--megabytes 6] [--seed 0] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import hashlib
+import html
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from machine import describe
+
+from bessemer.corpus import partition, pipeline, units
+from bessemer.corpus.dedup import task
+from bessemer.recipe import parse
+from bessemer.run import RunFolder
+
+RECIPE = """
+[run]
+name = "kills"
+[model]
+depth = 2
+[corpus]
+{engine}
+[[corpus.sources]]
+name = "crawl"
+format = "warc"
+paths = ["{folder}/crawl"]
+[corpus.dedup]
+paragraphs.mode = "ngram"
+substrings.unit = "words"
+[corpus.quality]
+high = ["{folder}/good"]
+low = ["crawl"]
+sources = ["crawl"]
+hash_bits = 14
+use = "filter"
+keep_share = 0.8
+"""
+PAGE = "<html><head><title>{title}</title></head><body><main>{body}</main></body></html>"
+
+
+def texts(megabytes: float) -> list[str]:
+    """Prose and code of Python's library."""
+    found, size = [], 0.0
+    for path in sorted(Path(json.__file__).parent.parent.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if 2000 < len(text) < 60_000:
+            found.append(text)
+            size += len(text) / 1e6
+        if size > megabytes:
+            break
+    return found
+
+
+def make_crawl(folder: Path, megabytes: float, draw: random.Random) -> None:
+    """A file of the crawl, and texts that are good."""
+    (folder / "crawl").mkdir()
+    (folder / "good").mkdir()
+    there = texts(megabytes)
+    for number, text in enumerate(there[:80]):
+        (folder / "good" / f"{number}.txt").write_text(text)
+    pages = list(there)
+    for text in draw.sample(there, len(there) // 5):
+        words = text.split(" ")
+        words[draw.randrange(len(words))] = "changed"
+        pages += [" ".join(words), f"{draw.choice(there)[:3000]}\n{text[: len(text) // 2]}"]
+    draw.shuffle(pages)
+    with gzip.open(folder / "crawl" / "part-0.warc.gz", "wb", 1) as file:
+        for number, text in enumerate(pages):
+            lines = "".join(f"<p>{html.escape(part)}</p>" for part in text.split("\n\n"))
+            body = PAGE.format(title=number, body=lines).encode()
+            block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + body
+            head = (
+                f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{number}>\r\nWARC-Date: 2026-05-06T07:08:09Z\r\n"
+                f"WARC-Target-URI: http://a.example/{number}\r\nContent-Type: application/http; msgtype=response\r\n"
+                f"Content-Length: {len(block)}\r\n\r\n"
+            )
+            file.write(head.encode() + block + b"\r\n\r\n")
+
+
+def build(recipe: Path, run: Path) -> None:
+    """A build whose work is cut finely."""
+    units.UNIT_BYTES, partition.PARTITION_BYTES, partition.BUCKET_BYTES = 1 << 18, (1 << 18, 1 << 18), 1 << 19
+    task.MEBIBYTE = 1 << 10  # several ranges of keys
+    pipeline.build(parse(recipe.read_text(), "kills"), RunFolder(run))
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of each file of the corpus; of quality.json without its seconds."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "stage.json":
+            content = path.read_bytes()
+            if path.name == "quality.json":
+                content = json.dumps({**json.loads(content), "seconds": None}).encode()
+            found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def step_of(run: Path) -> str:
+    """The newest kind of finished work."""
+    kinds = [path for path in run.glob("corpus.work/*/*") if path.is_dir() and not path.name.startswith(".")]
+    kinds += [step for path in kinds if path.name in ("duplicates", "repeats") for step in path.iterdir()]
+    try:
+        return max(kinds, key=lambda path: path.stat().st_mtime).name if kinds else "planning"
+    except FileNotFoundError:  # a step was renamed meanwhile
+        return "between steps"
+
+
+def kill_worker(draw: random.Random) -> bool:
+    """Kill one of the Ray workers that do a task of the corpus."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cmdline").read_bytes().startswith(b"ray::answer"):
+                found.append(int(entry.name))
+    if found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(draw.choice(found), signal.SIGKILL)
+    return bool(found)
+
+
+def torment(recipe: Path, run: Path, kills: int, draw: random.Random) -> list[dict[str, str]]:
+    """Build until it is finished, with so many kills before; what was killed, and where."""
+    done: list[dict[str, str]] = []
+    while True:
+        driver = subprocess.Popen([sys.executable, __file__, "--build", str(recipe), str(run)], start_new_session=True)
+        while len(done) < kills and driver.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.wait(timeout=draw.uniform(4, 14))
+            if driver.poll() is None:
+                what, step = draw.choice(["driver", "worker"]), step_of(run)
+                if what == "driver":
+                    driver.kill()
+                if what == "driver" or kill_worker(draw):
+                    done.append({"killed": what, "step": step})
+                    print(done[-1], file=sys.stderr, flush=True)
+        if driver.wait() == 0:
+            return done
+        if driver.returncode != -signal.SIGKILL:
+            raise SystemExit(f"the driver ended with {driver.returncode}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--megabytes", type=float, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--build", type=Path, nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.build:
+        build(*given.build)
+        return
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder, draw = Path(folder_name), random.Random(given.seed)
+        make_crawl(folder, given.megabytes, draw)
+        quiet, tormented = folder / "quiet", folder / "tormented"
+        (folder / "quiet.toml").write_text(RECIPE.format(folder=folder, engine="workers = 1"))
+        started = time.monotonic()
+        subprocess.run([sys.executable, __file__, "--build", str(folder / "quiet.toml"), str(quiet)], check=True)
+        seconds = {"quiet": round(time.monotonic() - started, 1)}
+        cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        try:
+            engine = f'engine = "ray"\naddress = "{cluster.address}"'
+            (folder / "ray.toml").write_text(RECIPE.format(folder=folder, engine=engine))
+            started = time.monotonic()
+            kills = torment(folder / "ray.toml", tormented, given.kills, draw)
+            seconds["with kills"] = round(time.monotonic() - started, 1)
+        finally:
+            cluster.shutdown()
+        mine, theirs = hashes(quiet / "corpus"), hashes(tormented / "corpus")
+        statistics = json.loads((quiet / "corpus" / "statistics.json").read_text())
+    facts = {
+        "machine": describe(), "seconds": seconds, "kills": kills, "killed": dict(Counter(one["killed"] for one in kills)),
+        "files": len(mine), "equal": mine == theirs,
+        "different": sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name)),
+        "totals": {key: statistics["totals"][key] for key in ("documents_in", "documents_kept", "rejected")},
+        "repeats": statistics["repeats"],
+    }  # fmt: skip
+    text = json.dumps(facts, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n")
+    if not facts["equal"] or len(kills) < given.kills:
+        raise SystemExit("the corpora differ" if not facts["equal"] else "finished before all kills; more --megabytes")
+
+
+if __name__ == "__main__":
+    main()
