@@ -2,7 +2,7 @@
 
 The crawl is a WARC file of pages made from Python's library, with near copies and repeated lines planted; the recipe extracts,
 identifies languages, applies rules, removes low quality, near duplicates, repeated paragraphs and spans. A driver that was killed
-is started again. Prints what was killed in which step, and whether the corpora are equal, file by file.
+is started again. Prints what was killed after which task, and whether the corpora are equal, file by file.
 
     python benchmarks/corpus_kills.py [--kills 10] [--megabytes 6] [--seed 0] [--json FILE]
 """
@@ -116,14 +116,11 @@ def hashes(folder: Path) -> dict[str, str]:
     return found
 
 
-def step_of(run: Path) -> str:
-    """The newest kind of finished work."""
-    kinds = [path for path in run.glob("corpus.work/*/*") if path.is_dir() and not path.name.startswith(".")]
-    kinds += [step for path in kinds if path.name in ("duplicates", "repeats") for step in path.iterdir()]
-    try:
-        return max(kinds, key=lambda path: path.stat().st_mtime).name if kinds else "planning"
-    except FileNotFoundError:  # a step was renamed meanwhile
-        return "between steps"
+def look(run: Path, seen: dict[str, None]) -> None:
+    """Note the receipts of finished tasks in the work folder, in the order in which they were found."""
+    with contextlib.suppress(FileNotFoundError):  # a folder was renamed meanwhile
+        for path in sorted(run.glob("corpus.work/*/**/stage.json"), key=lambda path: path.stat().st_mtime):
+            seen.setdefault(str(path.parent.relative_to(run / "corpus.work")))
 
 
 def kill_worker(draw: random.Random) -> bool:
@@ -139,22 +136,30 @@ def kill_worker(draw: random.Random) -> bool:
     return bool(found)
 
 
-def torment(recipe: Path, run: Path, kills: int, draw: random.Random) -> list[dict[str, str]]:
-    """Build until it is finished, with so many kills before; what was killed, and where."""
+def start(recipe: Path, run: Path) -> subprocess.Popen[bytes]:
+    """A driver."""
+    return subprocess.Popen([sys.executable, __file__, "--build", str(recipe), str(run)], start_new_session=True)
+
+
+def torment(recipe: Path, run: Path, kills: int, num_tasks: int, draw: random.Random) -> list[dict[str, str]]:
+    """Build until it is finished, with so many kills spread over the tasks; what was killed, and the task that had ended last."""
+    moments = sorted(draw.sample(range(num_tasks * 9 // 10), kills))
     done: list[dict[str, str]] = []
+    seen: dict[str, None] = {}
     while True:
-        driver = subprocess.Popen([sys.executable, __file__, "--build", str(recipe), str(run)], start_new_session=True)
-        while len(done) < kills and driver.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                driver.wait(timeout=draw.uniform(4, 14))
-            if driver.poll() is None:
-                what, step = draw.choice(["driver", "worker"]), step_of(run)
+        driver = start(recipe, run)
+        while driver.poll() is None:
+            time.sleep(0.05)
+            look(run, seen)
+            if len(done) < kills and len(seen) >= moments[len(done)]:
+                time.sleep(draw.uniform(0, 0.5))
+                what = draw.choice(["driver", "worker"])
                 if what == "driver":
                     driver.kill()
                 if what == "driver" or kill_worker(draw):
-                    done.append({"killed": what, "step": step})
+                    done.append({"killed": what, "after": next(reversed(seen), "nothing").partition("/")[2]})
                     print(done[-1], file=sys.stderr, flush=True)
-        if driver.wait() == 0:
+        if driver.returncode == 0:
             return done
         if driver.returncode != -signal.SIGKILL:
             raise SystemExit(f"the driver ended with {driver.returncode}")
@@ -180,7 +185,12 @@ def main() -> None:
         quiet, tormented = folder / "quiet", folder / "tormented"
         (folder / "quiet.toml").write_text(RECIPE.format(folder=folder, engine="workers = 1"))
         started = time.monotonic()
-        subprocess.run([sys.executable, __file__, "--build", str(folder / "quiet.toml"), str(quiet)], check=True)
+        driver, seen = start(folder / "quiet.toml", quiet), dict[str, None]()
+        while driver.poll() is None:
+            time.sleep(0.05)
+            look(quiet, seen)
+        if driver.returncode:
+            raise SystemExit("the quiet build failed")
         seconds = {"quiet": round(time.monotonic() - started, 1)}
         cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         cluster.add_node(num_cpus=1)
@@ -188,14 +198,15 @@ def main() -> None:
             engine = f'engine = "ray"\naddress = "{cluster.address}"'
             (folder / "ray.toml").write_text(RECIPE.format(folder=folder, engine=engine))
             started = time.monotonic()
-            kills = torment(folder / "ray.toml", tormented, given.kills, draw)
+            kills = torment(folder / "ray.toml", tormented, given.kills, len(seen), draw)
             seconds["with kills"] = round(time.monotonic() - started, 1)
         finally:
             cluster.shutdown()
         mine, theirs = hashes(quiet / "corpus"), hashes(tormented / "corpus")
         statistics = json.loads((quiet / "corpus" / "statistics.json").read_text())
     facts = {
-        "machine": describe(), "seconds": seconds, "kills": kills, "killed": dict(Counter(one["killed"] for one in kills)),
+        "machine": describe(), "seconds": seconds, "tasks": len(seen),
+        "kills": kills, "killed": dict(Counter(one["killed"] for one in kills)),
         "files": len(mine), "equal": mine == theirs,
         "different": sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name)),
         "totals": {key: statistics["totals"][key] for key in ("documents_in", "documents_kept", "rejected")},

@@ -3,8 +3,9 @@
 Everything but the texts is real: sparse files named as a crawl's are found, looked into, cut into units and partitions; receipts
 of partitions, merges and buckets are read from the disk and summed; buckets are published as far as the driver does it and put
 together. A few hundred receipts of each kind stand for all. Indexes have no rows: the time for these is added, from the rate at
-which rows of an index were copied. The rate of the merge is that
-of Python's library. The search for duplicates, which holds rows for each document, is not in here (dedup.py).
+which rows of an index were copied. The rate of the merge is that of Python's library. Repeats are searched for in the mode that
+takes most tasks (n-grams, in three rounds of bounds; spans of 50 words), and the quality classifier keeps a share, whose cut
+takes ten rounds. The search for duplicates is not in here (dedup.py).
 
     python benchmarks/corpus_scale.py [--json FILE] [--terabytes 1 10 100]
 """
@@ -17,25 +18,38 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import process_time
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from machine import describe
 
-from bessemer.corpus import index, partition, pipeline, publish, worker
+from bessemer.corpus import index, partition, pipeline, publish, whole, worker
 from bessemer.corpus.clean import STEPS, Tally
+from bessemer.corpus.dedup import paragraphs, repeats, settle, substrings
+from bessemer.corpus.dedup.task import DedupTask
 from bessemer.corpus.files import listing
 from bessemer.corpus.merge import MergeRange, RangeCounts, file_name
 from bessemer.corpus.partition import Bucket
 from bessemer.corpus.publish import PublishBucket
+from bessemer.corpus.quality.decide import decide
+from bessemer.corpus.quality.task import (
+    DIGIT_COUNTS,
+    EXAMPLES,
+    CountDigits,
+    DecideDocuments,
+    QualityTask,
+    ScoreDocuments,
+)
 from bessemer.corpus.statistics import Funnel
+from bessemer.corpus.work import CorpusTask
 from bessemer.plan.corpus import load_rates, plan
 from bessemer.recipe import Corpus, parse
 from bessemer.run import mark_stage
@@ -47,6 +61,18 @@ PASSED_BYTES = 84_000  # of text that passed in a row group of a partition at 10
 NAME = (
     "crawl-data/CC-MAIN-2026-40/segments/1727944253{:03d}.99/warc/CC-MAIN-20261002205313-20261002235313-{:05d}.warc.gz"
 )
+
+
+GLOBAL = """
+[corpus.dedup]
+paragraphs.mode = "ngram"
+substrings.unit = "words"
+[corpus.quality]
+model = "classifier"
+use = "filter"
+keep_share = 0.5
+"""
+WORDS = 650  # of a document that passed
 
 
 class Steps:
@@ -107,7 +133,7 @@ def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partiti
             pq.write_table(publish.schema(columns).empty_table(), folder / kind / "part-00000.parquet")
             (folder / f"{kind}.idx").write_bytes(b"")
         (folder / publish.FUNNEL).write_bytes(pickle.dumps(funnel))
-        mark_stage(folder, "bucket")
+        mark_stage(folder, "bucket", repeats={})
     return {"documents": documents, "passed": passed}
 
 
@@ -126,7 +152,7 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
     make_files(scratch / "data", num_bytes)
     work.mkdir()
     source = f'[[corpus.sources]]\nname = "crawl"\nformat = "warc"\npaths = ["{scratch / "data"}"]\n'
-    recipe = parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n{source}', "scale")
+    recipe = parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n{source}{GLOBAL}', "scale")
     corpus: Corpus = recipe.corpus
     with steps("find the files, hash three places of each"):
         listings = {"crawl": listing(corpus.sources[0])}
@@ -152,6 +178,8 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
         write_merged(task, cut)
     with steps("read the merges' receipts, make the buckets"):
         buckets: list[Bucket] = pipeline._merge(corpus, partitions, counts, cleaned)
+    decide_quality(steps, corpus, work, buckets, documents["passed"])
+    search_repeats(steps, corpus, work, buckets, documents["passed"])
     tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
     published = property(lambda task: work / "published" / "crawl" / f"{task.bucket.number % SAMPLE:06d}")
     with patch.object(PublishBucket, "folder", published), patch.object(PublishBucket, "inputs", "bucket"):
@@ -171,6 +199,82 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
         "cpu_seconds": round(sum(row["cpu_seconds"] for row in steps.rows), 1),
         "peak_megabytes": max(row["peak_megabytes"] for row in steps.rows),
     }  # fmt: skip
+
+
+def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucket], passed: int) -> None:
+    """The driver's part of the search for repeats, on receipts with the counts that each task would have."""
+    each = passed // len(buckets)
+    words, facts = WORDS * each, dict[type[DedupTask], dict[str, Any]]()
+    facts[paragraphs.CountText] = {"words": words, "characters": 6 * words}
+    facts[paragraphs.ParagraphItems] = {"lines": 20 * each, "items": words}
+    facts[settle.DecideLines] = {"lines": each, "items": words // 20}
+    facts[substrings.SpanSamples] = {"tokens": words}
+    facts[substrings.RepeatedSamples] = {"repeated": 100_000}
+    facts[substrings.RepeatedWindows] = {"repeated": 100_000}
+    for step in (settle.BoundParagraphs, settle.MissingBits, settle.SettleLines, settle.CollectParagraphs):
+        facts[step] = {"lines": each}
+    facts |= {substrings.SpanWindows: {}, substrings.CollectSpans: {}}
+    for step, counts in facts.items():
+        (work / "made-up" / step.__name__).mkdir(parents=True)
+        mark_stage(work / "made-up" / step.__name__, "made up", False, **counts)
+    num_tasks = 0
+
+    def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+        nonlocal num_tasks
+        num_tasks += len(tasks)
+        done = list(worker.run_tasks("finding repeats", "documents", tasks, whole.REPEAT_BYTES, corpus))
+        if isinstance(tasks[0], settle.DecideLines):  # each round leaves a thousandth
+            done = [{**one, "items": one["items"] // 1000 ** tasks[0].round} for one in done]
+        return done
+
+    place = property(lambda task: work / "made-up" / task.step)
+    (work / "repeats").mkdir()
+    with ExitStack() as patched:
+        for kind in (DedupTask, settle.BoundTask, settle.DecideLines):
+            patched.enter_context(patch.object(kind, "folder", place))
+        with steps("search for repeats: tasks and receipts"):
+            parts = [whole.BucketPart(bucket) for bucket in buckets]
+            repeats.find_repeats(parts, corpus.dedup, work / "repeats", "made up", perform)
+    steps.rows[-1]["tasks"] = num_tasks
+
+
+def decide_quality(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucket], passed: int) -> None:
+    """The driver's part of the decisions by quality."""
+    each, folder = passed // len(buckets), work / "made-up-quality"
+    shown = {bin_: [(number, f"{number:032x}", "crawl", 0.5, "x" * 400) for number in range(3)] for bin_ in range(20)}
+    facts = {
+        "documents": each,
+        "histogram": [each // 20] * 20,
+        "kept": each // 2,
+        "sum": each << 31,
+        "least_kept": 0.5,
+        "most_rejected": 0.5,
+    }
+    folder.mkdir()
+    digits = np.column_stack([np.zeros(3000, int), np.arange(3000), np.full(3000, each // 3000 + 2)])
+    np.save(folder / DIGIT_COUNTS, digits)
+    (folder / EXAMPLES).write_bytes(pickle.dumps([shown]))
+    mark_stage(folder, "made up", **facts)
+    num_tasks = 0
+
+    def perform(tasks: Sequence[QualityTask]) -> list[dict[str, Any]]:
+        nonlocal num_tasks
+        num_tasks += len(tasks)
+        return list(worker.run_tasks("scoring quality", "documents", tasks, whole.DEDUP_BYTES, corpus))
+
+    (work / "report").mkdir()
+    with ExitStack() as patched:
+        for kind in (QualityTask, CountDigits, DecideDocuments):
+            patched.enter_context(patch.object(kind, "folder", property(lambda task: folder)))
+            patched.enter_context(patch.object(kind, "inputs", "made up"))
+        with steps("decide by quality: tasks, receipts and counts"):
+            common = (corpus.quality, "crawl", "")
+            scoring = [
+                ScoreDocuments(work, one.place, one.size, *common, documents=whole.BucketPart(one), learned=work)
+                for one in buckets
+            ]
+            decide(corpus.quality, ["crawl"], {"report": {}, "seconds": {}}, scoring, perform, 0.0, work / "report")
+    steps.rows[-1]["tasks"] = num_tasks
 
 
 def index_rate(scratch: Path) -> float:
