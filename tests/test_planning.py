@@ -188,11 +188,11 @@ def test_auto_becomes_a_layout_before_anything_starts(tmp_path: Path) -> None:
     assert with_chosen_layout(planned, RunFolder(tmp_path / "none")) == chosen
 
 
-def test_auto_and_a_layout_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_on_a_cpu_has_nothing_to_choose_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "auto.toml"
     path.write_text(recipe_text(tmp_path) + "\n[parallel]\nauto = true\ntensor = 2\n")
     assert run_command(["plan", str(path)]) == 2
-    assert "auto = true chooses tensor itself" in capsys.readouterr().err
+    assert "tensor cannot be kept; leave auto out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

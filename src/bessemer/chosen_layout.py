@@ -30,11 +30,16 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
     if not recipe.parallel.auto:
         return recipe
     from bessemer.plan import outcome
-    from bessemer.recipe import Parallel, load
+    from bessemer.recipe import load
 
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
-        return recipe.changed(parallel=Parallel(shard=recipe.cluster.nodes))
+        if given := sorted(recipe.parallel.given_layout):
+            raise InputError(
+                f"parallel.auto: on a CPU every node is a data-parallel process and nothing is searched, so that "
+                f"{' and '.join(given)} cannot be kept; leave auto out, or name the device to plan for (cluster.device)"
+            )
+        return recipe.changed(parallel={"auto": False, "shard": recipe.cluster.nodes})
     if run.recipe.exists() and recipe.train.micro_batch is None:
         recipe = recipe.changed(train={"micro_batch": load(run.recipe).train.micro_batch})
     if recipe.cluster.device is None:
@@ -110,7 +115,7 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
         "auto": False, **{axis: getattr(layout, axis) for axis in AXES}, "zero": max(layout.zero, 1), "schedule": layout.schedule,
         "virtual": layout.virtual if layout.virtual > 1 else None,
     }  # fmt: skip
-    recompute = {"recompute": layout.recompute} if "recompute" in goal.free else {}
+    recompute = {} if "recompute" in goal.given else {"recompute": layout.recompute}
     batch = {"global_batch_tokens": goal.recipe.train.global_batch_tokens}  # which the planner may have proposed
     return recipe.changed(parallel=parallel, train={"micro_batch": layout.micro_batch, **recompute, **batch})
 

@@ -240,7 +240,6 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     """A recipe with the options' changes, or what the options say alone."""
     from bessemer.plan import ask
     from bessemer.recipe import load
-    from bessemer.recipe.parallel import AXES
     from bessemer.tokens.pretrained import followed
 
     budget, overrides = _budget(args), tuple(args.overrides)
@@ -249,10 +248,9 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     if budget:
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
-    has_devices = "gpus" in requested or {"devices", "nodes"} & recipe.cluster.model_fields_set
-    layout_options = {ask.ALIASES.get(name, name) for name in requested} & set(AXES)
-    if "parallel" not in recipe.model_fields_set and has_devices and not layout_options:
-        requested = {**requested, "parallel.auto": "true"}  # devices and no layout: the planner's
+    ask.require_one_value(requested, overrides)
+    if ask.leaves_layout_open(recipe, requested):
+        requested = {**requested, "parallel.auto": "true"}
     return ask.with_changes(ask.PlanRequest(recipe), requested) if requested else ask.PlanRequest(recipe)
 
 

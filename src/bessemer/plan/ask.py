@@ -42,7 +42,7 @@ PLAIN = {
     "catalogue": ("cluster.catalogue", "word"),
     **{name: (f"parallel.{name}", "count") for name in (*AXES, "virtual")},
     "schedule": ("parallel.schedule", "word"),
-    "zero": ("parallel.zero", "count"),
+    "zero": ("parallel.zero", "stage"),
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
@@ -81,7 +81,14 @@ def share(text: str, name: str) -> float:
     return value
 
 
-READ = {"count": count, "number": number, "share": share}
+def stage(text: str, name: str) -> int:
+    """A ZeRO stage. Raises InputError."""
+    if text.strip() not in ("1", "2", "3"):
+        raise InputError(f"{name}={text}: give 1 (optimizer state is divided), 2 (gradients too) or 3 (weights too)")
+    return int(text)
+
+
+READ = {"count": count, "number": number, "share": share, "stage": stage}
 
 
 @dataclass(frozen=True)
@@ -97,31 +104,31 @@ class PlanRequest:
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """What short names (see PLAIN, OWN) and `key=value` overrides say without a recipe."""
-    asked = {ALIASES.get(name, name): value for name, value in asked.items()}
+    require_one_value(asked, overrides)
+    plain = _spelled_out(asked)
     named = {override.partition("=")[0] for override in overrides}
-    if "model" in asked:
-        shapes.model(asked["model"])
-    if not {"gpus", "device"} & set(asked) and "cluster.device" not in named:
+    if "model" in plain:
+        shapes.model(plain["model"])
+    if not {"gpus", "device"} & set(plain) and "cluster.device" not in named:
         raise InputError(
             "plan: on what? add --gpus 2048xH100, or --gpus 8xA100-80GB; `bessemer plan --devices` lists them"
         )
-    if not {"model", "params", "layers"} & set(asked) and not any(name.startswith("model.") for name in named):
+    if not {"model", "params", "layers"} & set(plain) and not any(name.startswith("model.") for name in named):
         raise InputError(
             "plan: which model? add --params 70B, --model llama-3-70b, or its dimensions, as --set model.layers=32 "
             "--set model.width=4096 --set model.heads=32"
         )
-    start = {} if {"model", "params"} & set(asked) else {"vocabulary": str(DEFAULT_VOCABULARY)}
-    if "pipeline" in asked and "zero" not in asked:
-        start["zero"] = "1"  # stages keep their weights, and gradients are added up once a step
-    if not set(asked) & set(AXES) and not any(name.startswith("parallel.") for name in named):
-        overrides = (*overrides, "parallel.auto=true")
-    if not {"seq", "model"} & set(asked):
+    start = {} if {"model", "params"} & set(plain) else {"vocabulary": str(DEFAULT_VOCABULARY)}
+    if "parallel.auto" not in named:
+        overrides = (*overrides, "parallel.auto=true")  # what is given of a layout is kept, the rest is chosen
+    if not {"seq", "model"} & set(plain):
         start["seq"] = str(DEFAULT_SEQUENCE)
     return replace(_made(EMPTY_RECIPE, None, {**start, **asked}, overrides), is_open=True)
 
 
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """The same with other settings: short names or recipe keys to their values."""
+    require_one_value(asked, overrides)
     plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
     made = _made(tomli_w.dumps(plain), of.model, asked, overrides)
     kept = () if {"model", "params"} & {_plain_name(name) for name in asked} else of.notes
@@ -130,7 +137,7 @@ def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:
     written = {_plain_name(name): name for name in asked}
-    asked = {_plain_name(name): value for name, value in asked.items()}
+    asked = _spelled_out(asked)
     texts, notes = dict(asked), tuple[str, ...]()
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
@@ -141,20 +148,51 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     if "batch" in asked:
         asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
     changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
-    if set(asked) & set(AXES) and not any(one.startswith("parallel.auto") for one in overrides):
-        changes.append("parallel.auto=false")
     try:
         recipe = parse(text, "plan", [*changes, *overrides])
     except InputError as error:
         said = str(error)  # of keys that these names set
         for name in asked:
             for key, value in overrides_of({name: asked[name]}, model).items():
-                said = said.replace(f"--set {key}={value}", f"{written[name]}={texts[name]}")
+                said = said.replace(f"--set {key}={value}", f"{written.get(name, name)}={texts[name]}")
         raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
     return PlanRequest(filled(recipe, set(asked)), model, notes)
+
+
+def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> None:
+    """Raises InputError where short names, recipe keys and `key=value` overrides set one thing twice."""
+    setters: dict[str, str] = {}
+    rows = [(f"{name}={text}", {_plain_name(name): text}) for name, text in asked.items()]
+    rows += [(f"--set {one}", {one.partition("=")[0].strip(): one.partition("=")[2]}) for one in overrides]
+    for spelled, setting in rows:
+        name = next(iter(setting))
+        is_short = name in PLAIN or name == "gpus"
+        for key in ("model",) if name in ("model", "params") else overrides_of(setting) if is_short else (name,):
+            if key in setters and not (spelled.startswith("--set") and setters[key].startswith("--set")):
+                raise InputError(f"plan: {setters[key]} and {spelled} set the same thing; give one of the two")
+            setters[key] = spelled
+
+
+def leaves_layout_open(recipe: Recipe, asked: Mapping[str, str]) -> bool:
+    """Whether a recipe without `auto` says its devices (or `asked` does) but not how they are filled, so that the planner chooses
+    what it leaves out; one whose layout fills them, or that divides the batch, is a layout as a run has it."""
+    layout, cluster = recipe.parallel, recipe.cluster
+    given = layout.given_layout & set(AXES)
+    if "auto" in layout.model_fields_set or given & {"replicate", "shard"}:
+        return False
+    number_of = devices_of(asked["gpus"])[0] if "gpus" in asked else cluster.devices
+    if number_of is None:
+        return "nodes" in cluster.model_fields_set and not given
+    return not given or layout.world != number_of
+
+
+def _spelled_out(asked: Mapping[str, str]) -> dict[str, str]:
+    """Aliases as the names they stand for; `dp` is all data-parallel ranks, so that nothing is replicated besides."""
+    found = {_plain_name(name): text for name, text in asked.items()}
+    return {**found, **({"replicate": "1"} if "dp" in asked and "replicate" not in found else {})}
 
 
 def _plain_name(name: str) -> str:

@@ -30,15 +30,15 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Goal:
-    """A recipe as the planner sees it. recipe: resolved; job: its layout, or that of one device where the planner is to choose;
-    free: what it chooses beyond the layout, where the recipe leaves it out; notes: how the request was understood, where a
-    reader of the plan must know it; headroom: share of a device's memory that a layout which it chooses leaves free."""
+    """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
+    rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
+    know it; headroom: share of a device's memory that a layout which it chooses leaves free."""
 
     recipe: Recipe
     job: Job
     tokens: int
     chooses_layout: bool
-    free: frozenset[str]
+    given: frozenset[str]
     notes: tuple[str, ...] = ()
     headroom: float = HEADROOM
 
@@ -78,14 +78,18 @@ def goal_of(
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)
-    chosen = recipe.parallel.auto
+    chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.devices != cluster.devices:
         raise InputError(_mismatch(recipe, cluster, job.layout.devices))
-    free = {"micro_batch"} if recipe.train.micro_batch is None else set()
-    if "recompute" not in recipe.train.model_fields_set or recipe.train.recompute == "budget":
-        free.add("recompute")
+    if chosen:
+        given |= recipe.parallel.given_layout
+        job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
+    if recipe.train.micro_batch is not None:
+        given.add("micro_batch")
+    if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
+        given.add("recompute")
     headroom = HEADROOM if recipe.cluster.headroom is None else recipe.cluster.headroom
-    return Goal(resolved, job, tokens, chosen, frozenset(free), tuple(notes), headroom)
+    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), headroom)
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bessemer.plan import failures, laws, money
@@ -18,6 +18,7 @@ from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
+from bessemer.recipe.parallel import LAYOUT_KEYS
 from bessemer.terminal import size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
@@ -68,13 +69,13 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     """Work a goal out. searched: look for the best layout even where the recipe gives one; unique: tokens that differ, where
     others are seen again.
 
-    Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; one that can be and
-    does not fit in memory is still evaluated, with fits = False.
+    Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; where something of
+    the layout is given, what does not fit in memory is still evaluated, with fits = False.
     """
-    found = search(goal.job, goal.free, goal.headroom) if goal.chooses_layout or searched else None
-    if found is not None and not found.ranked:
+    found = search(goal.job, goal.given, goal.headroom) if goal.chooses_layout or searched else None
+    if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
         raise NoLayoutError(_no_layout(goal.job, found))
-    best = found.preferred[0] if found is not None and goal.chooses_layout else _given(goal)
+    best = _chosen(goal, found) if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
     asked, device, storage = (
@@ -128,11 +129,19 @@ def checkpoint_bytes(job: Job) -> float:
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
 
+def _chosen(goal: Goal, found: LayoutSearchResult) -> Candidate:
+    """The preferred layout, or the nearest miss."""
+    if found.ranked:
+        return found.preferred[0]
+    job = replace(goal.job, layout=found.rejected[0].layout)
+    return Candidate(job, memory(job), step(job))
+
+
 def _given(goal: Goal) -> Candidate:
     """The recipe's own layout; where it leaves recompute open, as little as leaves the headroom; of a mixture the fastest
     division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
     layout = goal.job.layout
-    modes: tuple[Recompute, ...] = RECOMPUTE if "recompute" in goal.free else (layout.recompute,)
+    modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
     found: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
         for mode in modes:
@@ -197,7 +206,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "batch": asdict(out.batch),
     }
     if out.found is not None and (searched or goal.chooses_layout):
-        found["search"] = search_dict(out.found)
+        found["search"] = {**search_dict(out.found), "given": sorted(goal.given)}
     if out.repeated is not None:
         found["repeated"] = asdict(out.repeated)
     return found
@@ -232,14 +241,14 @@ STEP_PARTS = (
     "matmuls", "attention", "elementwise", "host", "tensor", "context", "shard", "expert", "data", "pipeline", "bubble",
     "stragglers", "optimizer",
 )  # fmt: skip
-LAYOUT_KEYS = (
+LAYOUT_FIGURES = (
     "replicate", "shard", "tensor", "pipeline", "virtual", "context", "expert", "micro_batch", "recompute", "zero", "schedule",
 )  # fmt: skip
 
 
 def layout_dict(job: Job) -> dict[str, Any]:
     """A layout's ways, with what goes with them."""
-    return {name: getattr(job.layout, name) for name in LAYOUT_KEYS} | {"micro_batches": job.micro_batches}
+    return {name: getattr(job.layout, name) for name in LAYOUT_FIGURES} | {"micro_batches": job.micro_batches}
 
 
 def search_dict(of: LayoutSearchResult) -> dict[str, Any]:

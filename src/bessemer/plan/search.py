@@ -1,8 +1,9 @@
 """All ways to split a job over its devices: those that fit in memory, ranked by predicted speed, and why the others fall out.
 
-For every way to divide the model and its state (tensor, pipeline, context, shard, zero, schedule, micro-batch) no more is
-recomputed than must be for it to fit: recomputing costs time and gives nothing but memory. State is divided over all devices that
-share the batch, over those of a node, or over none. A test holds this against trying everything.
+What is given of a layout is kept. For every way to divide the model and its state (tensor, pipeline, context, shard, zero,
+schedule, micro-batch) no more is recomputed than must be for it to fit: recomputing costs time and gives nothing but memory.
+State is divided over all devices that share the batch, over those of a node, or over none. A test holds this against trying
+everything.
 
 The layout that is chosen leaves headroom on the device (plan/estimate/risk.py), and of those that are nearly as fast as the
 fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
@@ -30,13 +31,13 @@ from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import PipelineSchedule
+from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
 MAX_CONTEXT = 16
+LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # what a request may give of a layout
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
 
@@ -116,10 +117,8 @@ def _model_ways(layout: Layout) -> int:
     return layout.tensor * layout.pipeline * layout.context
 
 
-def search(
-    job: Job, free: frozenset[str] = frozenset({"micro_batch", "recompute"}), headroom: float = HEADROOM
-) -> LayoutSearchResult:
-    """Every layout of a job on its cluster's devices. free: of micro_batch and recompute, what may be chosen; else the job's;
+def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
+    """Every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are chosen;
     headroom: share of a device's memory that the chosen one leaves free.
 
     Raises NoSplitError where no layout divides the devices and the batch at all.
@@ -127,46 +126,52 @@ def search(
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     impossible: Counter[str] = Counter()
-    for split in _splits(job, impossible):
-        _try_split(job, split, free, headroom, ranked, rejected, impossible)
+    for split in _splits(job, given, impossible):
+        _try_split(job, split, given, headroom, ranked, rejected, impossible)
     if not ranked and not rejected:
-        raise NoSplitError(_no_split(job, impossible))
+        raise NoSplitError(_no_split(job, given, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
     return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom)
 
 
-def _no_split(job: Job, impossible: Counter[str]) -> str:
+def as_given(layout: Layout, given: frozenset[str]) -> str:
+    """What of a layout was given, for a reader: `tensor 8, zero 3`; empty where nothing was."""
+    return ", ".join(f"{name.replace('_', '-')} {getattr(layout, name)}" for name in LAYOUT_NAMES if name in given)
+
+
+def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
     sequences = dividing_batch(job.batch, job.model, job.cluster, copies_keys=job.framework.copies_keys)
     tokens = sequences * job.model.sequence_length
     advice = (
         f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if sequences != job.batch else ""
     )
+    kept = as_given(job.layout, given)
     return (
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
-        f"{counted(job.batch, 'sequence')}: {reasons}{advice}"
+        f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: {reasons}{advice}"
     )
 
 
-def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
+def _splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
     """Divisions of the model, with all that is left over for the batch (`shard`). What no micro-batch could make valid is left
     out early; what is valid `refuse` alone decides."""
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
     most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
     copies = job.framework.copies_keys
-    for tensor in divisors(math.gcd(cluster.near, cluster.devices)):
+    for tensor in _ways(job, given, "tensor", math.gcd(cluster.near, cluster.devices), impossible):
         if key := indivisible_by_tensor(model, tensor, copies_keys=copies):
             impossible[f"{key} does not divide over tensor"] += 1
             continue
-        for context in (c for c in divisors(cluster.devices // tensor) if c <= most_context):
+        for context in _ways(job, given, "context", cluster.devices // tensor, impossible, most_context):
             try:
                 require_tensor(model, Parallel(tensor=tensor, context=context), copies_keys=copies)
                 require_context(model, Parallel(context=context))
             except InputError:
                 impossible["the sequences do not divide over context x tensor"] += 1
                 continue
-            for pipeline in divisors(cluster.devices // (tensor * context)):
+            for pipeline in _ways(job, given, "pipeline", cluster.devices // (tensor * context), impossible):
                 if pipeline > model.layers:
                     impossible["more pipeline stages than blocks"] += 1
                     continue
@@ -175,7 +180,7 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                     impossible["the batch does not divide over shard"] += 1
                     continue
                 for (schedule, virtual), shard, expert in product(
-                    _schedules(model, pipeline), _shards(job, data, tensor, tensor * context),
+                    _schedules(job, pipeline, given, impossible), _shards(job, data, tensor, tensor * context, given, impossible),
                     expert_ranks(model, tensor * context * data),
                 ):  # fmt: skip
                     if is_ours and not divides_evenly(model, tensor, shard * context):
@@ -187,9 +192,31 @@ def _splits(job: Job, impossible: Counter[str]) -> Iterator[Layout]:
                     )  # fmt: skip
 
 
-def _shards(job: Job, data: int, tensor: int, inner: int) -> list[int]:
+def _ways(
+    job: Job, given: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
+) -> list[int]:
+    """Sizes of an axis to try over so many devices, the one that is given alone (a tensor group may then leave its node)."""
+    size: int = getattr(job.layout, axis)
+    if axis not in given:
+        return [each for each in divisors(devices) if most is None or each <= most]
+    over = job.cluster.devices if axis == "tensor" else devices
+    if over % size:
+        impossible[f"{axis} {size} does not divide {counted(over, 'device')}"] += 1
+        return []
+    return [size]
+
+
+def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
     """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
-    of a node, so that frequent collectives stay inside; none."""
+    of a node, so that frequent collectives stay inside; none; or what is given."""
+    if kept := given & {"shard", "replicate"}:
+        layout = job.layout
+        shard = layout.shard if "shard" in kept else data // layout.replicate
+        if shard and data % shard == 0 and ("replicate" not in kept or shard * layout.replicate == data):
+            return [shard]
+        ranks = as_given(layout, frozenset(kept))
+        impossible[f"{ranks} times the other ways is not {counted(job.cluster.devices, 'device')}"] += 1
+        return []
     within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
     if job.model.expert_parameters:
         return [data]
@@ -206,36 +233,78 @@ def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
     return [each for each in divisors(model.num_experts) if ranks % each == 0]
 
 
-def _schedules(model: ModelConfig, pipeline: int) -> Iterator[tuple[PipelineSchedule, int]]:
-    yield "1f1b", 1
-    if pipeline > 1:
-        for virtual in STAGES_EACH[1:]:
-            if pipeline * virtual <= model.layers:
-                yield "interleaved", virtual
+def _schedules(
+    job: Job, pipeline: int, given: frozenset[str], impossible: Counter[str]
+) -> list[tuple[PipelineSchedule, int]]:
+    """Schedules with the stages of a device. One that is given, or several stages, are of a pipeline."""
+    layout, is_deep = job.layout, "virtual" in given and job.layout.virtual > 1
+    if pipeline == 1:
+        if "schedule" in given or is_deep:
+            impossible[f"{as_given(layout, given & {'schedule', 'virtual'})} needs a pipeline"] += 1
+            return []
+        return [("1f1b", 1)]
+    names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in given else ("1f1b", "interleaved")
+    found: list[tuple[PipelineSchedule, int]] = []
+    for name in names:
+        own = SCHEDULES[name].stages_per_rank
+        several = STAGES_EACH[1:] if name == "interleaved" else (own,)
+        for virtual in (layout.virtual,) if "virtual" in given else several:
+            if stages_complaint(name, virtual) is None and pipeline * virtual <= job.model.layers:
+                found.append((name, virtual))
+    if not found:
+        impossible["more pipeline stages than blocks"] += 1
+    return found
+
+
+def _zeros(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
+    """ZeRO stages to try: 0 where no two devices share state; what is given alone."""
+    zero = job.layout.zero
+    stages = (1,) if job.model.expert_parameters else (1, 2, 3)
+    if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
+        stages = (1,)
+        if "zero" in given and zero > 1:
+            impossible[f"schedule {split.schedule} runs with zero 1, not {zero}"] += 1
+            return ()
+    if split.state_shards > 1:
+        return (zero,) if "zero" in given else stages
+    if "zero" in given and job.cluster.devices > 1:
+        impossible[f"zero {zero} divides state over shard, and shard is 1"] += 1
+        return ()
+    return (0,)
+
+
+def _micro_batches(job: Job, each: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Sequences of a forward pass to try, of `each` on a device: powers of two."""
+    if "micro_batch" in given:
+        sizes = [job.layout.micro_batch]
+    else:
+        sizes = [1 << power for power in range((each & -each).bit_length())]
+    if each % sizes[0]:
+        impossible["the micro-batch does not divide a part of the batch"] += 1
+        return []
+    return sizes
 
 
 def _try_split(
-    job: Job, split: Layout, free: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
+    job: Job, split: Layout, given: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
     impossible: Counter[str],
 ) -> None:  # fmt: skip
-    """Add what becomes of one division of the model, for each micro-batch: the cheapest way to make it fit, and to make it leave
-    the headroom, or the miss."""
+    """Add what becomes of one division of the model, for each micro-batch up to the largest that fits: the cheapest way to make
+    it fit, and to make it leave the headroom, or the miss."""
     each = job.batch // split.data
-    sizes = MICRO_BATCHES if "micro_batch" in free else (job.layout.micro_batch,)
-    modes = RECOMPUTE if "recompute" in free else (job.layout.recompute,)
-    for micro_batch in sizes:
-        if each % micro_batch:
-            impossible["the micro-batch does not divide a part of the batch"] += 1
-            continue
+    modes: tuple[Recompute, ...] = (job.layout.recompute,) if "recompute" in given else RECOMPUTE
+    zeros = _zeros(job, split, given, impossible)
+    for micro_batch in _micro_batches(job, each, given, impossible) if zeros else ():
         count = each // micro_batch
         if (why := refuse(replace(job, layout=replace(split, micro_batch=micro_batch)))) is not None:
             impossible[why] += 1
             continue
         missed: RejectedLayout | None = None
-        stages = (1,) if job.model.expert_parameters else (1, 2, 3)
-        for zero in stages if split.state_shards > 1 else (0,):
-            if zero > 1 and split.pipeline > 1 and count > split.pipeline:
-                continue  # gradients and weights would be divided and gathered anew for every micro-batch of every stage
+        fits_once, tried = False, zeros
+        if split.pipeline > 1 and count > split.pipeline and "zero" not in given:
+            # More would be divided, and gathered anew, for every micro-batch of every stage.
+            tried = tuple(zero for zero in zeros if zero <= 1)
+        for zero in tried:
             fitting: Candidate | None = None
             for recompute in modes:
                 layout = replace(split, zero=zero, micro_batch=micro_batch, recompute=recompute)
@@ -250,9 +319,11 @@ def _try_split(
                 if not verdict.fits and (missed is None or -verdict.free < missed.missing):
                     missed = RejectedLayout(layout, -verdict.free, verdict.reasons)
             if fitting is not None:
-                missed = None
+                missed, fits_once = None, True
         if missed is not None:
             rejected.append(missed)
+        if not fits_once and tried == zeros:
+            break  # a larger one takes more
 
 
 def changed(asked: PlanRequest, text: str) -> PlanRequest:
@@ -264,6 +335,8 @@ def changed(asked: PlanRequest, text: str) -> PlanRequest:
             raise InputError(
                 f"--what-if {text}: write it as name=value,name=value, for example gpus=1024,precision=fp8"
             )
+        if name.strip() in changes:
+            raise InputError(f"--what-if {text}: {name.strip()} stands there twice; give it once")
         changes[name.strip()] = value.strip()
     if not changes:
         raise InputError("--what-if: what? for example gpus=1024, or precision=fp8,tp=4")

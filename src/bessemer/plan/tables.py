@@ -13,7 +13,7 @@ from bessemer.plan.intervals import PlanInterval, evidence
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult
-from bessemer.plan.search import Candidate, LayoutSearchResult
+from bessemer.plan.search import Candidate, LayoutSearchResult, as_given
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
@@ -39,7 +39,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     )
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
-    chosen = _chosen(of.found) if of.found and goal.chooses_layout else ""
+    chosen = _chosen(of) if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
     per_token = step.model_flops / job.tokens
     by_law = laws.optimal_tokens(config.active_parameters).values()
@@ -88,11 +88,17 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     return rows
 
 
-def _chosen(found: LayoutSearchResult) -> str:
-    """How a layout was chosen."""
+def _chosen(of: PlanResult) -> str:
+    """How a layout was chosen, and what of it was given."""
+    found, goal = of.found, of.goal
+    assert found is not None
+    kept = as_given(goal.job.layout, goal.given)
+    kept = f", with {kept} as given" if kept else ""
+    if not found.ranked:
+        return f"; the nearest miss of {len(found.rejected):,}{kept}"
     if found.safe:
-        return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free"
-    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that takes least"
+        return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free{kept}"
+    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that takes least{kept}"
 
 
 def _fits(of: PlanResult) -> str:

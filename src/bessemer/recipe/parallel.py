@@ -14,6 +14,7 @@ from bessemer.recipe.section import Memory, Positive, Section, SlurmName, SlurmT
 
 # Along which [parallel] divides the work, as they are written; and those whose processes work on the same part of the batch.
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
+LAYOUT_KEYS = (*AXES, "zero", "schedule", "virtual")
 MODEL_AXES = ("tensor", "pipeline", "context")
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 
@@ -127,17 +128,16 @@ class Parallel(AxisSizes, Section):
     elastic: bool = False
 
     @model_validator(mode="after")
-    def _chosen_once(self) -> Self:
-        chosen = [axis for axis in AXES if getattr(self, axis) > 1]
-        if self.auto and chosen:
-            raise ValueError(f"auto = true chooses {chosen[0]} itself; leave one of the two out")
-        return self
-
-    @model_validator(mode="after")
     def _stages_fit(self) -> Self:
-        if complaint := stages_complaint(self.schedule, self.virtual):
+        is_open = self.auto and "schedule" not in self.given_layout
+        if not is_open and (complaint := stages_complaint(self.schedule, self.virtual)):
             raise ValueError(f"parallel.schedule = {self.schedule}: {complaint}")
         return self
+
+    @property
+    def given_layout(self) -> frozenset[str]:
+        """Keys of the layout that the recipe sets: with `auto` the planner keeps these and chooses the others."""
+        return frozenset(self.model_fields_set & set(LAYOUT_KEYS))
 
     def num_devices(self, num_nodes: int, is_cuda: bool) -> int:
         """Devices that a run works with: each process has a GPU of its own, those of a node share its CPU's cores."""

@@ -1,0 +1,163 @@
+"""What is given of a layout is kept, by an option, --set, a recipe or --what-if; the rest is chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.chosen_layout import with_chosen_layout
+from bessemer.cli import run_command
+from bessemer.layout import devices
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.search import search
+from bessemer.recipe import load
+from bessemer.run import RunFolder
+
+LLAMA = ("--model", "llama-2-7b", "--tokens", "1T", "--gpus", "64xH100")
+RECIPE = """
+[run]
+name = "mine"
+[model]
+layers = 32
+width = 4096
+heads = 32
+vocabulary = 50257
+[tokens]
+sequence_length = 2048
+[train]
+global_batch_tokens = 1048576
+tokens = 1000000000
+[cluster]
+device = "H100"
+devices = 64
+"""
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run_command(["plan", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def job(**layout: Any) -> Job:
+    model = ModelConfig(
+        vocabulary=32_000, layers=8, width=4096, heads=32, kv_heads=8, head_dim=128, mlp_width=12_288, sequence_length=4096
+    )  # fmt: skip
+    cluster = ClusterSpec.of(devices.find("H100"), 16)
+    return Job(model, Layout(**layout), cluster, 64, "bf16", frameworks.find("bessemer"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"tensor": 4}, {"pipeline": 4}, {"zero": 3}, {"schedule": "interleaved"}, {"virtual": 2}, {"micro_batch": 2},
+     {"recompute": "full"}, {"shard": 4}, {"replicate": 2, "tensor": 2}],
+    ids=str,
+)  # fmt: skip
+def test_a_search_with_something_given_is_the_search_of_the_rest(given: dict[str, Any]) -> None:
+    """Every layout has it, and none of the free search that has it is faster."""
+    found, free = search(job(**given), frozenset(given)), search(job())
+
+    def has_it(layout: Layout) -> bool:
+        return all(getattr(layout, name) == value for name, value in given.items())
+
+    assert found.ranked and all(has_it(one.job.layout) for one in found.ranked)
+    fastest = [one.step.seconds for one in free.ranked if has_it(one.job.layout)]
+    assert found.ranked[0].step.seconds <= min(fastest, default=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("option", "change", "key", "value"),
+    [
+        (("--zero", "3"), "zero=3", "zero", 3),
+        (("--tp", "8"), "tp=8", "tensor", 8),
+        (("--cp", "8"), "cp=8", "context", 8),
+        (("--set", "parallel.schedule=interleaved"), "schedule=interleaved", "schedule", "interleaved"),
+    ],
+)
+def test_options_and_what_ifs_are_the_same_constraint(
+    option: tuple[str, str], change: str, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = planned(capsys, *LLAMA, *option)
+    free = planned(capsys, *LLAMA, "--what-if", change)
+    assert asked["layout"][key] == value and asked["search"]["given"] == [key]
+    assert free["layout"][key] != value and free["cost"] < asked["cost"]
+    changed = {name: figure for name, figure in free["what_if"][0].items() if name != "changes"}
+    assert changed == asked
+
+
+def test_a_pipeline_alone_has_its_schedule_and_zero_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand = planned(capsys, *LLAMA, "--pp", "8", "--zero", "1", "--micro-batch", "2", "--recompute", "none")
+    assert planned(capsys, *LLAMA, "--pp", "8")["cost"] <= 1.05 * by_hand["cost"]  # near as fast, and leaves headroom
+    assert run_command(["plan", *LLAMA, "--pp", "8"]) == 0
+    assert "% of the memory free, with pipeline 8 as given" in capsys.readouterr().out
+
+
+def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *LLAMA, "--set", "parallel.virtual=4")["layout"]
+    assert found["pipeline"] > 1 and found["virtual"] == 4 and found["schedule"] == "interleaved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--zero", "2", "--set", "parallel.schedule=zbv"), "schedule zbv runs with zero 1, not 2"),
+        (("--pp", "1", "--set", "parallel.schedule=interleaved"), "schedule interleaved needs a pipeline"),
+        (("--dp", "64", "--tp", "8"), "replicate 1, shard 64 times the other ways is not 64 devices"),
+        (("--tp", "3"), "tensor 3 does not divide 64 devices"),
+        (("--set", "parallel.replicate=64", "--zero", "3"), "zero 3 divides state over shard, and shard is 1"),
+        (("--zero", "0"), "zero=0: give 1"),
+    ],
+)
+def test_what_excludes_each_other_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", *LLAMA, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--params", "7B"), "model=llama-2-7b and params=7B set the same thing"),
+        (("--price", "2", "--set", "cluster.price=5"), "price=2 and --set cluster.price=5 set the same thing"),
+        (("--gpus", "64xH100", "--set", "cluster.device=A100"), "gpus=64xH100 and --set cluster.device=A100"),
+        (("--what-if", "tp=2,tensor=4"), "tp=2 and tensor=4 set the same thing"),
+        (("--what-if", "tp=2,tp=4"), "tp stands there twice"),
+    ],
+)
+def test_two_values_for_one_thing_are_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", *LLAMA, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE)
+    free = planned(capsys, str(path))
+    assert free["search"]["given"] == [] and free["layout"]["tensor"] == 1
+    for table in ("tensor = 4", "auto = true\ntensor = 4"):
+        path.write_text(f"{RECIPE}[parallel]\n{table}\n")
+        found = planned(capsys, str(path))
+        assert found["layout"]["tensor"] == 4 and found["search"]["given"] == ["tensor"]
+        assert planned(capsys, str(path), "--zero", "3")["search"]["given"] == ["tensor", "zero"]
+    path.write_text(f"{RECIPE}[parallel]\nshard = 16\ntensor = 4\n")
+    assert "search" not in planned(capsys, str(path)), "a layout of its own, as a run has it"
+
+
+def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{RECIPE}[parallel]\nauto = true\npipeline = 2\nrestarts = 5\n")
+    chosen = with_chosen_layout(load(path), RunFolder(tmp_path / "none")).parallel
+    assert not chosen.auto and chosen.pipeline == 2 and chosen.world == 64 and chosen.restarts == 5
+
+
+def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
+    assert not found["fits"] and found["layout"]["zero"] == 1 and found["search"]["fitting"] == 0
