@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import planner_layouts
@@ -63,7 +63,7 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
             or refuse(job) is not None
         ):
             continue
-        found.append(Residual(source_of(case.set), case.name, log(case.seconds / step(job).seconds)))
+        found.append(Residual(source_of(case.set), case.name, log(case.seconds / step(job).seconds), device_class(job)))
     return found
 
 
@@ -77,7 +77,8 @@ def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]
         runs = [case for case in sweep if case.name == choice.chosen]
         seconds = [case.seconds for case in runs if case.seconds is not None]
         if not choice.fitted and seconds:
-            found.append(Residual(runs[0].set, choice.group, log(min(seconds) / step(runs[0].job).seconds)))
+            off = log(min(seconds) / step(runs[0].job).seconds)
+            found.append(Residual(runs[0].set, choice.group, off, device_class(runs[0].job)))
     return found
 
 
@@ -119,10 +120,7 @@ def mixtures(folder: Path) -> dict[str, Any]:
 
 def table(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the program keeps (residuals.json), and the evidence for it: coverage by source, and the runs of both halves."""
-    regrets = [
-        -log(1 - row.sound) for row in planner_layouts.regrets(cases) if not row.fitted and row.sound is not None
-    ]
-    kept: dict[str, Any] = {"layout": median(regrets), "measured": measured(cases), **mixtures(folder)}
+    kept: dict[str, Any] = {"measured": measured(cases), **mixtures(folder)}
     shown: dict[str, Any] = {}
     for state, program in (("measured", None), ("unmeasured", "bessemer")):
         given = steps(cases, program)
@@ -144,9 +142,9 @@ def table(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str
 
 def _runs(folder: Path, kept: dict[str, Any]) -> list[dict[str, Any]]:
     """Every run of both halves, asked without and with its program named. Adds to what is kept: what remains between the parts
-    and the hours for each, and one interval for both, around the expected."""
+    and the hours for each, fitted to one half, and one interval for both, around the expected, of runs that were left out."""
     runs = planner_runs.read(folder)
-    factors = {state: exp(kept["step"][state]["middle"] + kept["layout"]) for state in ("measured", "unmeasured")}
+    factors = {state: exp(kept["step"][state]["middle"]) for state in ("measured", "unmeasured")}
     fitting = planner_runs.half(runs, 0)
     around: list[Residual] = []
     answers: list[tuple[planner_runs.AskedRun, float]] = []

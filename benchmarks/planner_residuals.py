@@ -3,7 +3,7 @@ the others make."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,11 +15,12 @@ WANTED = 0.8
 
 @dataclass(frozen=True)
 class Residual:
-    """value: logarithm of measured over planned."""
+    """value: logarithm of measured over planned; kind: of device and precision, where it is of a step."""
 
     source: str
     name: str
     value: float
+    kind: str = ""
 
 
 def quantile(found: Sequence[Residual], share: float) -> float:
@@ -59,4 +60,5 @@ def pooled(found: Sequence[Residual]) -> dict[str, Any]:
         "low": quantile(found, tail), "middle": quantile(found, 0.5), "high": quantile(found, 1 - tail), "tail": tail,
         "cases": len(found), "sources": len({one.source for one in found}), "coverage_of_sources": of_sources,
         "coverage_of_cases": of_cases, "by_source": coverage(found, tail),
+        "kinds": dict(sorted(Counter(one.kind for one in found if one.kind).items())),
     }  # fmt: skip

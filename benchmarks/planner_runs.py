@@ -101,16 +101,20 @@ def half(runs: list[PublishedRun], which: int) -> set[str]:
 
 
 def fit(answers: list[AskedRun], factors: dict[str, float], fitting: set[str]) -> tuple[float, list[Residual]]:
-    """What remains between the parts and the hours (`rest`, a logarithm), and the residuals around the expected, of the half.
+    """What remains between the parts and the hours of the half for fitting (`rest`, a logarithm), and the residuals of all runs
+    around what would be expected of each if that number were fitted to all other sources.
 
-    factors: of program and layout together, by program.
+    factors: of the program, by its name.
     """
     remains = [
         Residual(one.run.source, one.run.name, log(one.run.hours / (one.running * factors[one.program]))) for one in answers
-        if one.run.name in fitting
     ]  # fmt: skip
-    rest = quantile(remains, 0.5)
-    return rest, [Residual(one.source, one.name, one.value - rest) for one in remains]
+    rest = quantile([one for one in remains if one.name in fitting], 0.5)
+    others = {
+        source: quantile([one for one in remains if one.source != source], 0.5)
+        for source in {one.source for one in remains}
+    }
+    return rest, [Residual(one.source, one.name, one.value - others[one.source]) for one in remains]
 
 
 def score(rows: list[dict[str, Any]], part: str) -> dict[str, float]:

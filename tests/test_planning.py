@@ -106,7 +106,7 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
     """A year of one A100 pays for 5.7B parameters, whose state alone is 92 GB."""
     found = planned(capsys, "--days", "365", "--gpus", "1xA100")
     assert found["expected"]["days"] <= 365 and found["chinchilla"]["verdict"] == "overtrained"
-    assert any("do not fit on these devices" in note for note in found["notes"])
+    assert any("does not fit on these devices" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(

@@ -206,14 +206,14 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer.chosen_layout import planned as plan_of
-    from bessemer.plan import ask, outcome, search
+    from bessemer.plan import outcome, search
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page, job = _page_path(args), _requested_job(args, requested)
     changed = [search.changed(job, changes) for changes in args.what_if]
-    unique = None if args.unique is None else ask.number(args.unique, "--unique")
+    unique = _unique(args)
     planned = plan_of(job, searched=args.search, unique=unique)
-    what_ifs = [plan_of(one) for one in changed]
+    what_ifs = [plan_of(one, unique=unique) for one in changed]
     if not args.json:
         titles = ["as asked", *args.what_if]
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
@@ -244,7 +244,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
 
     budget, overrides = _budget(args), tuple(args.overrides)
     if args.recipe is None:
-        return _proposed(requested, budget, overrides) if budget else ask.alone(requested, overrides)
+        return _proposed(args, requested, budget) if budget else ask.alone(requested, overrides)
     if budget:
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
@@ -254,14 +254,25 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     return ask.with_changes(ask.PlanRequest(recipe), requested) if requested else ask.PlanRequest(recipe)
 
 
-def _proposed(requested: dict[str, str], budgets: dict[str, str], overrides: tuple[str, ...]) -> PlanRequest:
+def _proposed(args: argparse.Namespace, requested: dict[str, str], budgets: dict[str, str]) -> PlanRequest:
     """A budget as a model and tokens whose plan keeps to it."""
     from bessemer.chosen_layout import planned
     from bessemer.plan import ask, budget
 
     if len(budgets) > 1:
         raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
-    if named := {"model", "params", "tokens"} & set(requested):
-        raise InputError(f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens")
     kind, text = next(iter(budgets.items()))
-    return budget.fitted(kind, text, requested, lambda names: ask.alone(names, overrides), planned)
+    if named := {"model", "params", "tokens"} & set(requested):
+        raise InputError(
+            f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens; for the devices that a "
+            f"given run takes, leave --{kind} out and compare: --gpus 64xH100 --what-if gpus=128 --what-if gpus=256"
+        )
+    return budget.fitted(
+        kind, text, requested, lambda names: ask.alone(names, tuple(args.overrides)), planned, _unique(args)
+    )
+
+
+def _unique(args: argparse.Namespace) -> float | None:
+    from bessemer.plan import ask
+
+    return None if args.unique is None else ask.number(args.unique, "--unique")

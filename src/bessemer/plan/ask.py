@@ -23,7 +23,7 @@ from bessemer.recipe import Recipe, keys, parse
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import counted
 
-# Short names of recipe keys, by the form of their value: a whole number, a number, a share, or a word.
+# Short names of recipe keys, by the form of their value: a whole number, dollars, a share, a ZeRO stage, or a word.
 PLAIN = {
     **{
         name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
@@ -36,7 +36,7 @@ PLAIN = {
     "recompute": ("train.recompute", "word"),
     "device": ("cluster.device", "word"),
     "per_node": ("cluster.devices_per_node", "count"),
-    "price": ("cluster.price", "number"),
+    "price": ("cluster.price", "dollars"),
     "framework": ("cluster.framework", "word"),
     "headroom": ("cluster.headroom", "share"),
     "catalogue": ("cluster.catalogue", "word"),
@@ -81,6 +81,11 @@ def share(text: str, name: str) -> float:
     return value
 
 
+def dollars(text: str, name: str) -> float:
+    """A number above 0, with or without a dollar sign: 2.5, $2M. Raises InputError."""
+    return number(text.strip().removeprefix("$"), name)
+
+
 def stage(text: str, name: str) -> int:
     """A ZeRO stage. Raises InputError."""
     if text.strip() not in ("1", "2", "3"):
@@ -88,7 +93,7 @@ def stage(text: str, name: str) -> int:
     return int(text)
 
 
-READ = {"count": count, "number": number, "share": share, "stage": stage}
+READ = {"count": count, "dollars": dollars, "share": share, "stage": stage}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""A budget of FLOPs, days or dollars on given devices, as a model and its tokens: 20 tokens a parameter, of 6 N D FLOPs."""
+"""A budget of FLOPs, days or dollars on given devices, as a model and its tokens: 20 tokens a parameter, of 6 N D FLOPs; where so
+many tokens do not differ, the size and the repetitions of the lowest predicted loss."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import ask, shapes
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, training_flops
+from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, data_limited, repetition, training_flops
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError, NoSplitError
 
 FIRST_MFU = 0.4  # before a plan has said better
 ROUNDS = 2  # the predicted speed changes by less than 2% from the second to a third
 TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
+WORTHLESS = 0.05  # of a new token, which one more repetition is worth
 SMALLER = 0.8  # the next size, where the compute-optimal one fits no layout
 
 
@@ -39,42 +41,59 @@ class Proposal:
 
 def fitted(
     kind: str, text: str, asked: Mapping[str, str], request: Callable[[Mapping[str, str]], PlanRequest],
-    plan: Callable[[PlanRequest], PlanResult],
+    plan: Callable[[PlanRequest], PlanResult], unique: float | None = None,
 ) -> PlanRequest:  # fmt: skip
     """A model and tokens whose plan keeps to a budget: 20 tokens a parameter at the speed that the plan of the round before
-    predicts, or the largest model that fits where that one does not, trained for longer; then as many steps as are paid for.
+    predicts, or the largest model that fits with the headroom where that one does not, trained for longer; then as many steps as
+    are paid for.
 
-    kind, text, asked: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it out.
+    kind, text, asked, unique: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it
+    out.
     """
-    amount, rate, largest = ask.number(text, kind), None, math.inf
+    amount, rate, largest = ask.dollars(text, kind), None, math.inf
     notes: tuple[str, ...] = ()
     if kind != "flops":
         notes = (f"--{kind} {text} is kept by the expected figure, which one run in two exceeds",)
     rounds = 0
     while rounds < ROUNDS:
-        chosen = proposal_for_budget(kind, text, asked, rate, largest)
+        chosen = proposal_for_budget(kind, text, asked, rate, largest, unique)
         tokens = int(chosen.tokens)
         one = _sized(request, asked, chosen.parameters, tokens, notes)
         try:
             result = plan(one)
+            if not (fits := _leaves_headroom(result)) and chosen.parameters < SMALLEST:
+                raise InputError(
+                    f"--headroom: no model leaves {result.goal.headroom:.0%} of these devices' memory free"
+                )
         except NoSplitError:
             raise
         except NoLayoutError:
             if chosen.parameters < SMALLEST:
                 raise
+            fits = False
+        if not fits:
             if largest == math.inf:
                 size = terminal.amount(chosen.parameters)
                 notes += (
-                    f"the compute-optimal {size} do not fit on these devices: a smaller model is trained for longer",
+                    f"the best size for this budget, {size}, does not fit on these devices with the headroom: a smaller model is "
+                    "trained for longer",
                 )
             largest = SMALLER * chosen.parameters
             continue
         rounds += 1
         rate = training_flops(chosen.parameters, result.goal.tokens) / (result.bill.device_hours * 3600)
+    if unique is not None and unique < result.goal.tokens:
+        notes += (
+            f"with {terminal.amount(unique)} tokens that differ, size and repetitions are those of the lowest predicted loss for "
+            "this budget (Muennighoff et al. 2023)",
+        )
+        if repetition(result.goal.tokens, unique).last_epoch_worth < WORTHLESS:
+            notes += ("further passes over them add almost nothing: the budget is larger than this text is worth",)
+        one = replace(one, notes=notes)
     kept: PlanRequest | None = None
     for _ in range(TRIES):
         share = _spent(kind, result) / amount
-        kept = one if share <= 1 else kept
+        kept = one if share <= 1 and _leaves_headroom(result) else kept
         if SPENT <= share <= 1:
             break
         batch = result.job.tokens
@@ -87,7 +106,7 @@ def fitted(
     return kept
 
 
-SMALLEST = 1e5  # parameters; what does not fit so small does not fit at all
+SMALLEST = 1e6  # parameters; what does not fit so small does not fit at all
 
 
 def _sized(
@@ -98,6 +117,11 @@ def _sized(
     return replace(request({**asked, **sizes}), notes=notes)
 
 
+def _leaves_headroom(result: PlanResult) -> bool:
+    """Whether a plan leaves the share of the memory free that it is to leave."""
+    return result.memory.total <= (1 - result.goal.headroom) * result.job.cluster.device.memory
+
+
 def _spent(kind: str, result: PlanResult) -> float:
     """What a plan takes of a budget, as it is printed: FLOPs with attention, days and dollars of the expected run."""
     if kind == "flops":
@@ -106,22 +130,28 @@ def _spent(kind: str, result: PlanResult) -> float:
 
 
 def proposal_for_budget(
-    kind: str, text: str, asked: Mapping[str, str], rate: float | None = None, largest: float = math.inf
-) -> Proposal:
+    kind: str, text: str, asked: Mapping[str, str], rate: float | None = None, largest: float = math.inf,
+    unique: float | None = None,
+) -> Proposal:  # fmt: skip
     """What a budget buys. kind: flops, days or money; asked: short names of plan/ask.py, with the devices; rate: FLOP/s of a
-    device, of 6 N D (None: FIRST_MFU of its bf16 peak); largest: parameters at the most. Raises InputError where it does not
-    pay for a step."""
-    amount = ask.number(text, kind)
+    device, of 6 N D (None: FIRST_MFU of its bf16 peak); largest: parameters at the most; unique: tokens that differ (None: all).
+    Raises InputError where it does not pay for a step."""
+    amount = ask.dollars(text, kind)
     count, device = _devices(asked)
-    price = ask.number(asked["price"], "price") if "price" in asked else device.price
+    price = ask.dollars(asked["price"], "price") if "price" in asked else device.price
     hourly = 3600 * (rate or FIRST_MFU * (device.flops.get("bf16") or max(device.flops.values())))
     if kind == "money" and price is None:
         raise InputError(f"--money: the catalogue has no price for {device.name}; add --price P, dollars a device-hour")
     flops = {"flops": amount, "days": 24 * amount * count * hourly, "money": amount / (price or 1.0) * hourly}[kind]
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
     length = sizes["seq"] or ask.DEFAULT_SEQUENCE
+    if (best := min(RULE.optimum(flops).parameters, largest)) > shapes.LARGEST:
+        raise InputError(
+            f"--{kind} {text}: too much: the best model for it has {best:.3g} parameters, and shapes by rule end at about "
+            f"{terminal.amount(shapes.LARGEST)}; give less"
+        )
     try:
-        found = proposal_for_flops(flops, sizes["vocabulary"], length, sizes["batch"], largest)
+        found = proposal_for_flops(flops, sizes["vocabulary"], length, sizes["batch"], largest, unique)
         shapes.model(float(found.parameters), found.config.vocabulary)  # for which the plan asks by its size
     except InputError as error:
         raise InputError(f"--{kind} {text}: too little to train a model on: {error}") from None
@@ -129,16 +159,17 @@ def proposal_for_budget(
 
 
 def proposal_for_flops(
-    flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None, largest: float = math.inf
-) -> Proposal:
+    flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None, largest: float = math.inf,
+    unique: float | None = None,
+) -> Proposal:  # fmt: skip
     """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains.
 
     vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it);
-    largest: parameters at the most.
+    largest: parameters at the most; unique: tokens that differ (None: all of them).
     Raises InputError where the FLOPs do not pay for one step of the smallest model there is.
     """
     one_step = f"{flops:.3g} FLOPs do not pay for one step"
-    best = RULE.optimum(flops)
+    best = RULE.optimum(flops) if unique is None else data_limited(flops, unique)
     if best.tokens < (batch or sequence_length):
         raise InputError(
             f"{one_step}: the best model for them has {best.parameters:,.0f} parameters and reads {best.tokens:,.0f} tokens, "

@@ -6,7 +6,9 @@ left out; benchmarks/planner_intervals.py does that and writes residuals.json, d
 
 Kinds of question: `step` (the layout is given) and `chosen` (the planner chose it), each for a program whose profile was compared
 with measured steps (`measured`), or not (`unmeasured`: what other programs took over this profile's time); `run` (device-hours of
-a whole run, around the expected ones); `memory`. What no case covers widens an interval: a device of another generation or a
+a whole run, around the expected ones); `memory`. What is expected of a step is the median of `step`, whoever chose the layout, so
+that one layout has one price; the choices of the sweep, some of which ran many times slower than planned, widen the range.
+What no case covers widens an interval: a device of another generation or a
 precision that was not measured on it, and more devices than any case has. Mixtures of experts have cases of their own, too few
 for residuals of their own: how far they lie from the plan widens the interval of a dense model.
 """
@@ -62,17 +64,27 @@ class PlanInterval:
 @dataclass(frozen=True)
 class Evidence:
     """What was measured that is like a job. program: its profile was validated on devices of this generation in this precision;
-    elsewhere: on others; device: other programs were measured on such devices; cases: of whichever applies."""
+    elsewhere: on others; device: other programs were measured on such devices; cases: published steps of this program, of those
+    that apply; factor: expected over planned seconds of a step, the median of `pooled` steps from `sources` sources, of which
+    `alike` are of such devices in this precision."""
 
     program: bool
     elsewhere: bool
     device: bool
     cases: int
+    factor: float
+    pooled: int
+    sources: int
+    alike: int
 
     @property
     def state(self) -> Literal["measured", "unmeasured"]:
         """Which residuals apply."""
-        return "measured" if self.program or self.elsewhere else "unmeasured"
+        return _state(self.program or self.elsewhere)
+
+
+def _state(is_measured: bool) -> Literal["measured", "unmeasured"]:
+    return "measured" if is_measured else "unmeasured"
 
 
 @cache
@@ -85,10 +97,10 @@ def residuals() -> dict[str, Any]:
 
 
 def device_class(job: Job) -> str:
-    """Generation of a job's device and whether it computes in 8 bits, by which cases are told apart."""
+    """Generation of a job's device and its precision, by which cases are told apart."""
     words = job.cluster.device.name.split()
     generation = next((name for name, devices in GENERATIONS.items() if words[0] in devices), job.cluster.device.name)
-    return f"{generation}, {'fp8' if job.precision == 'fp8' else '16 or more bits'}"
+    return f"{generation}, {job.precision}"
 
 
 def evidence(job: Job) -> Evidence:
@@ -97,8 +109,11 @@ def evidence(job: Job) -> Evidence:
     measured = table["mixtures" if job.model.expert_parameters else "measured"]
     own = measured.get(job.framework.name, {})
     others = sum(program.get(kind, 0) for program in measured.values())
-    cases = own.get(kind) or (sum(own.values()) if own else others)
-    return Evidence(kind in own, bool(own) and kind not in own, others > 0, cases)
+    row = table["step"][_state(bool(own))]
+    return Evidence(
+        program=kind in own, elsewhere=bool(own) and kind not in own, device=others > 0, cases=own.get(kind, sum(own.values())),
+        factor=exp(row["middle"]), pooled=row["cases"], sources=row["sources"], alike=row["kinds"].get(kind, 0),
+    )  # fmt: skip
 
 
 def extrapolation(job: Job) -> float:
@@ -111,8 +126,8 @@ def extrapolation(job: Job) -> float:
 
 def interval(question: Question, job: Job, planned: float) -> PlanInterval:
     """The 80% interval of a planned figure; for `run` of what is expected (expected.py)."""
-    table, spread = residuals()[question], 0.0 if question == "memory" else extrapolation(job)
-    row = table if question in ("run", "memory") else table[evidence(job).state]
-    middle, extra = row["middle"], NORMAL_80 * spread
+    table, state, spread = residuals(), evidence(job).state, 0.0 if question == "memory" else extrapolation(job)
+    row = table[question] if question in ("run", "memory") else table[question][state]
+    middle, extra = (table["step"][state] if question == "chosen" else row)["middle"], NORMAL_80 * spread
     low, high = hypot(middle - row["low"], extra), hypot(row["high"] - middle, extra)
     return PlanInterval(planned, planned * exp(middle - low), planned * exp(middle), planned * exp(middle + high))

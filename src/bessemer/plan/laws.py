@@ -184,6 +184,8 @@ def optimal_tokens(parameters: float) -> dict[str, float]:
 
 REPEATED_TOKENS = 15.387756
 """R*_D: repetitions after which the value of another has fallen to 1/e (appendix A)."""
+EXCESS_PARAMETERS = 5.309743
+"""R*_N: the same of parameters beyond those that the unique tokens are enough for (appendix A)."""
 
 
 @dataclass(frozen=True)
@@ -212,3 +214,36 @@ def repetition(tokens: float, unique: float) -> Repetition:
         last_epoch_worth=math.exp(-(tokens / unique - 1.0) / REPEATED_TOKENS),
         ceiling=unique * (1.0 + REPEATED_TOKENS),
     )
+
+
+DATA_LIMITED = LossLaw(
+    "fit with repeated tokens (Muennighoff 2023)",
+    irreducible=math.exp(0.6254804),
+    parameter_term=math.exp(6.255414),
+    token_term=math.exp(7.3049974),
+    alpha=0.3526596,
+    beta=0.3526596,
+    source="Muennighoff et al. 2023, appendix A; without repetition 19.6 tokens a parameter are its optimum, as by the rule",
+)
+SIZE_STEP, SIZES = 1.02, 1000.0
+"""Ratio of sizes that are tried, and how far from the rule's."""
+
+
+def data_limited(flops: float, unique: float) -> Allocation:
+    """Parameters and tokens of the lowest predicted loss for a budget where only `unique` tokens differ: the rule's, where it
+    asks for no more than these; else by Muennighoff et al. 2023 (equations 4 to 6): tokens repeated and parameters beyond what
+    the unique tokens are enough for are worth less and less. Raises InputError unless both are positive."""
+    best = RULE.optimum(flops)
+    if best.tokens <= _positive("unique tokens", unique):
+        return best
+    enough = unique / TOKENS_PER_PARAMETER
+
+    def loss(parameters: float) -> float:
+        excess = max(parameters / enough - 1.0, 0.0)
+        worth = min(parameters, enough) - enough * EXCESS_PARAMETERS * math.expm1(-excess / EXCESS_PARAMETERS)
+        tokens = flops / (FLOPS_PER_PARAMETER_TOKEN * parameters)
+        return DATA_LIMITED.loss(worth, repetition(tokens, unique).effective_tokens)
+
+    few = math.ceil(math.log(SIZES) / math.log(SIZE_STEP))
+    parameters = min((best.parameters * SIZE_STEP**each for each in range(-few, few + 1)), key=loss)
+    return Allocation(parameters, flops / (FLOPS_PER_PARAMETER_TOKEN * parameters))

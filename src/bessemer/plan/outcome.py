@@ -12,7 +12,7 @@ from bessemer.plan.estimate.job import Job, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
 from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.estimate.step import Step, step
-from bessemer.plan.expected import SOURCES, ExpectedRun, expected_run, slowdown
+from bessemer.plan.expected import SOURCES, ExpectedRun, expected_run
 from bessemer.plan.intervals import PlanInterval, evidence, interval
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
@@ -87,9 +87,10 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
     ideal = goal.tokens / job.tokens * best.step.seconds
-    slower = slowdown(job, goal.chooses_layout)
+    slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save)
     expected = expected_run(job, running, ideal, goal.chooses_layout)
+    repeated = None if unique is None else repetition(goal.tokens, unique)
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,
@@ -101,10 +102,10 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
         ),
-        standing=standing(config.active_parameters, goal.tokens),
+        standing=standing(config.active_parameters, goal.tokens, repeated),
         batch=batch_outlook(config.active_parameters, goal.tokens, min(job.tokens, goal.tokens)),
         known=nearest(config.active_parameters, goal.tokens),
-        repeated=None if unique is None else repetition(goal.tokens, unique),
+        repeated=repeated,
         found=found,
     )  # fmt: skip
 

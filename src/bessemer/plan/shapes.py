@@ -73,6 +73,8 @@ def count_of(text: str | float) -> float:
         value = float(text)
     else:
         found = _NUMBER.fullmatch(text.strip())
+        if found is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
+            raise InputError(f"{text}: a number above zero is needed")
         if found is None:
             raise InputError(f"{text!r} is not a number; write it as 70e9, 70B, 1.4T or 124M")
         value = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2].lower()]

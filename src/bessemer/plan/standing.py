@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from bessemer.plan.laws import REPLICATION, RULE, Allocation, optimal_tokens, training_flops
+from bessemer.plan.laws import REPLICATION, RULE, Allocation, Repetition, optimal_tokens, training_flops
 from bessemer.terminal import amount
 
 Verdict = Literal["undertrained", "optimal", "overtrained"]
@@ -25,14 +25,15 @@ INFERENCE_FLOPS = 2.0
 class Standing:
     """A plan against the laws.
 
-    optimal_tokens: for this size; ratio: the plan's tokens to those; loss: predicted, nats a token; cheapest: the fewest
-    training FLOPs that reach it; overhead: the plan's FLOPs above those, as a share (de Vries 2023, "Go smol or go home");
-    break_even: tokens of inference from which the plan is cheaper in all than `cheapest`; None when it is not the smaller
-    of the two.
+    effective_tokens: new ones that would do as well as the plan's, where these are repeated; optimal_tokens: for this size;
+    ratio: the effective tokens to those; loss: predicted, nats a token; cheapest: the fewest training FLOPs on new tokens that
+    reach it; overhead: the plan's FLOPs above those, as a share (de Vries 2023, "Go smol or go home"); break_even: tokens of
+    inference from which the plan is cheaper in all than `cheapest`; None when it is not the smaller of the two.
     """
 
     parameters: float
     tokens_per_parameter: float
+    effective_tokens: float
     optimal_tokens: float
     ratio: float
     verdict: Verdict
@@ -45,6 +46,7 @@ class Standing:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the JSON of every plan."""
         return {
+            "effective_tokens": self.effective_tokens,
             "optimal_tokens": self.optimal_tokens,
             "ratio": self.ratio,
             "verdict": self.verdict,
@@ -57,28 +59,38 @@ class Standing:
     def sentence(self) -> str:
         """The verdict for a person."""
         ratio = self.tokens_per_parameter
-        much = f"{ratio:,.1f}" if ratio >= 1 else f"{ratio:.1g}"
-        much += f" tokens a parameter, {amount(self.ratio)}x the compute-optimal"
+        worth = self.effective_tokens / self.parameters
+        is_repeated = worth < 0.995 * ratio
+        much = f"{_few(ratio)} tokens a parameter, {f'worth {_few(worth)} new ones, ' if is_repeated else ''}"
+        much += f"{amount(self.ratio)}x the compute-optimal"
         if self.verdict == "optimal":
             return f"compute-optimal: {much}"
         more = f"{self.overhead:.0%} more" if self.overhead < 10 else "over ten times the"
         cost = f"{more} training FLOPs {'than' if self.overhead < 10 else 'of'} the cheapest way to its loss"
+        cost += " with new text" if is_repeated else ""
         if self.verdict == "undertrained":
-            return f"undertrained: {much}; {cost}"
+            return f"{'short of new text' if is_repeated else 'undertrained'}: {much}; {cost}"
         after = f"; pays from {amount(self.break_even)} tokens of inference on" if self.break_even is not None else ""
         return f"overtrained on purpose: {much}; {cost}{after}"
 
 
-def standing(parameters: float, tokens: float) -> Standing:
-    """Judge a plan: tokens by the rule, losses by the replication. Raises InputError unless both sizes are positive."""
+def _few(ratio: float) -> str:
+    return f"{ratio:,.1f}" if ratio >= 1 else f"{ratio:.1g}"
+
+
+def standing(parameters: float, tokens: float, repeated: Repetition | None = None) -> Standing:
+    """Judge a plan: tokens by the rule, losses by the replication, repeated tokens by what they are worth. Raises InputError
+    unless both sizes are positive."""
     flops = training_flops(parameters, tokens)
+    worth = tokens if repeated is None else repeated.effective_tokens
     optimal = RULE.optimal_tokens(parameters)
-    ratio = tokens / optimal
-    loss = REPLICATION.loss(parameters, tokens)
+    ratio = worth / optimal
+    loss = REPLICATION.loss(parameters, worth)
     cheapest = REPLICATION.cheapest(loss)
     return Standing(
         parameters=parameters,
         tokens_per_parameter=tokens / parameters,
+        effective_tokens=worth,
         optimal_tokens=optimal,
         ratio=ratio,
         verdict=verdict(ratio),

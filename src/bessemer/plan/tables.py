@@ -83,7 +83,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     if of.repeated is not None:
         again = of.repeated
         rows["repeated"] = (
-            f"each token {again.epochs:.1f} times: worth {amount(again.effective_tokens)} new ones, {again.worth:.0%} of one each"
+            f"each token {again.epochs:,.1f} times: worth {amount(again.effective_tokens)} new ones, {_percent(again.worth)} of "
+            f"one each; one more time {_percent(again.last_epoch_worth)}"
         )
     return rows
 
@@ -206,19 +207,28 @@ def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
 
 
 def evidence_line(job: Job) -> str:
-    """What the figures rest on: whether this program was measured on such devices, in a sentence."""
+    """What the figures rest on: whether this program was measured on such devices, and of which steps the expected ones are the
+    median, in a sentence."""
     found, name, device = evidence(job), job.framework.name, job.cluster.device.name
+    steps, mixture = (
+        counted(found.cases, "published step"),
+        " with mixtures of experts" if job.model.expert_parameters else "",
+    )
+    where = f"{name} has not been measured on {device} in {job.precision}{mixture}"
+    ranges = "ranges are 80% intervals"
     if found.program:
-        return f"{counted(found.cases, 'published step')} of {name} on devices of this kind; ranges are 80% intervals"
-    where = f"{name} has not been measured on {device} in {job.precision}"
-    if found.elsewhere:
-        steps = counted(found.cases, "published step")
-        return f"{where}, but in {steps} on other devices or in other precisions; ranges are 80% intervals"
-    if found.device:
-        return (
-            f"{where}: expected is what {counted(found.cases, 'step')} of other programs took; ranges are 80% intervals"
-        )
-    return f"{where}, nor has any other program: ranges are 80% intervals from other devices, and widened"
+        where = f"{steps} of {name} on devices of this kind in {job.precision}{mixture}"
+    elif found.elsewhere:
+        where, ranges = f"{where}, but in {steps} on other devices or in other precisions", f"{ranges}, widened"
+    elif not found.device:
+        where, ranges = f"{where}, nor has any other program", f"{ranges} from other devices, widened"
+    whose = "of measured programs" if found.state == "measured" else "of other programs, planned as this one"
+    dense = "dense models, " if mixture else ""
+    return (
+        f"{where}; a step is expected to take {found.factor:.2f} times the ideal, the median of {found.pooled:,} published steps "
+        f"{whose} ({dense}{counted(found.sources, 'source')}, each weighted alike; {found.alike:,} on such devices in "
+        f"{job.precision}); {ranges}"
+    )
 
 
 def layout_line(job: Job) -> str:
