@@ -345,3 +345,35 @@ def test_a_budget_whose_batch_divides_nothing_names_one_that_does(capsys: pytest
     assert run_command(["plan", "--days", "14", "--gpus", "1000xH100", "--batch", "16M"]) == 2
     error = capsys.readouterr().err
     assert "divides" in error and "too little" not in error
+
+
+def test_a_batch_that_divides_badly_is_noted_with_a_better_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--model", "gpt3-175b", "--tokens", "300B", "--seq", "2048", "--gpus", "1024xA100")
+    found = planned(capsys, *asked, "--batch", "3.2M")
+    better = planned(capsys, *asked, "--batch", "3145728")
+    assert better["notes"] == [] and better["expected"]["cost"] < 0.7 * found["expected"]["cost"]
+    (note,) = found["notes"]
+    costs = [f"${amount(one['expected']['cost'])}" for one in (better, found)]
+    assert (
+        f"with 3,145,728 tokens a step (1,536 sequences) the run is expected to take {costs[0]} and not {costs[1]}"
+        in note
+    )
+
+
+def test_a_node_in_part_filled_and_spares_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--params", "7B", "--gpus", "97xH100")
+    assert "the last of 13 nodes has 1 of its 8 devices; the others are not in the figures" in found["notes"]
+    spares = planned(capsys, "--params", "70B", "--gpus", "12345xH100")["notes"]
+    assert any(
+        "12,288 of the 12,345 devices" in note and "the other 57 are not in the figures" in note for note in spares
+    )
+
+
+def test_figures_of_one_are_singular_and_hours_are_for_something(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "1B", "--tokens", "2M", "--batch", "2097152", "--gpus", "8xH100"]) == 0
+    out = capsys.readouterr().out
+    assert " in 1 step of 2.1M" in out and " of steps + " in out and " for the program" in out
+    assert run_command(["plan", "--params", "7B", "--gpus", "8xA100", "--search"]) == 0
+    out = capsys.readouterr().out
+    misses = out[out.index("nearest misses") :].split("\n\n")[0].splitlines()[1:]
+    assert len(set(misses)) == len(misses)

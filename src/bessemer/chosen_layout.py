@@ -82,8 +82,10 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
 
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goal = replace(goal, notes=(*request.notes, *goal.notes))
-    if not goal.chooses_layout or request.recipe.train.global_batch_tokens is not None:
+    if not goal.chooses_layout:
         return outcome.of(goal, **how)
+    if request.recipe.train.global_batch_tokens is not None:
+        return _with_better_batch(request, outcome.of(goal, **how))
     cluster = goal.job.cluster
     fewer = [
         planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model, is_open=request.is_open)
@@ -93,7 +95,10 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     plans, refusal = [], None
     for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
         devices = each.job.cluster.devices
-        note = f"{devices:,} of the {cluster.devices:,} devices are used and paid for, which more layouts divide"
+        note = (
+            f"{devices:,} of the {cluster.devices:,} devices are used and paid for, which more layouts divide; the other "
+            f"{cluster.devices - devices:,} are not in the figures"
+        )
         try:
             plans.append(
                 outcome.of(each if each is goal else replace(each, notes=(*request.notes, note, *each.notes)), **how)
@@ -107,6 +112,38 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     if not small:
         raise refusal or InputError("plan: no layout")
     return max(small, key=lambda plan: plan.step.tokens_per_second)
+
+
+WORTH_SAYING = 0.05  # share of the hours that a better batch saves
+
+
+def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
+    """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts."""
+    from bessemer.plan import jobs, outcome, search
+    from bessemer.plan.tables import dollars
+    from bessemer.terminal import amount
+
+    job = plan.job
+    better = jobs.rounder_batch(job.batch, job.cluster.devices)
+    if better is None:
+        return plan
+    tokens = better * job.model.sequence_length
+    recipe = request.recipe.changed(train={"global_batch_tokens": tokens})
+    try:
+        other = outcome.of(planning_goal(recipe, request.model, is_open=request.is_open))
+    except search.NoLayoutError:
+        return plan
+    if not other.verdict.fits or other.bill.device_hours > (1 - WORTH_SAYING) * plan.bill.device_hours:
+        return plan
+    costs = [
+        f"{amount(one.bill.device_hours)} device-hours" if one.bill.cost is None else dollars(one.bill.cost)
+        for one in (other, plan)
+    ]
+    note = (
+        f"the batch divides badly: with {tokens:,} tokens a step ({better:,} sequences) the run is expected to take {costs[0]} "
+        f"and not {costs[1]}"
+    )
+    return replace(plan, goal=replace(plan.goal, notes=(*plan.goal.notes, note)))
 
 
 def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:

@@ -1,10 +1,14 @@
 """Models by name against the counts of their checkpoints; models by number against the number and against what can be split."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
-from bessemer.plan.shapes import Shape, by_parameters, count_of, default_vocabulary, find, model, shapes
+from bessemer.plan.shapes import ALIASES, Shape, by_parameters, count_of, default_vocabulary, find, model, shapes
 
 
 @pytest.mark.parametrize("shape", shapes().values(), ids=shapes())
@@ -23,6 +27,21 @@ def test_published_shapes_count_what_was_published(shape: Shape) -> None:
 )  # fmt: skip
 def test_checkpoints_to_the_parameter(name: str, parameters: int) -> None:
     assert find(name).config.parameters == parameters
+
+
+def test_other_names_of_the_same_dimensions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not set(ALIASES) & set(shapes()) and set(ALIASES.values()) <= set(shapes())
+    assert find("Llama-3.1-405B") is find("llama-3-405b")
+    assert run_command(["plan", "--model", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in (*shapes(), *ALIASES))
+
+
+def test_every_model_that_the_docs_name_is_known() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "plan.md").read_text(encoding="utf-8")
+    named = re.findall(r"--model ([a-z0-9.-]+)", page)
+    named += re.search(r"(`mixtral.*?`kimi-k2`)", page, re.DOTALL)[1].replace("`", "").replace(" and", ",").split(",")  # type: ignore[index]
+    assert len(named) > 10 and all(find(name) for name in named if name.strip() != "list")
 
 
 def test_flops_of_a_published_shape() -> None:

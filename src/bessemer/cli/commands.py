@@ -32,7 +32,7 @@ COMMANDS = (
             option("--headroom", "share of a device's memory to leave free (15%%)", metavar="SHARE"),
         ),
         "the model, without a recipe or in place of its own": (
-            option("--model", "a published shape, for example llama-3-70b", metavar="NAME"),
+            option("--model", "a published shape, as llama-3-70b; list: all of them", metavar="NAME"),
             option("--params", "a shape of so many parameters, for example 70B", metavar="N"),
         ),
         "the training": (

@@ -31,6 +31,8 @@ def plan(args: argparse.Namespace) -> Any:
         raise InputError("--html: a page is written of a whole plan; leave it out with --devices and --simulate")
     if args.devices:
         return _devices(args)
+    if args.model == "list":
+        return _models(args)
     if args.recipe is None and (args.simulate or args.measured is not None):
         option = "--simulate" if args.simulate else "--measured"
         raise InputError(f"plan: {option} is about a recipe; name the recipe as well (`bessemer recipe` lists some)")
@@ -68,6 +70,18 @@ def _devices(args: argparse.Namespace) -> Any:
         print(devices_table(catalogue))
     tables = [{field.name: getattr(device, field.name) for field in fields(device)} for device in catalogue]
     return [{**table, "flops": dict(table["flops"])} for table in tables]
+
+
+def _models(args: argparse.Namespace) -> Any:
+    from bessemer.plan.shapes import shapes
+    from bessemer.plan.tables import models_table
+
+    if not args.json:
+        print(models_table())
+    return [
+        {"name": name, "parameters": shape.config.parameters, "source": shape.source}
+        for name, shape in shapes().items()
+    ]
 
 
 def _page_path(args: argparse.Namespace) -> Path | None:

@@ -78,6 +78,10 @@ def goal_of(
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)
+    if last := cluster.devices % cluster.per_node:
+        notes.append(
+            f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
+        )
     chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.devices != cluster.devices:
         raise InputError(_mismatch(recipe, cluster, job.layout.devices))
@@ -198,6 +202,19 @@ def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
         f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
         "or auto = true lets the planner choose"
     )
+
+
+NEAR_BATCH = 0.05
+"""How far from a batch that was given a rounder one is looked for."""
+
+
+def rounder_batch(sequences: int, devices: int) -> int | None:
+    """The number of sequences near a batch that has most factors of two, and so divides over more layouts; None where the batch
+    has as many, or as the devices can use."""
+    near = range(math.ceil(sequences * (1 - NEAR_BATCH)), math.floor(sequences * (1 + NEAR_BATCH)) + 1)
+    best = max(near, key=lambda n: (n & -n, -abs(n - sequences)), default=sequences)
+    own = sequences & -sequences
+    return best if best & -best > own and own < devices else None
 
 
 MORE_SEQUENCES = 1.25

@@ -40,6 +40,15 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
 
 
+ALIASES = {
+    "llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b",
+    "llama-3.1-405b": "llama-3-405b",
+    "gpt2": "gpt2-124m", "gpt2-medium": "gpt2-355m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1.5b", "gpt3": "gpt3-175b",
+    "llama-30b": "llama-33b", "deepseek-7b": "deepseek-llm-7b", "deepseek-67b": "deepseek-llm-67b", "bloom": "bloom-176b",
+}  # fmt: skip
+"""Other names of the same dimensions."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A published model. parameters: as published, which for some is a rounded number; config.parameters counts them."""
@@ -87,12 +96,14 @@ def find(name: str) -> Shape:
     """A published shape by name; case and the signs between its parts do not matter. Raises InputError with the nearest names."""
     wanted = _plain(name)
     known = {_plain(key): shape for key, shape in shapes().items()}
+    known |= {_plain(alias): shapes()[key] for alias, key in ALIASES.items()}
     if wanted in known:
         return known[wanted]
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
-    names = ", ".join(known[key].name for key in near) or ", ".join(list(shapes())[:5]) + ", ..."
+    names = ", ".join(dict.fromkeys(known[key].name for key in near)) or ", ".join(list(shapes())[:5]) + ", ..."
     raise InputError(
-        f"model {name!r} is not known; the nearest are {names}; a number of parameters (70B) gives a shape by rule"
+        f"model {name!r} is not known; the nearest are {names} (`--model list` has all); a number of parameters (70B) gives a "
+        "shape by rule"
     )
 
 

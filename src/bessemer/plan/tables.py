@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
-from bessemer.plan import failures, laws, money
+from bessemer.plan import failures, laws, money, shapes
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence
@@ -19,6 +19,10 @@ from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
 LISTED = 10
+HOURS_FOR = {
+    "steps": "of steps", "program": "for the program", "failures": "for failures", "checkpoints": "for checkpoints",
+    "the rest": "for the rest",
+}  # fmt: skip
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
 
@@ -34,8 +38,11 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     parts = {name: getattr(step, name) for name in STEP_PARTS}
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
     memory = of.memory.to_dict()
+    names = {"buffers": "unsharded weights"} if job.framework.name == "bessemer" else {}
     held = ", ".join(
-        f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
+        f"{names.get(name, name).replace('_', ' ')} {size(value)}"
+        for name, value in memory.items()
+        if name != "total" and value
     )
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
@@ -49,8 +56,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
-        "training": f"{amount(goal.tokens)} tokens in {goal.tokens / job.tokens:,.0f} steps of {amount(job.tokens)}, sequences "
-        f"of {config.sequence_length:,}, {job.precision}",
+        "training": f"{amount(goal.tokens)} tokens in {counted(round(goal.tokens / job.tokens), 'step')} of {amount(job.tokens)}"
+        f", sequences of {config.sequence_length:,}, {job.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
         f"{size(cluster.intra_bandwidth)}/s within, "
         f"{size(cluster.inter_bandwidth)}/s out of it",
@@ -68,7 +75,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{6 * config.active_parameters * goal.tokens:.3g})",
         "time": f"{duration(of.seconds)} ideal, {_range(ranges['days'].times(money.DAY), duration)}",
         "hours": _hours(of),
-        "failures": f"{failures_number(run.failures)} failures while it trains, one in {duration(run.mtbf)}; a checkpoint every "
+        "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
+        f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of) + f"{energy(bill.megawatt_hours)} with cooling, expected",
         "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
@@ -189,7 +197,7 @@ def _device_hours(of: PlanResult, seconds: float) -> float:
 def _hours(of: PlanResult) -> str:
     """Device-hours by what they go into."""
     parts = [
-        f"{amount(_device_hours(of, seconds))} {name}" for name, seconds in of.expected.parts.items()
+        f"{amount(_device_hours(of, seconds))} {HOURS_FOR[name]}" for name, seconds in of.expected.parts.items()
         if seconds > 0.0005 * of.expected.ideal
     ]  # fmt: skip
     return f"{_range(of.intervals['device_hours'], amount)}: {' + '.join(parts)}"
@@ -234,14 +242,18 @@ def evidence_line(job: Job) -> str:
 def layout_line(job: Job) -> str:
     """A layout in a line: the ways that divide something, and what goes with them."""
     layout = job.layout
-    more = [_ways(layout)]
-    if layout.pipeline > 1:
-        more.append(layout.schedule + (f" with {layout.virtual} stages each" if layout.virtual > 1 else ""))
-    if layout.zero:
-        more.append(f"zero {layout.zero}")
+    more = _parts_of(layout)
     more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {layout.micro_batch}")
     more.append(f"recompute {layout.recompute}")
     return ", ".join(more)
+
+
+def _parts_of(layout: Layout) -> list[str]:
+    """How the model and its state are divided."""
+    found = [_ways(layout)]
+    if layout.pipeline > 1:
+        found.append(layout.schedule + (f" with {layout.virtual} stages each" if layout.virtual > 1 else ""))
+    return [*found, f"zero {layout.zero}"] if layout.zero else found
 
 
 def _ways(layout: Layout) -> str:
@@ -265,8 +277,10 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
     if of.rejected:
         lines += ["", "nearest misses"]
         for miss in of.rejected[:3]:
-            named = f"{_ways(miss.layout)}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}"
-            lines.append(f"  {named}: {'; '.join(miss.reasons)}")
+            named = ", ".join(_parts_of(miss.layout))
+            lines.append(
+                f"  {named}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}: {'; '.join(miss.reasons)}"
+            )
     if of.impossible:
         lines += ["", "not possible"]
         lines += [
@@ -336,6 +350,18 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
     titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
     units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"
     return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])
+
+
+def models_table() -> str:
+    """The published shapes that are known by name, and their other names."""
+    others: dict[str, list[str]] = {}
+    for alias, name in shapes.ALIASES.items():
+        others.setdefault(name, []).append(alias)
+    rows = [
+        (name, _size(shape.config), f"{shape.config.sequence_length:,}", ", ".join(others.get(name, [])))
+        for name, shape in shapes.shapes().items()
+    ]
+    return "\n".join(text_table(("model", "parameters", "sequence", "also"), rows, "lrrl"))
 
 
 def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
