@@ -124,24 +124,23 @@ def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
     from bessemer.terminal import amount
 
     job = plan.job
-    better = jobs.rounder_batch(job.batch, job.cluster.devices)
-    if better is None:
-        return plan
-    tokens = better * job.model.sequence_length
-    recipe = request.recipe.changed(train={"global_batch_tokens": tokens})
-    try:
-        other = outcome.of(planning_goal(recipe, request.model, is_open=request.is_open))
-    except search.NoLayoutError:
-        return plan
-    if not other.verdict.fits or other.bill.device_hours > (1 - WORTH_SAYING) * plan.bill.device_hours:
+    others: list[PlanResult] = []
+    for better in jobs.better_batches(job):
+        recipe = request.recipe.changed(train={"global_batch_tokens": better * job.model.sequence_length})
+        try:
+            others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
+        except search.NoLayoutError:
+            continue
+    other = min((one for one in others if one.verdict.fits), key=lambda one: one.bill.device_hours, default=plan)
+    if other.bill.device_hours > (1 - WORTH_SAYING) * plan.bill.device_hours:
         return plan
     costs = [
         f"{amount(one.bill.device_hours)} device-hours" if one.bill.cost is None else dollars(one.bill.cost)
         for one in (other, plan)
     ]
     note = (
-        f"the batch divides badly: with {tokens:,} tokens a step ({better:,} sequences) the run is expected to take {costs[0]} "
-        f"and not {costs[1]}"
+        f"the batch divides badly: with {other.job.tokens:,} tokens a step ({other.job.batch:,} sequences) the run is expected "
+        f"to take {costs[0]} and not {costs[1]}"
     )
     return replace(plan, goal=replace(plan.goal, notes=(*plan.goal.notes, note)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_two_values_for_one_thing_are_refused(
 ) -> None:
     assert run_command(["plan", *LLAMA, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "64xH100", "--micro-batch", "3"),
+        ("--gpus", "60xH100", "--batch", "4M", "--dp", "60"),
+        ("--gpus", "1000xH100", "--batch", "4M", "--tp", "8"),
+    ],
+    ids=str,
+)
+def test_a_batch_that_a_refusal_names_divides(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "7B", *words)
+    assert run_command(["plan", *asked]) == 2
+    error = capsys.readouterr().err
+    named = re.search(r"a batch of ([\d,]+) tokens|global_batch_tokens may be (\d+)", error)
+    assert named is not None and "replicate=1" not in error.split(":")[1]
+    tokens = (named[1] or named[2]).replace(",", "")
+    left = [word for word in asked if word not in ("--batch", "4M")]
+    assert planned(capsys, *left, "--batch", tokens)["batch_tokens"] == int(tokens)
 
 
 def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

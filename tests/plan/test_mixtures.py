@@ -26,6 +26,7 @@ from bessemer.plan.intervals import evidence, extrapolation, interval, residuals
 from bessemer.plan.mixture import MixtureConfig, by_kind
 from bessemer.plan.outcome import STEP_PARTS
 from bessemer.plan.search import search
+from bessemer.plan.tables import evidence_line
 
 ROOT = Path(__file__).parents[2]
 SETS = Path(os.environ.get("BESSEMER_REFERENCE") or ROOT.parent / "shared" / "reference" / "planner")
@@ -180,6 +181,8 @@ def test_published_steps_lie_inside_their_intervals(benchmark: ModuleType) -> No
     dense = replace(rows[8].job, model=shapes.find("llama-3-70b").config)
     assert evidence(dense) != evidence(rows[8].job)
     assert extrapolation(rows[8].job) >= residuals()["mixture_spread"] > 0.1
+    other = replace(rows[0].job, framework=frameworks.find("nanotron"))
+    assert "has not been measured on" in evidence_line(other) and "with mixtures of experts" in evidence_line(other)
 
 
 def test_published_steps(benchmark: ModuleType) -> None:

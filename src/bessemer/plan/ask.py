@@ -159,7 +159,8 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         said = str(error)  # of keys that these names set
         for name in asked:
             for key, value in overrides_of({name: asked[name]}, model).items():
-                said = said.replace(f"--set {key}={value}", f"{written.get(name, name)}={texts[name]}")
+                typed = f"{written[name]}={texts[name]}" if name in written else ""
+                said = said.replace(f"--set {key}={value}", typed).replace(" : ", ": ")
         raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}

@@ -208,13 +208,16 @@ NEAR_BATCH = 0.05
 """How far from a batch that was given a rounder one is looked for."""
 
 
-def rounder_batch(sequences: int, devices: int) -> int | None:
-    """The number of sequences near a batch that has most factors of two, and so divides over more layouts; None where the batch
-    has as many, or as the devices can use."""
+def better_batches(job: Job) -> list[int]:
+    """Numbers of sequences near a job's batch that divide over more layouts, if any: what the devices divide, and the one with
+    most factors of two, where the batch has fewer than the devices can use."""
+    sequences, devices = job.batch, job.cluster.devices
     near = range(math.ceil(sequences * (1 - NEAR_BATCH)), math.floor(sequences * (1 + NEAR_BATCH)) + 1)
     best = max(near, key=lambda n: (n & -n, -abs(n - sequences)), default=sequences)
-    own = sequences & -sequences
-    return best if best & -best > own and own < devices else None
+    found = {dividing_batch(sequences, job.model, job.cluster, copies_keys=job.framework.copies_keys)}
+    if best & -best > sequences & -sequences < devices:
+        found.add(best)
+    return sorted(found - {sequences})
 
 
 MORE_SEQUENCES = 1.25

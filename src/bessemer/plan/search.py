@@ -143,6 +143,9 @@ def as_given(layout: Layout, given: frozenset[str]) -> str:
 def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
     sequences = dividing_batch(job.batch, job.model, job.cluster, copies_keys=job.framework.copies_keys)
+    if "micro_batch" in given:
+        unit = job.cluster.devices * job.layout.micro_batch
+        sequences = unit * max(round(job.batch / unit), 1)
     tokens = sequences * job.model.sequence_length
     advice = (
         f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if sequences != job.batch else ""
