@@ -13,7 +13,7 @@ from bessemer.run import read_json
 
 pytestmark = pytest.mark.long
 
-SMALL = ["--budget", "1.6e10", "--rungs", "5"]
+SMALL = ["--budget", "2.6e10", "--rungs", "5", "--seeds", "2"]
 
 
 def ladder(wide: Path, *options: str) -> int:
@@ -43,7 +43,10 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_a_ladder_holds(whole: Path) -> None:
     found = read_json(whole / "ladder.json")
-    assert len(found["rungs"]) == 5
+    assert [rung["seed"] for rung in found["rungs"]] == [0, 0, 0, 0, 0, 1, 1, 1]
+    for rung, again in zip(found["rungs"], found["rungs"][5:], strict=False):
+        assert again["name"] == f"{rung['name']}-seed1" and again["flops"] == rung["flops"]
+        assert again["loss"] != rung["loss"], "another seed starts elsewhere"
     for rung in found["rungs"]:
         ratio = rung["tokens"] / rung["parameters"]
         assert ratio == pytest.approx(found["planned"]["tokens_per_parameter"], rel=0.02)
@@ -53,17 +56,17 @@ def test_what_a_ladder_holds(whole: Path) -> None:
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         last = [row for row in rows if row["kind"] == "validation"][-1]
         assert last["loss"] == rung["loss"] and set(last["loss_by_source"]) == {"prose", "code"}
-    assert sum(rung["flops"] for rung in found["rungs"]) <= 1.6e10
-    losses = [rung["loss"] for rung in found["rungs"]]
+    assert sum(rung["flops"] for rung in found["rungs"]) <= 2.6e10
+    losses = [rung["loss"] for rung in found["rungs"][:5]]
     assert losses[-1] < losses[0]
     assert set(found["fit"]["numbers"]) == {"E", "K", "gamma"}
     said = found["prediction"]
     assert said["low"] <= said["value"] <= said["high"] < losses[0]
     left = found["left_out"]
-    assert left["name"] == found["rungs"][-1]["name"] and left["measured"] == losses[-1]
+    assert left["name"] == found["rungs"][4]["name"] and left["measured"] == losses[-1]
     assert left["error"] == pytest.approx(left["predicted"]["value"] / losses[-1] - 1)
     assert left["covered"] == (left["predicted"]["low"] <= losses[-1] <= left["predicted"]["high"])
-    assert found["more_runs"]["of_the_same_kind"] == 15
+    assert found["more_runs"]["of_the_same_kind"] == 24
     assert found["learning_rate_rule"] == "dial"
     page = (whole / "ladder.html").read_text()
     for part in ("loss", "rungs", "answers"):

@@ -7,7 +7,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from bessemer.errors import InputError
-from bessemer.ladder.law import Law, Point, best_size, fitted, left_out, more_runs, optimum, profiles
+from bessemer.ladder.fit import Law, fit
+from bessemer.ladder.law import Point, best_size, fitted, left_out, more_runs, optimum, profiles
 
 LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024, table 1
 
@@ -35,47 +36,46 @@ def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Po
 
 @pytest.mark.long
 def test_the_interval_of_a_short_ladder_holds_the_truth_as_often_as_it_says() -> None:
-    """Six rungs, three numbers: 90% intervals, over 24 ladders. A binomial of 24 and 0.9 is below 17 once in 5,000."""
+    """Six rungs, three numbers: 80% intervals, over 24 ladders. A binomial of 24 and 0.8 is below 13 once in 1,000."""
     held = covered = 0
     for seed in range(24):
-        found = fitted("ratio", ratio_points(6, 0.004, seed), seed, draws=60)
-        assert found.method == "noise"
+        found = fitted("ratio", ratio_points(6, 0.004, seed), seed)
         size = float(np.sqrt(4.0**6.5 * 1e18 / 120))
         said = found.loss(size, 20 * size, 120 * size**2, of_a_run=False)
         held += said.covers(float(LAW.loss(size, 20 * size)))
-        out = left_out("ratio", ratio_points(6, 0.004, seed), seed, draws=60)
+        out = left_out("ratio", ratio_points(6, 0.004, seed), seed)
         assert out is not None
         covered += out["covered"]
-    assert held >= 17, held
-    assert covered >= 17, covered
+    assert held >= 13, held
+    assert covered >= 13, covered
 
 
-def test_many_rungs_are_drawn_with_replacement_and_the_law_is_in_the_intervals() -> None:
-    found = fitted("isoflop", isoflop_points(7, 4, 0.002, 0), draws=100)
-    assert found.method == "rungs"
+def test_the_law_is_in_the_intervals_of_many_rungs_which_are_narrow() -> None:
+    found = fitted("isoflop", isoflop_points(7, 4, 0.002, 0))
     assert found.law.exponents == pytest.approx(LAW.exponents, abs=0.1)
     said = found.loss(4e9, 8e10, 6 * 4e9 * 8e10, of_a_run=False)
     assert said.covers(float(LAW.loss(4e9, 8e10)))
-    assert (said.high - said.low) / said.value < 0.03
+    assert (said.high - said.low) / said.value < 0.06
 
 
 def test_the_best_size_is_where_the_law_is_lowest() -> None:
     """Against a search along C = 6 N D."""
     points = isoflop_points(7, 4, 0.0, 0)
-    found = fitted("isoflop", points, draws=20)
+    found = fitted("isoflop", points)
     compute = 5e21
     best = optimum(found, compute, 6.0)
     searched = minimize_scalar(lambda log_n: float(LAW.loss(np.exp(log_n), compute / 6 / np.exp(log_n))),
                                bounds=(15, 30), method="bounded", options={"xatol": 1e-9})  # fmt: skip
     assert best["parameters"]["value"] == pytest.approx(float(np.exp(searched.x)), rel=1e-3)
     assert best["exponent"]["value"] == pytest.approx(0.3658 / (0.3658 + 0.3478), rel=1e-4)
-    assert best["loss"]["value"] == pytest.approx(searched.fun, rel=1e-6)
+    assert best["loss"]["low"] < searched.fun < best["loss"]["high"]
+    assert best["loss"]["value"] == pytest.approx(searched.fun, rel=0.02), "the median of what five numbers may be"
 
 
 def test_parabolas_agree_with_the_law_about_the_best_size() -> None:
     """Approach 2 on losses without noise: within what a parabola misses of a curve that is none."""
     points = isoflop_points(9, 4, 0.0, 0)
-    found = fitted("isoflop", points, draws=20)
+    found = fitted("isoflop", points)
     second = best_size(found, 3e20)
     assert second is not None
     best = optimum(found, 3e20, 6.0)
@@ -89,28 +89,28 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
         *points[:-1],
         Point("worse", 6, points[-1].parameters, points[-1].tokens, points[-1].flops, points[-1].loss * 1.1),
     )
-    good, bad = left_out("ratio", points, draws=40), left_out("ratio", worse, draws=40)
+    good, bad = left_out("ratio", points), left_out("ratio", worse)
     assert good is not None and bad is not None
     assert good["name"] == "r6" and good["from_rungs"] == 6
-    # The law of a fixed ratio is a sum of two powers with nearly one exponent, which one power fits to a hundredth of a percent.
-    assert abs(good["error"]) < 2e-4
+    assert abs(good["error"]) < 0.01 and good["covered"]
     assert good["beyond"] == pytest.approx(4.0)
-    assert bad["error"] == pytest.approx(1 / 1.1 - 1, abs=1e-3) and not bad["covered"]
+    assert bad["error"] == pytest.approx(1 / 1.1 - 1, abs=0.01) and not bad["covered"]
 
 
 def test_more_runs_halve_the_error_when_they_are_made() -> None:
-    """The said number of runs, added where it says: the spread of the bootstrap falls to about a half."""
+    """The said number of runs, added where it says: the spread of fits to noise drawn anew falls to about a half."""
     points = ratio_points(8, 0.004, 1)
     size = float(np.sqrt(points[-1].flops * 64 / 120))
     at = (size, 20 * size, 120 * size**2)
-    found = fitted("ratio", points, draws=20)
+    found = fitted("ratio", points)
     told = more_runs(found, *at)
     assert told["of_the_same_kind"] == 24
     assert told["going_upwards"] is not None and 1 <= told["going_upwards"] < 24
 
     def spread(rungs: tuple[Point, ...]) -> float:
-        return float(np.std([fitted("ratio", again, n, draws=2).fits.log_loss(np.log([[at[2]]]))[0, 0]
-                             for n, again in enumerate(noisy(rungs))]))  # fmt: skip
+        compute = np.array([[point.flops] for point in rungs])
+        fits = [fit(compute, np.array([point.loss for point in again])) for again in noisy(rungs)]
+        return float(np.std([best.log_loss(np.log([[at[2]]]))[0] for best in fits]))
 
     def noisy(rungs: tuple[Point, ...]) -> list[tuple[Point, ...]]:
         chance = np.random.default_rng(7)

@@ -156,6 +156,7 @@ COMMANDS = (
         option("--rungs", "small runs (default: 6 of ratio, 12 of isoflop)", type=int, metavar="N"),
         option("--budget", "of all together: 5min, 2h, or FLOPs as 1e15 (default 5min)", metavar="B"),
         option("--ratio", "tokens a parameter (default: the planned run's)", type=float, metavar="R"),
+        option("--seeds", "of each of the 3 smallest rungs, for the noise of a single run (default 3)", type=int, metavar="N"),
         flag("--mixture", "search better shares of the sources instead"),
         option("--target", "whose held-out loss to lower (with --mixture; default mean)", metavar="SOURCE"),
         flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),

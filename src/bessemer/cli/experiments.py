@@ -22,8 +22,8 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
     shared = {"rungs": args.rungs, "budget": args.budget, "folder": folder, "restart": args.restart}
     result: dict[str, Any]
     if args.mixture:
-        if args.design is not None or args.ratio is not None:
-            raise InputError("ladder: --mixture has proxies of one size; leave out --design and --ratio")
+        if args.design is not None or args.ratio is not None or args.seeds is not None:
+            raise InputError("ladder: --mixture has proxies of one size; leave out --design, --ratio and --seeds")
         result = mixture.mixture(
             session, mixture.MixtureOptions(target=args.target or mixture.MEAN, verify=args.verify, **shared)
         )
@@ -31,7 +31,8 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
     else:
         design = args.design or command.LadderOptions.design
-        result = command.ladder(session, command.LadderOptions(design=design, ratio=args.ratio, **shared))
+        seeds = command.LadderOptions.seeds if args.seeds is None else args.seeds
+        result = command.ladder(session, command.LadderOptions(design=design, ratio=args.ratio, seeds=seeds, **shared))
     if not args.json:
         print(page.table(result))
         say(page.ending(result))

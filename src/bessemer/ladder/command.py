@@ -11,8 +11,9 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import law, page, runs
-from bessemer.ladder.design import RUNGS, Design, Rung, parse_budget, refuse_few, rungs_within
+from bessemer.ladder.design import RUNGS, SEEDS, Design, Rung, parse_budget, refuse_few, rungs_within
 from bessemer.ladder.law import FittedLaw, Interval, Point
+from bessemer.ladder.posterior import SPREADS
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import RATE_RULES, rate_rule
 from bessemer.run import RunFolder, write_json
@@ -31,6 +32,7 @@ class LadderOptions:
     rungs: int | None = None
     budget: str | None = None
     ratio: float | None = None
+    seeds: int = SEEDS
     folder: Path | None = None
     restart: bool = False
 
@@ -46,6 +48,10 @@ def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
     refuse_few(design, RUNGS[design] if options.rungs is None else options.rungs)
     if options.ratio is not None and (design != "ratio" or not options.ratio > 0):
         raise InputError(f"--ratio {options.ratio:g}: tokens a parameter, above 0, of a ladder of --design ratio")
+    if options.seeds < 1:
+        raise InputError(
+            f"--seeds {options.seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
+        )
     folder = options.folder or session.run.path / "ladder"
     with runs.opened(session, folder, options.restart) as ground:
         ratio = options.ratio or ground.planned.ratio
@@ -69,12 +75,12 @@ def _design(
     """The rungs, finished ones of earlier designs of this folder, and the rates they were chosen by: as kept, or worked out."""
     budget, count = parse_budget(options.budget), RUNGS[design] if options.rungs is None else options.rungs
     protocol = ground.protocol(design, ratio if design == "ratio" else None)
-    key = digest(protocol, count, str(budget))
+    key = digest(protocol, count, str(budget), options.seeds)
     kept = runs.kept_design(ground.folder, key, protocol)
     if kept is None:
         rates = runs.timing(ground)
         seconds = runs.seconds_by(ground, rates)
-        made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds)
+        made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds, options.seeds)
         kept = runs.keep_design(ground.folder, key, protocol, [rung.to_dict() for rung in made], rates=rates)
     recipe = ground.planned.recipe
     rungs, earlier = ([Rung.of(row, recipe) for row in kept[key]] for key in ("rungs", "earlier"))
@@ -84,8 +90,10 @@ def _design(
 def _announce(ground: Ground, design: Design, rungs: list[Rung], seconds: float) -> None:
     planned, sizes = ground.planned, [rung.size.parameters for rung in rungs]
     share = sum(rung.flops for rung in rungs) / planned.flops
+    repeats = sum(rung.seed > 0 for rung in rungs)
+    seeds = f", {repeats} runs with other seeds" if repeats else ""
     say(
-        f"{len(rungs)} rungs ({design}) of {amount(min(sizes))} to {amount(max(sizes))} parameters for one of "
+        f"{len(rungs) - repeats} rungs ({design}{seeds}) of {amount(min(sizes))} to {amount(max(sizes))} parameters for one of "
         f"{amount(planned.size.parameters)} on {amount(planned.tokens)} tokens: {share:.0%} of its compute, about "
         f"{duration(seconds)}"
     )
@@ -123,8 +131,8 @@ def result(
         "learning_rate_rule_says": RATE_RULES[rate_rule(recipe)],
         "rungs": [_rung(found, rung, point, scores[rung.name]) for rung, point in zip(rungs, points, strict=True)],
         "compute_share": sum(rung.flops for rung in rungs) / planned.flops,
-        "fit": _law(found) | {"bootstrap": found.method, "draws": len(found.noise), "spread": found.spread,
-                              "freedom": found.freedom, "loss_at_infinity": found.law.constant},
+        "fit": _law(found) | {"draws": len(found.posterior.law), "spread": found.spread, "freedom": found.freedom,
+                              "spreads": _spreads(found)},
         "prediction": None,
         "left_out": law.left_out(design, points, recipe.run.seed),
         "more_runs": law.more_runs(found, *at) if on_the_line else None,
@@ -149,18 +157,24 @@ def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict
 
 
 def _law(found: FittedLaw) -> dict[str, Any]:
-    """The law's parameters, each with its interval."""
-    is_surface, value, rows = found.design == "isoflop", found.law, found.draws.parameters
+    """The law's parameters: the median of each, with its interval."""
+    is_surface, rows = found.design == "isoflop", found.posterior.law
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
-    numbers = {"E": Interval.of(value.constant, np.exp(rows[:, 0]))}
+    drawn = {"E": np.exp(rows[:, 0])}
     for power in range(powers):
         exponents = rows[:, 1 + powers + power]
-        drawn = np.exp(rows[:, 1 + power] + exponents * found.draws.centre[power])
-        numbers[names[2 * power]] = Interval.of(value.coefficients[power], drawn)
-        numbers[names[2 * power + 1]] = Interval.of(value.exponents[power], exponents)
+        drawn[names[2 * power]] = np.exp(rows[:, 1 + power] + exponents * found.best.centre[power])
+        drawn[names[2 * power + 1]] = exponents
+    numbers = {name: Interval.of(float(np.median(values)), values) for name, values in drawn.items()}
     law_text = "E + A / N^alpha + B / D^beta" if is_surface else "E + K / C^gamma"
     return {"law": law_text, "numbers": {name: asdict(interval) for name, interval in numbers.items()}}
+
+
+def _spreads(found: FittedLaw) -> dict[str, dict[str, float]]:
+    """Of log losses: between seeds of a size, of sizes about the curve, and of the curve's slope about the law's."""
+    drawn = found.posterior.spreads
+    return {kind: asdict(Interval.of(float(np.median(drawn[:, at])), drawn[:, at])) for at, kind in enumerate(SPREADS)}
 
 
 def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:

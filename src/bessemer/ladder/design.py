@@ -9,7 +9,7 @@ isoflop   several sizes at each of several amounts of compute (Hoffmann et al. 2
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import Any, Literal
 
@@ -28,11 +28,13 @@ BUDGET_SPAN = 4.0  # between the smallest and the largest size of an amount
 LARGEST_SHARE = 0.25  # of the planned compute, for the largest rung: beyond, the run itself is nearly as cheap
 FEWEST_STEPS = 40
 LEAST_SHARE = 1e-9
+SEEDS = 3  # of each of the smallest rungs
+SEEDED_RUNGS = 3  # the smallest ones: together some percent of a ladder's compute
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A run of the ladder. group: number of its amount of compute; batch: tokens a step."""
+    """A run of the ladder. group: number of its amount of compute; batch: tokens a step; seed: added to the recipe's."""
 
     name: str
     group: int
@@ -40,6 +42,7 @@ class Rung:
     batch: int
     steps: int
     learning_rate: float
+    seed: int = 0
 
     @property
     def tokens(self) -> int:
@@ -58,7 +61,8 @@ class Rung:
         return {
             "name": self.name, "group": self.group, "parameters": self.size.parameters, "tokens": self.tokens,
             "flops": self.flops, "steps": self.steps, "batch_tokens": self.batch,
-            "learning_rate": self.learning_rate, "model": shape, "flops_per_token": self.size.flops,
+            "learning_rate": self.learning_rate, "seed": self.seed, "model": shape,
+            "flops_per_token": self.size.flops,
         }  # fmt: skip
 
     @classmethod
@@ -66,9 +70,8 @@ class Rung:
         """The rung that design.json keeps; recipe: resolved."""
         model = recipe.model.changed(depth=None, **kept["model"])
         size = Size(model, kept["parameters"], kept["flops_per_token"])
-        return cls(
-            kept["name"], kept["group"], size, *(kept[key] for key in ("batch_tokens", "steps", "learning_rate"))
-        )
+        numbers = (kept["batch_tokens"], kept["steps"], kept["learning_rate"], kept.get("seed", 0))
+        return cls(kept["name"], kept["group"], size, *numbers)
 
 
 @dataclass(frozen=True)
@@ -133,17 +136,25 @@ def refuse_few(design: Design, count: int) -> None:
         )
 
 
+def with_seeds(rungs: list[Rung], seeds: int) -> list[Rung]:
+    """The rungs, and the smallest of them again with other seeds: how far the loss of a single run lies off by chance."""
+    smallest = sorted(rungs, key=lambda rung: rung.flops)[:SEEDED_RUNGS]
+    more = [replace(rung, name=f"{rung.name}-seed{seed}", seed=seed) for rung in smallest for seed in range(1, seeds)]
+    return rungs + more
+
+
 def rungs_within(
     design: Design, planned: Planned, sizes: list[Size], count: int, budget: Budget, ratio: float,
-    seconds: Callable[[Rung], float],
+    seconds: Callable[[Rung], float], seeds: int = 1,
 ) -> list[Rung]:  # fmt: skip
-    """The largest ladder that keeps to the budget. ratio: tokens a parameter; seconds: what a rung is expected to take.
+    """The largest ladder that keeps to the budget. ratio: tokens a parameter; seconds: what a rung is expected to take; seeds:
+    of the smallest rungs.
 
     Raises InputError when there are too few sizes below the planned one, or when the budget is too small for them.
     """
 
     def cost(made: list[Rung]) -> float:
-        return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in made)
+        return sum(rung.flops if budget.seconds is None else seconds(rung) for rung in with_seeds(made, seeds))
 
     def made_with(share: float) -> list[Rung]:
         top = planned.flops * share
@@ -161,13 +172,14 @@ def rungs_within(
     if cost(made_with(least)) > allowed:
         needed = cost(made_with(least))
         what = f"{needed:.2g} FLOPs" if budget.seconds is None else duration(needed)
+        repeats = f", the smallest with {seeds} seeds each (--seeds)," if seeds > 1 else ""
         raise InputError(
-            f"--budget {budget}: too small; {count} rungs of {FEWEST_STEPS} steps or more take about {what} on the smallest "
-            "models of this shape; give more, or ask for fewer with --rungs"
+            f"--budget {budget}: too small; {count} rungs of {FEWEST_STEPS} steps or more{repeats} take about {what} on the "
+            "smallest models of this shape; give more, or ask for fewer with --rungs"
         )
     low, high = log(least), log(LARGEST_SHARE)
     if cost(made_with(LARGEST_SHARE)) <= allowed:
-        return made_with(LARGEST_SHARE)
+        return with_seeds(made_with(LARGEST_SHARE), seeds)
     for _ in range(30):
         middle = 0.5 * (low + high)
         made = made_with(exp(middle))
@@ -175,7 +187,7 @@ def rungs_within(
             low = middle
         else:
             high = middle
-    return made_with(exp(low))
+    return with_seeds(made_with(exp(low)), seeds)
 
 
 def _smallest_whole(made_with: Callable[[float], list[Rung]], count: int) -> float | None:

@@ -1,162 +1,26 @@
-"""The laws of a ladder: fitted to its runs, with their uncertainty, and what they say of the planned run.
+"""What a ladder says: its law with the uncertainty of that, the planned run's loss, the left-out rung, more runs, the best size.
 
-    surface   L(N, D) = E + A / N^alpha + B / D^beta      (Hoffmann et al. 2022, equation 2)
-    line      L(C)    = E + K / C^gamma                   (along a fixed number of tokens a parameter)
-
-Both are fitted as in section 3.3 there: the Huber loss (delta 1e-3) of the differences of log loss, with the sum of powers as
-a log-sum-exp, by BFGS from several starts. Besiroglu et al. 2024 found that the original fit ended early, because the mean
-over the runs in place of their sum is smaller than the optimiser's tolerance; here the objective is scaled by delta^2.
-
-Uncertainty is by bootstrap. With three rungs or more for each parameter of the law, rungs are drawn with replacement (Efron
-1979; as in Besiroglu et al. 2024). With fewer, such draws often hold too few different rungs for a fit; every rung's log loss
-is then drawn anew about the fitted law, with the spread that the fit left, itself drawn from what few rungs know of it
-(s^2 nu / chi^2_nu): for a straight line this gives the t interval. An interval for a run holds the law's uncertainty and the
-spread of one run about it.
-
-Letters: F fits, n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T parameters.
+Every interval holds 80% of the draws of `posterior.py`: the law's uncertainty, what its form misses the further the further
+away, and the spread of sizes and of seeds about it.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from math import sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.ladder.design import Design
+from bessemer.ladder.fit import Array, BestFit, Law, fit, predicted
+from bessemer.ladder.posterior import Posterior, draw
 
-Array = npt.NDArray[np.float64]
-
-HUBER_DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
-EXPONENTS = (0.01, 3.0)  # bounds: with few runs an exponent that does nothing wanders off
-START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
-DRAWN_TOLERANCE = 1e-2  # of fits of drawn data, of which only the spread is looked at
-DRAWS = 400
-WITHIN = 0.90  # share of the draws that an interval holds
-CASES_FROM = 3  # rungs for each parameter of the law, from which on rungs are drawn with replacement
-LEAST_SPREAD = 1e-4  # of log losses: no two runs agree better, and a law through all its rungs would claim they do
+WITHIN = 0.80  # share of the draws that an interval holds
 SAME_COMPUTE = 0.9  # rungs of at least so much of the largest one's compute are of its amount
 MOST_MORE = 4  # times the rungs there are: beyond, more runs are not looked for
 NUM_PARAMETERS = {"ratio": 3, "isoflop": 5}
-
-
-@dataclass(frozen=True)
-class Law:
-    """constant: E, the loss that no size and no data lower further; coefficients, exponents: (T,) of the powers."""
-
-    constant: float
-    coefficients: tuple[float, ...]
-    exponents: tuple[float, ...]
-
-    def loss(self, *sizes: npt.ArrayLike) -> Array:
-        """Nats a token at these sizes: parameters and tokens on a surface, FLOPs on a line."""
-        total = np.asarray(self.constant, dtype=np.float64)
-        for size, coefficient, exponent in zip(sizes, self.coefficients, self.exponents, strict=True):
-            total = total + coefficient * np.asarray(size, dtype=np.float64) ** -exponent
-        return np.asarray(total)
-
-
-@dataclass(frozen=True)
-class Fits:
-    """parameters: (F, P) e, a_1 .. a_T, alpha_1 .. alpha_T, the logarithms about `centre`; objective: (F,) what is left."""
-
-    parameters: Array
-    objective: Array
-    centre: Array
-
-    def log_loss(self, x_nT: Array) -> Array:
-        """(F, n) log loss at the logarithms of the sizes."""
-        return predicted(self.parameters, x_nT - self.centre)[0]
-
-    def law(self) -> Law:
-        """The first of the fits as a law of the sizes themselves."""
-        powers, row = len(self.centre), self.parameters[0]
-        exponents = row[1 + powers :]
-        coefficients = np.exp(row[1 : 1 + powers] + exponents * self.centre)
-        return Law(float(np.exp(row[0])), tuple(coefficients.tolist()), tuple(exponents.tolist()))
-
-
-def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
-    """(..., n) log loss, and (..., n, P) its derivatives by the (..., P) parameters."""
-    powers = x_nT.shape[1]
-    exponents = parameters[..., None, 1 + powers :]
-    slopes = np.concatenate([np.zeros_like(parameters[..., None, :1]), exponents], axis=-1)
-    terms = parameters[..., None, : 1 + powers] - slopes * np.concatenate([np.zeros((len(x_nT), 1)), x_nT], axis=1)
-    highest = terms.max(axis=-1, keepdims=True)
-    shares = np.exp(terms - highest)
-    total = shares.sum(axis=-1, keepdims=True)
-    shares /= total
-    derivatives = np.concatenate([shares, -shares[..., 1:] * x_nT], axis=-1)
-    return (highest + np.log(total))[..., 0], derivatives
-
-
-def huber(residuals: Array, delta: float = HUBER_DELTA) -> Array:
-    """r^2 / 2 up to delta, delta (|r| - delta / 2) beyond (Huber 1964)."""
-    size = np.abs(residuals)
-    return np.asarray(np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta)))
-
-
-def fit(sizes_nT: Array, losses_n: Array) -> Fits:
-    """The law of these runs: the lowest minimum of all starts. sizes_nT: parameters and tokens, or FLOPs, of each run."""
-    logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
-    centre = logs.mean(axis=0)
-    place, objective = _minimum(_starts(logs - centre, np.exp(y_n)), logs - centre, y_n, 1e-7)
-    return Fits(place[None], np.array([objective]), centre)
-
-
-def refit(found: Fits, sizes_FnT: Array, losses_Fn: Array) -> Fits:
-    """Fits of drawn data sets, each from the fit that was found."""
-    made = [
-        _minimum(found.parameters[:1], np.log(sizes_nT) - found.centre, np.log(losses_n), DRAWN_TOLERANCE)
-        for sizes_nT, losses_n in zip(sizes_FnT, losses_Fn, strict=True)
-    ]
-    return Fits(np.array([place for place, _ in made]), np.array([value for _, value in made]), found.centre)
-
-
-def _minimum(starts: Array, x_nT: Array, y_n: Array, tolerance: float) -> tuple[Array, float]:
-    """The lowest minimum reached from any start, where a law is a law: no power that grows, no constant above the losses."""
-    try:
-        from scipy.optimize import minimize
-        from scipy.special import expit, logit
-    except ImportError:
-        raise BessemerError("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'") from None
-
-    lowest, highest, powers = float(y_n.min()), float(y_n.max()), x_nT.shape[1]
-    low = np.array([lowest - 7.0, *[lowest - 12.0] * powers, *[EXPONENTS[0]] * powers])
-    width = np.array([lowest, *[highest + 1.0] * powers, *[EXPONENTS[1]] * powers]) - low
-
-    def place(free: Array) -> Array:
-        return np.asarray(low + width * expit(free))
-
-    def objective(free: Array) -> tuple[float, Array]:
-        log_loss, slopes = predicted(place(free), x_nT)
-        residual, share = (log_loss - y_n) / HUBER_DELTA, expit(free)
-        slope = np.clip(residual, -1.0, 1.0) @ slopes / HUBER_DELTA
-        return float(huber(residual, 1.0).sum()), slope * width * share * (1.0 - share)
-
-    options = {"gtol": tolerance, "maxiter": 1000}
-    free_starts = logit(np.clip((starts - low) / width, 1e-6, 1 - 1e-6))
-    made = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
-    best = min(made, key=lambda one: one.fun)
-    return place(best.x), float(best.fun) * HUBER_DELTA**2
-
-
-def _starts(x_nT: Array, losses_n: Array) -> Array:
-    """For every choice of exponents, the constant and the coefficients that are best for them: (starts, P)."""
-    powers, lowest = x_nT.shape[1], float(losses_n.min())
-    found = []
-    for exponents in product(START_EXPONENTS, repeat=powers):
-        columns = np.concatenate([np.ones((len(x_nT), 1)), np.exp(-x_nT * np.array(exponents))], axis=1)
-        relative = columns / losses_n[:, None]  # least squares of the ratios, which are what the fit compares
-        solved = np.linalg.lstsq(relative, np.ones(len(losses_n)), rcond=None)[0]
-        solved[0] = np.clip(solved[0], 0.05 * lowest, 0.98 * lowest)
-        solved[1:] = np.maximum(solved[1:], 0.01 * lowest)
-        found.append([*np.log(solved), *exponents])
-    return np.array(found)
 
 
 @dataclass(frozen=True)
@@ -173,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and between what it lies in 90% of the draws."""
+    """A value and between what it lies in 80% of the draws."""
 
     value: float
     low: float
@@ -192,34 +56,29 @@ class Interval:
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """The law of some runs. spread: of their log losses about it; freedom: runs less parameters of the law; noise: (draws,)
-    the spread in each draw; method: of the bootstrap, `rungs` or `noise`."""
+    """The law of some runs. spread: of their log losses about the best fit; freedom: runs less parameters of the law."""
 
     design: Design
     points: tuple[Point, ...]
-    fits: Fits
-    draws: Fits
-    noise: Array
+    best: BestFit
+    posterior: Posterior
     spread: float
     freedom: int
-    method: str
     seed: int
 
     @property
     def law(self) -> Law:
-        return self.fits.law()
+        return self.best.law()
 
     def loss(self, parameters: float, tokens: float, flops: float, of_a_run: bool = True) -> Interval:
-        """The predicted loss, for a run of this size; of_a_run: the interval holds a run's own spread too."""
-        logs = np.log(arguments(self.design, [(parameters, tokens, flops)]))
-        value, drawn = float(np.exp(self.fits.log_loss(logs)[0, 0])), self.draws.log_loss(logs)[:, 0]
-        if of_a_run:
-            drawn = drawn + self.noise * np.random.default_rng([self.seed, 1]).standard_normal(len(drawn))
-        return Interval.of(value, np.exp(drawn))
+        """The predicted loss, the median, at a size; of_a_run: of one run, whose interval holds the spread of sizes and seeds."""
+        logs = np.log(arguments(self.design, [(parameters, tokens, flops)]))[0]
+        drawn = np.exp(self.posterior.log_loss(logs - self.best.centre, float(np.log(flops)), of_a_run))
+        return Interval.of(float(np.median(drawn)), drawn)
 
     def slopes(self, sizes_nT: Array) -> Array:
         """(n, P) derivatives of the log loss by the law's parameters."""
-        return predicted(self.fits.parameters[0], np.log(sizes_nT) - self.fits.centre)[1]
+        return predicted(self.best.parameters, np.log(sizes_nT) - self.best.centre)[1]
 
 
 def arguments(design: Design, runs: Any) -> Array:
@@ -232,32 +91,29 @@ def _sizes(design: Design, points: tuple[Point, ...]) -> Array:
     return arguments(design, [(point.parameters, point.tokens, point.flops) for point in points])
 
 
-def fitted(design: Design, points: tuple[Point, ...], seed: int = 0, draws: int = DRAWS) -> FittedLaw:
-    """Fit the design's law to runs that are done. Raises InputError when they are not more than the law's parameters."""
-    count, freedom = len(points), len(points) - NUM_PARAMETERS[design]
-    if freedom < 1:
+def num_sizes(points: tuple[Point, ...]) -> int:
+    """Rungs of different size or length: runs that differ only in their seed count once."""
+    return len({(point.parameters, point.tokens) for point in points})
+
+
+def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLaw:
+    """Fit the design's law to runs that are done. Raises InputError when their sizes are not more than the law's parameters."""
+    if num_sizes(points) <= NUM_PARAMETERS[design]:
         raise InputError(
-            f"{count} finished rungs are too few: the law of a ladder of design {design!r} has {NUM_PARAMETERS[design]} "
-            "numbers, and an error shows only with more rungs than that; give more with --rungs"
+            f"{num_sizes(points)} finished rungs are too few: the law of a ladder of design {design!r} has "
+            f"{NUM_PARAMETERS[design]} numbers, and an error shows only with more rungs than that; give more with --rungs"
         )
     sizes, losses = _sizes(design, points), np.array([point.loss for point in points])
-    found = fit(sizes, losses)
-    middle = found.log_loss(np.log(sizes))[0]
-    spread = max(float(np.sqrt(((np.log(losses) - middle) ** 2).sum() / freedom)), LEAST_SPREAD)
-    chance = np.random.default_rng([seed, 0])
-    if count >= CASES_FROM * NUM_PARAMETERS[design]:
-        method, noise = "rungs", np.full(draws, spread)
-        times = chance.multinomial(count, np.full(count, 1 / count), size=draws)
-        rows = np.array([np.repeat(np.arange(count), one) for one in times])
-        drawn = refit(found, sizes[rows], losses[rows])
-    else:
-        method, noise = "noise", spread * np.sqrt(freedom / chance.chisquare(freedom, draws))
-        shaken = np.exp(middle + noise[:, None] * chance.standard_normal((draws, count)))
-        drawn = refit(found, np.broadcast_to(sizes, (draws, *sizes.shape)), shaken)
-    return FittedLaw(design, points, found, drawn, noise, spread, freedom, method, seed)
+    best, freedom = fit(sizes, losses), len(points) - NUM_PARAMETERS[design]
+    spread = float(np.sqrt(((np.log(losses) - best.log_loss(np.log(sizes))) ** 2).sum() / freedom))
+    compute = np.log([point.flops for point in points])
+    numbers = {size: number for number, size in enumerate({(point.parameters, point.tokens) for point in points})}
+    kinds = np.array([numbers[point.parameters, point.tokens] for point in points])
+    posterior = draw(best.parameters, np.log(sizes) - best.centre, compute, kinds, np.log(losses), seed)
+    return FittedLaw(design, points, best, posterior, spread, freedom, seed)
 
 
-def left_out(design: Design, points: tuple[Point, ...], seed: int = 0, draws: int = DRAWS) -> dict[str, Any] | None:
+def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
     """The largest rung predicted from the smaller ones, as the planned run is from all; None where too few are left.
 
     Rungs of its own amount of compute are left out with it where enough others stay, so that it lies beyond them.
@@ -265,12 +121,12 @@ def left_out(design: Design, points: tuple[Point, ...], seed: int = 0, draws: in
     largest = max(points, key=lambda point: (round(np.log(point.flops), 1), point.parameters))
     others = tuple(point for point in points if point is not largest)
     below = tuple(point for point in others if point.flops < SAME_COMPUTE * largest.flops)
-    rest = below if len(below) >= NUM_PARAMETERS[design] + 2 else others
-    if len(rest) <= NUM_PARAMETERS[design]:
+    rest = below if num_sizes(below) >= NUM_PARAMETERS[design] + 2 else others
+    if num_sizes(rest) <= NUM_PARAMETERS[design]:
         return None
-    said = fitted(design, rest, seed, draws).loss(largest.parameters, largest.tokens, largest.flops)
+    said = fitted(design, rest, seed).loss(largest.parameters, largest.tokens, largest.flops)
     return {
-        "name": largest.name, "from_rungs": len(rest), "beyond": largest.flops / max(point.flops for point in rest),
+        "name": largest.name, "from_rungs": num_sizes(rest), "beyond": largest.flops / max(point.flops for point in rest),
         "predicted": asdict(said), "measured": largest.loss, "error": said.value / largest.loss - 1,
         "covered": said.covers(largest.loss),
     }  # fmt: skip
@@ -281,9 +137,8 @@ def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[
 
     The minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4).
     """
-    every = np.concatenate([found.fits.parameters[:, 1:], found.draws.parameters[:, 1:]])
-    log_a, log_b, alpha, beta = every.T
-    log_a, log_b = log_a + alpha * found.fits.centre[0], log_b + beta * found.fits.centre[1]
+    log_a, log_b, alpha, beta = np.concatenate([found.best.parameters[None, 1:], found.posterior.law[:, 1:]]).T
+    log_a, log_b = log_a + alpha * found.best.centre[0], log_b + beta * found.best.centre[1]
     share = beta / (alpha + beta)
     log_n = (np.log(alpha / beta) + log_a - log_b) / (alpha + beta) + share * np.log(flops / flops_per_parameter)
     size = np.exp(np.clip(log_n, -50, 200))
@@ -369,7 +224,7 @@ def best_size(found: FittedLaw, flops: float) -> dict[str, Any] | None:
     if value is None:
         return None
     chance, drawn = np.random.default_rng([found.seed, 2]), []
-    for noise in found.noise[:200]:
+    for noise in found.posterior.noise[:200]:
         factors = np.exp(noise * chance.standard_normal(len(found.points)))
         pairs = zip(found.points, factors, strict=True)
         again = _through(tuple(replace(point, loss=point.loss * float(by)) for point, by in pairs), flops)

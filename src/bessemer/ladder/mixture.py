@@ -12,7 +12,8 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import page, runs, shares
 from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, parse_budget
-from bessemer.ladder.law import Array, Interval
+from bessemer.ladder.fit import Array
+from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground
 from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe

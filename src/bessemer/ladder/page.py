@@ -72,7 +72,7 @@ def _rungs(found: Json) -> list[list[str]]:
 
 
 def _ladder_sentences(found: Json) -> dict[str, str]:
-    said = {"law": _law(found), "left out": _left_out(found)}
+    said = {"law": _law(found), "spread": _spreads(found), "left out": _left_out(found)}
     prediction, measured, planned = found["prediction"], found["planned"]["measured"], found["planned"]
     if prediction is not None:
         said["prediction"] = (
@@ -99,7 +99,7 @@ def _headline(found: Json) -> str:
         return _law(found)
     return (
         f"{amount(planned['parameters'])} parameters on {amount(planned['tokens'])} tokens will reach {said['value']:.3f} nats a "
-        f"token, between {said['low']:.3f} and {said['high']:.3f} with 90% certainty, by {len(found['rungs'])} small runs that "
+        f"token, between {said['low']:.3f} and {said['high']:.3f} with 80% certainty, by {len(found['rungs'])} small runs that "
         f"took {found['compute_share']:.0%} of its compute."
     )
 
@@ -111,10 +111,22 @@ def _law(found: Json) -> str:
                         for name, value in fit["numbers"].items())  # fmt: skip
     is_low = fit["numbers"]["E"]["value"] < 0.1 * min(rung["loss"] for rung in found["rungs"])
     none = "; E is near 0: rungs as small as these do not show where the loss ends" if is_low else ""
-    how = "rungs drawn with replacement" if fit["bootstrap"] == "rungs" else "losses drawn anew about the law"
     return (
-        f"L = {fit['law']}: {numbers} (90% of {fit['draws']} draws; {how}); the rungs lie {fit['spread']:.2%} about it "
+        f"L = {fit['law']}: {numbers} (80% of {fit['draws']} draws); the runs lie {fit['spread']:.2%} about it "
         f"({fit['freedom']} degrees of freedom){none}"
+    )
+
+
+def _spreads(found: Json) -> str:
+    """What an interval holds beside the law's own uncertainty."""
+    spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
+    measured = (
+        f"{seeds} runs with other seeds" if seeds else "assumed, as no run has another seed; --seeds 3 measures it"
+    )
+    return (
+        f"a run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}) and {spreads['shape']['value']:.2%} by "
+        f"its size; the law's slope drifts by {spreads['drift']['value']:.4f} for every e times the compute; all three widen "
+        "the intervals"
     )
 
 
@@ -202,7 +214,7 @@ def _loss(found: Json) -> Figure:
     x, low, high, middle = (_column(curve, key) for key in ("flops", "low", "high", "value"))
     traces = [
         parts.trace("", x, low, "raw", width=0, hoverinfo="skip", showlegend=False),
-        parts.trace("90% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
+        parts.trace("80% of the draws", x, high, "raw", width=0, fill="tonexty", hoverinfo="skip"),
         parts.trace("fit" if is_ratio else "fit, at the best size", x, middle, "train", width=2),
     ]
     for number, group in enumerate([None] if is_ratio else sorted({rung["group"] for rung in rungs})):

@@ -211,13 +211,13 @@ def set_aside(folder: Path) -> None:
 
 
 def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
-    """The recipe of one run. planned: resolved; all that is not the run's own size, length, batch and rate is as there,
+    """The recipe of one run. planned: resolved; all that is not the run's own size, length, batch, rate and seed is as there,
     but that it runs in one process, without a batch ramp, and is saved and scored only as often as it needs."""
     train, steps = planned.train, rung.steps
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
     made = planned.changed(
-        run={"name": rung.name, "dir": str(folder / "runs")},
+        run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed},
         model=rung.size.model,
         train={
             "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from bessemer.ladder.law import Array
+from bessemer.ladder.fit import Array
 
 Form = Literal["linear", "quadratic", "logarithm", "exponential"]
 EPSILON = 0.02  # shares below it act alike: what a source teaches comes from the others too

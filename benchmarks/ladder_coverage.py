@@ -1,0 +1,181 @@
+"""How often the intervals of `bessemer ladder` hold the truth: ladders on several kinds of text, every larger run really trained.
+
+    python benchmarks/ladder_coverage.py TEXTS --work DIR --json benchmarks/results/ladder_coverage.json
+
+TEXTS holds a folder for each kind of text. On each a ladder is trained, then its planned run, by the commands that a user
+calls. Every rung from the fifth on and the planned run are predicted from the smallest four rungs, from five and so on. It
+checks rules that were fixed before, so a kind of text on which a rule was chosen has no place here.
+It goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import describe
+
+from bessemer.cli import run_command
+from bessemer.ladder.law import WITHIN, Point, fitted
+from bessemer.terminal import text_table
+
+FEWEST = 4  # rungs that a prediction is made from
+RUNGS = 6
+BUDGET = "6e11"  # FLOPs of the rungs: the largest ladder below a quarter of the planned compute
+RECIPE = """
+[run]
+name = "{name}"
+dir = "{work}"
+
+[[corpus.sources]]
+name = "text"
+format = "text"
+paths = ["{text}"]
+
+[tokenizer]
+vocabulary = 512
+sample_bytes = 4_000_000
+
+[tokens]
+sequence_length = 128
+held_out = 0.05
+
+[model]
+layers = 3
+width = 80
+heads = 4
+kv_heads = 4
+mlp_width = 240
+
+[train]
+steps = 370
+global_batch_tokens = 1024
+precision = "fp32"
+
+[train.optimizer]
+learning_rate = 0.01
+weight_decay = 0.1
+
+[train.schedule]
+kind = "wsd"
+decay_share = 0.5
+final_share = 0.0
+
+[report]
+tensorboard = false
+
+[evaluate]
+max_tokens = 60_000
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path, help="a folder of folders, one for each kind of text")
+    parser.add_argument("--work", type=Path, required=True, help="where the runs are written")
+    parser.add_argument("--kinds", nargs="*", help="of the folders, only these")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    kinds = args.kinds or sorted(path.name for path in args.texts.iterdir() if path.is_dir())
+    if missing := [kind for kind in kinds if not (args.texts / kind).is_dir()]:
+        parser.error(f"{args.texts}: no folder {', '.join(missing)}")
+    machine, found = describe(threads=os.environ.get("OMP_NUM_THREADS")), []
+    for kind in kinds:
+        ladder = trained(args.texts / kind, args.work)
+        found.append(scored(kind, ladder))
+        result = {"machine": machine, "claimed": WITHIN, "summary": summary(found), "kinds": found}
+        print(shown(result), flush=True)
+        if args.json is not None:
+            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def trained(text: Path, work: Path) -> dict[str, Any]:
+    """ladder.json of a ladder on this text, after its planned run has been trained too."""
+    work.mkdir(parents=True, exist_ok=True)
+    recipe, folder = work / f"{text.name}.toml", work / text.name
+    recipe.write_text(RECIPE.format(name=text.name, work=work.resolve(), text=text.resolve()), encoding="utf-8")
+    ladder = ["ladder", str(recipe), "--rungs", str(RUNGS), "--budget", BUDGET]
+    for command in (ladder, ["train", str(recipe)], ladder):
+        if code := run_command(command):
+            sys.exit(code)
+    found: dict[str, Any] = json.loads((folder / "ladder" / "ladder.json").read_text(encoding="utf-8"))
+    assert found["planned"]["measured"] is not None, "the planned run is trained"
+    return found
+
+
+def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
+    """Every prediction of a larger run from smaller ones, beside what was measured."""
+    runs = sorted(ladder["rungs"], key=lambda rung: rung["flops"])
+    points = [Point(r["name"], r["group"], r["parameters"], r["tokens"], r["flops"], r["loss"]) for r in runs]
+    amounts, planned = sorted({point.flops for point in points}), ladder["planned"]
+    last = Point("planned", -1, planned["parameters"], planned["tokens"], planned["flops"], planned["measured"]["loss"])
+    larger = [*points, last]
+    targets = [
+        (count, point)
+        for count in range(FEWEST, len(amounts) + 1)
+        for point in larger
+        if point.flops > amounts[count - 1]
+    ]
+    predictions = []
+    for count, target in targets:
+        below = tuple(point for point in points if point.flops <= amounts[count - 1])
+        interval = fitted("ratio", below).loss(target.parameters, target.tokens, target.flops)
+        predictions.append({
+            "run": target.name, "from_rungs": count, "beyond": target.flops / amounts[count - 1], "measured": target.loss,
+            "predicted": interval.value, "low": interval.low, "high": interval.high,
+            "error": interval.value / target.loss - 1, "width": (interval.high - interval.low) / interval.value,
+            "inside": interval.covers(target.loss),
+        })  # fmt: skip
+    kept = ("name", "parameters", "tokens", "flops", "seed", "loss")
+    return {
+        "kind": kind, "predictions": predictions, "rungs": [{key: run[key] for key in kept} for run in runs],
+        "spreads": ladder["fit"]["spreads"],
+    }  # fmt: skip
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Coverage, errors and widths: of all predictions, of rungs from those below, and of planned runs."""
+    every = [row for kind in found for row in kind["predictions"]]
+    sets = {
+        "all": every,
+        "left-out rungs": [row for row in every if row["run"] != "planned"],
+        "planned runs": [row for row in every if row["run"] == "planned"],
+    }
+    return {
+        name: {
+            "predictions": len(rows), "inside": sum(row["inside"] for row in rows),
+            "coverage": float(np.mean([row["inside"] for row in rows])),
+            "below": sum(row["measured"] < row["low"] for row in rows),
+            "above": sum(row["measured"] > row["high"] for row in rows),
+            "median_width": float(np.median([row["width"] for row in rows])),
+            "median_error": float(np.median([abs(row["error"]) for row in rows])),
+            "mean_error": float(np.mean([row["error"] for row in rows])),
+            "median_beyond": float(np.median([row["beyond"] for row in rows])),
+        }
+        for name, rows in sets.items()
+    }  # fmt: skip
+
+
+def shown(result: dict[str, Any]) -> str:
+    titles = ("text", "run", "from", "beyond", "predicted", "low", "high", "measured", "error", "")
+    rows = [
+        [kind["kind"], row["run"], str(row["from_rungs"]), f"{row['beyond']:.1f}", f"{row['predicted']:.4f}", f"{row['low']:.4f}",
+         f"{row['high']:.4f}", f"{row['measured']:.4f}", f"{row['error']:+.2%}", "inside" if row["inside"] else "OUTSIDE"]
+        for kind in result["kinds"] for row in kind["predictions"]
+    ]  # fmt: skip
+    sets = [
+        f"{name}: {one['inside']} of {one['predictions']} inside ({one['coverage']:.0%}), x{one['median_beyond']:.1f} beyond; "
+        f"median width {one['median_width']:.1%}, median error {one['median_error']:.1%}, mean {one['mean_error']:+.1%}"
+        for name, one in result["summary"].items()
+    ]
+    return "\n".join([*text_table(titles, rows, "r"), "", *sets])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The laws of a ladder, and the best fit of them to runs.
+
+    surface   L(N, D) = E + A / N^alpha + B / D^beta      (Hoffmann et al. 2022, equation 2)
+    line      L(C)    = E + K / C^gamma                   (along a fixed number of tokens a parameter)
+
+Both are fitted as in section 3.3 there: the Huber loss (delta 1e-3) of the differences of log loss, with the sum of powers as
+a log-sum-exp, by BFGS from several starts. Besiroglu et al. 2024 found that the original fit ended early, because the mean
+over the runs in place of their sum is smaller than the optimiser's tolerance; here the objective is scaled by delta^2.
+
+Letters: n runs, T powers (2 on a surface, 1 on a line), P = 1 + 2T parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.errors import BessemerError
+
+Array = npt.NDArray[np.float64]
+
+HUBER_DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
+EXPONENTS = (0.01, 3.0)  # bounds: with few runs an exponent that does nothing wanders off
+START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
+
+
+@dataclass(frozen=True)
+class Law:
+    """constant: E, the loss that no size and no data lower further; coefficients, exponents: (T,) of the powers."""
+
+    constant: float
+    coefficients: tuple[float, ...]
+    exponents: tuple[float, ...]
+
+    def loss(self, *sizes: npt.ArrayLike) -> Array:
+        """Nats a token at these sizes: parameters and tokens on a surface, FLOPs on a line."""
+        total = np.asarray(self.constant, dtype=np.float64)
+        for size, coefficient, exponent in zip(sizes, self.coefficients, self.exponents, strict=True):
+            total = total + coefficient * np.asarray(size, dtype=np.float64) ** -exponent
+        return np.asarray(total)
+
+
+@dataclass(frozen=True)
+class BestFit:
+    """parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T, the logarithms about `centre`; objective: what is left."""
+
+    parameters: Array
+    objective: float
+    centre: Array
+
+    def log_loss(self, x_nT: Array) -> Array:
+        """(n,) log loss at the logarithms of the sizes."""
+        return predicted(self.parameters, x_nT - self.centre)[0]
+
+    def law(self) -> Law:
+        """The fit as a law of the sizes themselves."""
+        powers, row = len(self.centre), self.parameters
+        exponents = row[1 + powers :]
+        coefficients = np.exp(row[1 : 1 + powers] + exponents * self.centre)
+        return Law(float(np.exp(row[0])), tuple(coefficients.tolist()), tuple(exponents.tolist()))
+
+
+def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
+    """(..., n) log loss, and (..., n, P) its derivatives by the (..., P) parameters."""
+    powers = x_nT.shape[1]
+    exponents = parameters[..., None, 1 + powers :]
+    slopes = np.concatenate([np.zeros_like(parameters[..., None, :1]), exponents], axis=-1)
+    terms = parameters[..., None, : 1 + powers] - slopes * np.concatenate([np.zeros((len(x_nT), 1)), x_nT], axis=1)
+    highest = terms.max(axis=-1, keepdims=True)
+    shares = np.exp(terms - highest)
+    total = shares.sum(axis=-1, keepdims=True)
+    shares /= total
+    derivatives = np.concatenate([shares, -shares[..., 1:] * x_nT], axis=-1)
+    return (highest + np.log(total))[..., 0], derivatives
+
+
+def huber(residuals: Array, delta: float = HUBER_DELTA) -> Array:
+    """r^2 / 2 up to delta, delta (|r| - delta / 2) beyond (Huber 1964)."""
+    size = np.abs(residuals)
+    return np.asarray(np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta)))
+
+
+def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
+    """The law of these runs: the lowest minimum of all starts. sizes_nT: parameters and tokens, or FLOPs, of each run."""
+    logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
+    centre = logs.mean(axis=0)
+    place, objective = _minimum(_starts(logs - centre, np.exp(y_n)), logs - centre, y_n)
+    return BestFit(place, objective, centre)
+
+
+def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
+    """The lowest minimum reached from any start, where a law is a law: no power that grows, no constant above the losses."""
+    try:
+        from scipy.optimize import minimize
+        from scipy.special import expit, logit
+    except ImportError:
+        raise BessemerError("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'") from None
+
+    lowest, highest, powers = float(y_n.min()), float(y_n.max()), x_nT.shape[1]
+    low = np.array([lowest - 7.0, *[lowest - 12.0] * powers, *[EXPONENTS[0]] * powers])
+    width = np.array([lowest, *[highest + 1.0] * powers, *[EXPONENTS[1]] * powers]) - low
+
+    def place(free: Array) -> Array:
+        return np.asarray(low + width * expit(free))
+
+    def objective(free: Array) -> tuple[float, Array]:
+        log_loss, slopes = predicted(place(free), x_nT)
+        residual, share = (log_loss - y_n) / HUBER_DELTA, expit(free)
+        slope = np.clip(residual, -1.0, 1.0) @ slopes / HUBER_DELTA
+        return float(huber(residual, 1.0).sum()), slope * width * share * (1.0 - share)
+
+    options = {"gtol": 1e-7, "maxiter": 1000}
+    free_starts = logit(np.clip((starts - low) / width, 1e-6, 1 - 1e-6))
+    made = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
+    best = min(made, key=lambda one: one.fun)
+    return place(best.x), float(best.fun) * HUBER_DELTA**2
+
+
+def _starts(x_nT: Array, losses_n: Array) -> Array:
+    """For every choice of exponents, the constant and the coefficients that are best for them: (starts, P)."""
+    powers, lowest = x_nT.shape[1], float(losses_n.min())
+    found = []
+    for exponents in product(START_EXPONENTS, repeat=powers):
+        columns = np.concatenate([np.ones((len(x_nT), 1)), np.exp(-x_nT * np.array(exponents))], axis=1)
+        relative = columns / losses_n[:, None]  # least squares of the ratios, which are what the fit compares
+        solved = np.linalg.lstsq(relative, np.ones(len(losses_n)), rcond=None)[0]
+        solved[0] = np.clip(solved[0], 0.05 * lowest, 0.98 * lowest)
+        solved[1:] = np.maximum(solved[1:], 0.01 * lowest)
+        found.append([*np.log(solved), *exponents])
+    return np.array(found)

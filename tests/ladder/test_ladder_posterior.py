@@ -1,0 +1,70 @@
+"""The posterior of a ladder's law: the sampler draws what it should, and the intervals grow with what they must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bessemer.ladder.fit import Array
+from bessemer.ladder.law import Interval, Point, fitted
+from bessemer.ladder.posterior import drift_covariance, move
+
+
+def ladder(rungs: int, seed_spread: float = 0.0, seeds: int = 1) -> tuple[Point, ...]:
+    """Runs on L = 1.7 + 3 C^-0.15, compute doubling; the three smallest with other seeds, evenly above and below the law."""
+    made = []
+    for number in range(rungs):
+        count = seeds if number < 3 else 1
+        for at in np.linspace(-1, 1, count) if count > 1 else (0.0,):
+            flops = 1e12 * 2.0**number
+            loss = (1.7 + 3.0 * 2.0 ** (-0.15 * number)) * float(np.exp(at * seed_spread))
+            size = float(np.sqrt(flops / 120))
+            made.append(Point(f"{number}{at}", number, size, 20 * size, flops, loss))
+    return tuple(made)
+
+
+def width(points: tuple[Point, ...], beyond: float, of_a_run: bool = True) -> float:
+    interval: Interval = fitted("ratio", points).loss(0, 0, beyond * points[-1].flops, of_a_run)
+    return (interval.high - interval.low) / interval.value
+
+
+def test_the_sampler_draws_a_normal_distribution_with_its_covariance() -> None:
+    covariance = np.array([[2.0, 1.2], [1.2, 1.0]])
+    inverse, middle = np.linalg.inv(covariance), np.array([3.0, -1.0])
+    chance = np.random.default_rng(0)
+    walkers = chance.standard_normal((2000, 2)) * 0.1
+
+    def density(places: Array) -> Array:
+        return np.asarray(-0.5 * np.einsum("fi,ij,fj->f", places - middle, inverse, places - middle))
+
+    move(walkers, density, chance, 300)
+    assert walkers.mean(axis=0) == pytest.approx(middle, abs=0.15)
+    assert np.cov(walkers.T) == pytest.approx(covariance, rel=0.15)
+
+
+def test_the_drift_is_an_integrated_brownian_motion() -> None:
+    """Against 4,000 paths of its slope, summed; nothing moves before the start."""
+    steps = 400
+    slopes = np.cumsum(np.random.default_rng(1).standard_normal((4000, 2 * steps)), axis=1) * np.sqrt(1 / steps)
+    paths = np.cumsum(slopes, axis=1) / steps
+    at = np.array([6.0, 7.0])  # one and two beyond the start at 5
+    found = drift_covariance(at, at, 5.0)
+    assert found == pytest.approx(np.cov(paths[:, [steps - 1, 2 * steps - 1]].T), rel=0.08)
+    assert drift_covariance(np.array([4.0]), at, 5.0) == pytest.approx(0.0)
+
+
+def test_an_interval_grows_with_the_distance_and_shrinks_with_rungs() -> None:
+    near, far, farther = (width(ladder(7), beyond) for beyond in (2.0, 8.0, 64.0))
+    assert near < 0.7 * far < 0.5 * farther
+    assert width(ladder(10), 8.0) < 0.9 * width(ladder(5), 8.0)
+
+
+def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_narrow_it() -> None:
+    alone = width(ladder(7), 2.0)
+    agree, differ = width(ladder(7, 1e-4, seeds=3), 2.0), width(ladder(7, 0.03, seeds=3), 2.0)
+    assert agree < alone < 0.6 * differ
+    assert width(ladder(7, 0.03, seeds=3), 2.0, of_a_run=False) < 0.8 * differ, "the curve is better known than a run"
+
+
+def test_the_same_runs_give_the_same_interval() -> None:
+    assert fitted("ratio", ladder(6)).loss(0, 0, 1e15) == fitted("ratio", ladder(6)).loss(0, 0, 1e15)
