@@ -120,13 +120,10 @@ def _law(found: Json) -> str:
 def _spreads(found: Json) -> str:
     """What an interval holds beside the law's own uncertainty."""
     spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
-    measured = (
-        f"{seeds} runs with other seeds" if seeds else "assumed, as no run has another seed; --seeds 3 measures it"
-    )
+    measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
     return (
         f"a run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}) and {spreads['shape']['value']:.2%} by "
-        f"its size; the law's slope drifts by {spreads['drift']['value']:.4f} for every e times the compute; all three widen "
-        "the intervals"
+        f"its size; the slope drifts by {spreads['drift']['value']:.4f} for every e times the compute; all intervals hold these"
     )
 
 

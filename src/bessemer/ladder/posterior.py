@@ -43,12 +43,12 @@ QUANTILES = np.array([NormalDist().inv_cdf((number + 0.5) / 16) for number in ra
 
 @dataclass(frozen=True)
 class Posterior:
-    """Draws given runs. law: (F, P) parameters about `centre`; spreads: (F, S) standard deviations of seed, shape and drift;
-    weights: (F, n) the covariance's inverse times what the law leaves of the runs; factors: (F, n, n) its Cholesky factors."""
+    """Draws given runs. law: (F, P) its parameters; spreads: (F, S) standard deviations of seed, shape and drift; compute_n:
+    logarithm of the runs' FLOPs; weights: (F, n) the covariance's inverse times what the law leaves of the runs; factors:
+    (F, n, n) its Cholesky factors."""
 
     law: Array
     spreads: Array
-    x_nT: Array
     compute_n: Array
     weights: Array
     factors: Array
@@ -118,7 +118,7 @@ def draw(best: Array, x_nT: Array, compute_n: Array, sizes_n: Array, y_n: Array,
     spreads, factors, left = split(walkers)
     scaled = np.linalg.solve(factors, left[..., None])
     weights = np.linalg.solve(np.swapaxes(factors, 1, 2), scaled)[..., 0]
-    return Posterior(walkers[:, :size], spreads, x_nT, compute_n, weights, factors)
+    return Posterior(walkers[:, :size], spreads, compute_n, weights, factors)
 
 
 def _log_prior(places: Array, lowest: float, powers: int) -> Array:
