@@ -110,7 +110,7 @@ def trained(text: Path, work: Path) -> dict[str, Any]:
 
 
 def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
-    """Every prediction of a larger run from smaller ones, beside what was measured."""
+    """Every prediction of a larger run from smaller ones, beside its loss; ladder: ladder.json, or what this returned."""
     runs = sorted(ladder["rungs"], key=lambda rung: rung["flops"])
     points = [Point(r["name"], r["group"], r["parameters"], r["tokens"], r["flops"], r["loss"]) for r in runs]
     amounts, planned = sorted({point.flops for point in points}), ladder["planned"]
@@ -132,10 +132,11 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
             "error": interval.value / target.loss - 1, "width": (interval.high - interval.low) / interval.value,
             "inside": interval.covers(target.loss),
         })  # fmt: skip
-    kept = ("name", "parameters", "tokens", "flops", "seed", "loss")
+    kept = ("name", "group", "parameters", "tokens", "flops", "seed", "loss")
     return {
         "kind": kind, "predictions": predictions, "rungs": [{key: run[key] for key in kept} for run in runs],
-        "spreads": ladder["fit"]["spreads"],
+        "planned": {key: planned[key] for key in ("parameters", "tokens", "flops", "measured")},
+        "fit": {"spreads": ladder["fit"]["spreads"]},
     }  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_narrow_it() -
     alone = width(ladder(7), 2.0)
     agree, differ = width(ladder(7, 1e-4, seeds=3), 2.0), width(ladder(7, 0.03, seeds=3), 2.0)
     assert agree < alone < 0.6 * differ
-    assert width(ladder(7, 0.03, seeds=3), 2.0, of_a_run=False) < 0.8 * differ, "the curve is better known than a run"
+    assert width(ladder(7, 0.03, seeds=3), 2.0, of_a_run=False) < 0.95 * differ, "the curve is better known than a run"
 
 
 def test_the_same_runs_give_the_same_interval() -> None:

@@ -224,7 +224,8 @@ def best_size(found: FittedLaw, flops: float) -> dict[str, Any] | None:
     if value is None:
         return None
     chance, drawn = np.random.default_rng([found.seed, 2]), []
-    for noise in found.posterior.noise[:200]:
+    middle = float(np.log([point.flops for point in found.points]).mean())
+    for noise in found.posterior.noise(middle)[:200]:
         factors = np.exp(noise * chance.standard_normal(len(found.points)))
         pairs = zip(found.points, factors, strict=True)
         again = _through(tuple(replace(point, loss=point.loss * float(by)) for point, by in pairs), flops)

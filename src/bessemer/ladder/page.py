@@ -122,8 +122,9 @@ def _spreads(found: Json) -> str:
     spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
     measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
     return (
-        f"a run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}) and {spreads['shape']['value']:.2%} by "
-        f"its size; the slope drifts by {spreads['drift']['value']:.4f} for every e times the compute; all intervals hold these"
+        f"the smallest run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}), any run's "
+        f"{spreads['shape']['value']:.2%} by its size; the slope drifts by {spreads['drift']['value']:.4f} for every e times the "
+        "compute; all intervals hold these"
     )
 
 

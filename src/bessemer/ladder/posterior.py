@@ -8,7 +8,8 @@ law     a sum of powers (`law.py`)
 drift   what the law's form misses: its slope wanders with the compute as a Brownian motion (the cubic smoothing spline as a
         random process, Wahba 1978), so that far from the rungs its standard deviation grows as distance^1.5
 shape   of a size: the rounding of its width, heads, depth and batch moves it off the curve; shared by the seeds of a size
-seed    of a single run: another seed gives another loss; runs of a rung with other seeds separate it from shape
+seed    of a single run: another seed gives another loss, the less the larger the run (`SEED_FALL`); runs of a rung with
+        other seeds separate it from shape
 
 Each has a prior (`PRIORS`), which matters where the rungs are few: six rungs know little of three spreads and of the constant E.
 The posterior is drawn from by the affine-invariant ensemble of Goodman and Weare (2010): walkers move towards or away from one
@@ -25,13 +26,15 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 
 from bessemer.ladder.fit import Array, predicted
 
 # Median, and the factor to the 16% and 84% points, of log-normal priors. The spreads are those of log losses; drift: standard
 # deviation of the slope d log L / d log C after the compute has grown by e.
-PRIORS = {"exponent": (0.15, 2.5), "seed": (0.004, 2.5), "shape": (0.005, 2.0), "drift": (0.005, 2.0)}
+PRIORS = {"exponent": (0.15, 2.5), "seed": (0.006, 2.5), "shape": (0.003, 2.0), "drift": (0.005, 2.0)}
 SURFACE_EXPONENT = (0.3, 2.0)  # of N and of D alone: about twice that of compute
+SEED_FALL = 0.3  # exponent of compute with which the spread of seeds falls: short runs of small models scatter most
 SPREADS = ("seed", "shape", "drift")
 WALKERS = 100
 BURN_IN = 600  # moves of every walker before the first draws; the ensemble forgets where it began after some tens
@@ -43,9 +46,9 @@ QUANTILES = np.array([NormalDist().inv_cdf((number + 0.5) / 16) for number in ra
 
 @dataclass(frozen=True)
 class Posterior:
-    """Draws given runs. law: (F, P) its parameters; spreads: (F, S) standard deviations of seed, shape and drift; compute_n:
-    logarithm of the runs' FLOPs; weights: (F, n) the covariance's inverse times what the law leaves of the runs; factors:
-    (F, n, n) its Cholesky factors."""
+    """Draws given runs. law: (F, P) its parameters; spreads: (F, S) standard deviations of seed (of the smallest run), shape
+    and drift; compute_n: logarithm of the runs' FLOPs; weights: (F, n) the covariance's inverse times what the law leaves of
+    the runs; factors: (F, n, n) its Cholesky factors."""
 
     law: Array
     spreads: Array
@@ -53,10 +56,10 @@ class Posterior:
     weights: Array
     factors: Array
 
-    @property
-    def noise(self) -> Array:
+    def noise(self, compute: float) -> Array:
         """(F,) standard deviation of a single run of a new size about the curve."""
-        return np.asarray(np.hypot(self.spreads[:, 0], self.spreads[:, 1]))
+        falls = seed_share(compute, self.compute_n.min())
+        return np.asarray(np.hypot(self.spreads[:, 0] * falls, self.spreads[:, 1]))
 
     def log_loss(self, x_T: Array, compute: float, of_a_run: bool) -> Array:
         """(16 F,) draws of the log loss at a size: every draw's own normal distribution by its quantiles.
@@ -70,8 +73,13 @@ class Posterior:
         middle = predicted(self.law, x_T[None])[0][:, 0] + (across * self.weights).sum(axis=1)
         solved = np.linalg.solve(self.factors, across[..., None])[..., 0]
         own = variance * drift_covariance(np.array([compute]), np.array([compute]), start)[0, 0]
-        left = np.maximum(own - (solved**2).sum(axis=1), 0.0) + (self.noise**2 if of_a_run else 0.0)
+        left = np.maximum(own - (solved**2).sum(axis=1), 0.0) + (self.noise(compute) ** 2 if of_a_run else 0.0)
         return np.asarray(middle[:, None] + np.sqrt(left)[:, None] * QUANTILES).ravel()
+
+
+def seed_share(compute: npt.ArrayLike, start: float) -> Array:
+    """The spread of seeds at logarithms of compute, as a share of that at `start`, the smallest run's."""
+    return np.asarray(np.exp(-SEED_FALL * (np.asarray(compute) - start)))
 
 
 def drift_covariance(left: Array, right: Array, start: float) -> Array:
@@ -93,7 +101,8 @@ def draw(best: Array, x_nT: Array, compute_n: Array, sizes_n: Array, y_n: Array,
     chance = np.random.default_rng([seed, 0])
     same = (sizes_n[:, None] == sizes_n[None]).astype(float)
     drift = drift_covariance(compute_n, compute_n, float(compute_n.min()))
-    kinds = np.stack([np.eye(len(y_n)), same, drift])
+    seeds = np.diag(seed_share(compute_n, float(compute_n.min())) ** 2)
+    kinds = np.stack([seeds, same, drift])
     walkers = _first(best, y_n, chance, WALKERS)
     size = walkers.shape[1] - len(SPREADS)
 
