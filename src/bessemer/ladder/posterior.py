@@ -32,7 +32,8 @@ from bessemer.ladder.fit import Array, predicted
 
 # Median, and the factor to the 16% and 84% points, of log-normal priors. The spreads are those of log losses; drift: standard
 # deviation of the slope d log L / d log C after the compute has grown by e.
-PRIORS = {"exponent": (0.15, 2.5), "seed": (0.006, 2.5), "shape": (0.003, 2.0), "drift": (0.005, 2.0)}
+PRIORS = {"exponent": (0.15, 2.5), "seed": (0.006, 2.5), "shape": (0.003, 2.0), "drift": (0.01, 2.0)}
+CONSTANT_POWER = 3.0  # E as a share of the lowest loss is beta-distributed with 1 and this: a quarter in the mean
 SURFACE_EXPONENT = (0.3, 2.0)  # of N and of D alone: about twice that of compute
 SEED_FALL = 0.3  # exponent of compute with which the spread of seeds falls: short runs of small models scatter most
 SPREADS = ("seed", "shape", "drift")
@@ -131,12 +132,18 @@ def draw(best: Array, x_nT: Array, compute_n: Array, sizes_n: Array, y_n: Array,
 
 
 def _log_prior(places: Array, lowest: float, powers: int) -> Array:
-    """(F,) log prior density: E uniform up to the lowest loss, coefficients flat within bounds, all else log-normal."""
+    """(F,) log prior density: E as a share of the lowest loss beta-distributed, coefficients flat within bounds, all else log-normal."""
     size = 1 + 2 * powers
     constant, coefficients, exponents = places[:, 0], places[:, 1 : 1 + powers], places[:, 1 + powers : size]
     middle, factor = PRIORS["exponent"] if powers == 1 else SURFACE_EXPONENT
     logs = np.log(np.maximum(exponents, 1e-9))
-    found = constant - 0.5 * (((logs - np.log(middle)) / np.log(factor)) ** 2).sum(axis=1) - logs.sum(axis=1)
+    below = np.log1p(-np.exp(np.minimum(constant - lowest, -1e-9)))
+    found = (
+        constant
+        + (CONSTANT_POWER - 1) * below
+        - 0.5 * (((logs - np.log(middle)) / np.log(factor)) ** 2).sum(axis=1)
+        - logs.sum(axis=1)
+    )
     for number, kind in enumerate(SPREADS):
         middle, factor = PRIORS[kind]
         found = found - 0.5 * ((places[:, size + number] - np.log(middle)) / np.log(factor)) ** 2
