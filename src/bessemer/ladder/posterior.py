@@ -132,18 +132,15 @@ def draw(best: Array, x_nT: Array, compute_n: Array, sizes_n: Array, y_n: Array,
 
 
 def _log_prior(places: Array, lowest: float, powers: int) -> Array:
-    """(F,) log prior density: E as a share of the lowest loss beta-distributed, coefficients flat within bounds, all else log-normal."""
+    """(F,) log prior density: E as a share of the lowest loss beta-distributed, coefficients flat within bounds, all
+    else log-normal."""
     size = 1 + 2 * powers
     constant, coefficients, exponents = places[:, 0], places[:, 1 : 1 + powers], places[:, 1 + powers : size]
     middle, factor = PRIORS["exponent"] if powers == 1 else SURFACE_EXPONENT
     logs = np.log(np.maximum(exponents, 1e-9))
     below = np.log1p(-np.exp(np.minimum(constant - lowest, -1e-9)))
-    found = (
-        constant
-        + (CONSTANT_POWER - 1) * below
-        - 0.5 * (((logs - np.log(middle)) / np.log(factor)) ** 2).sum(axis=1)
-        - logs.sum(axis=1)
-    )
+    found = constant + (CONSTANT_POWER - 1) * below - logs.sum(axis=1)
+    found -= 0.5 * (((logs - np.log(middle)) / np.log(factor)) ** 2).sum(axis=1)
     for number, kind in enumerate(SPREADS):
         middle, factor = PRIORS[kind]
         found = found - 0.5 * ((places[:, size + number] - np.log(middle)) / np.log(factor)) ** 2
