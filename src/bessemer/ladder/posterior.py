@@ -32,7 +32,7 @@ from bessemer.ladder.fit import Array, predicted
 
 # Median, and the factor to the 16% and 84% points, of log-normal priors. The spreads are those of log losses; drift: standard
 # deviation of the slope d log L / d log C after the compute has grown by e.
-PRIORS = {"exponent": (0.15, 2.5), "seed": (0.006, 2.5), "shape": (0.003, 2.0), "drift": (0.01, 2.0)}
+PRIORS = {"exponent": (0.15, 2.5), "seed": (0.006, 2.5), "shape": (0.003, 2.0), "drift": (0.02, 2.0)}
 CONSTANT_POWER = 3.0  # E as a share of the lowest loss is beta-distributed with 1 and this: a quarter in the mean
 SURFACE_EXPONENT = (0.3, 2.0)  # of N and of D alone: about twice that of compute
 SEED_FALL = 0.3  # exponent of compute with which the spread of seeds falls: short runs of small models scatter most
