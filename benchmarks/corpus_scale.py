@@ -36,6 +36,7 @@ from bessemer.corpus.clean import STEPS, Tally
 from bessemer.corpus.dedup import paragraphs, repeats, settle, substrings
 from bessemer.corpus.dedup.task import DedupTask
 from bessemer.corpus.files import listing
+from bessemer.corpus.look import contents_by_source
 from bessemer.corpus.merge import MergeRange, RangeCounts, file_name
 from bessemer.corpus.partition import Bucket
 from bessemer.corpus.publish import PublishBucket
@@ -154,9 +155,11 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
     source = f'[[corpus.sources]]\nname = "crawl"\nformat = "warc"\npaths = ["{scratch / "data"}"]\n'
     recipe = parse(f'[run]\nname = "t"\n[model]\ndepth = 2\n{source}{GLOBAL}', "scale")
     corpus: Corpus = recipe.corpus
-    with steps("find the files, hash three places of each"):
+    with steps("find the files"):
         listings = {"crawl": listing(corpus.sources[0])}
-        pipeline.contents_of(recipe, listings)
+    contents_by_source(corpus, listings, work)  # by tasks, whose time is not the driver's
+    with steps("read the tasks' hashes"):
+        pipeline._digest_of_contents(recipe, contents_by_source(corpus, listings, work))
     with steps("plan units and partitions"):
         partitions = pipeline._plan(corpus, listings, work, "inputs", [])  # the files looked at here, not by tasks
     cut = partition.cuts(work)["crawl"]

@@ -21,7 +21,7 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     from bessemer.corpus import pipeline
 
     try:
-        inputs = pipeline.inputs_digest(recipe)
+        inputs = pipeline.inputs_digest(recipe, run)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
         if built is None or not _is_trained(run) or not stage_is_current(run.corpus, built):

@@ -5,48 +5,37 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bessemer import storage
 from bessemer.corpus.document import printable
 from bessemer.corpus.encodings import SAMPLE_BYTES, foreign_format, unicode_of
-from bessemer.corpus.inflate import beginning
+from bessemer.corpus.walk import File as File
+from bessemer.corpus.walk import ListByTasks, Place, file_at, format_of, is_excluded, is_wanted, walk
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, compression_of, ending, guessed_format, has_format
+from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending
 
 PLACEHOLDER = "python://"
-SAMPLING_THREADS = 16  # they wait for disks and file servers more than they compute
+# They wait for disks and file servers more than they compute. To hand a file to a thread takes as long as to hash a small one
+SAMPLING_THREADS, SAMPLED_TOGETHER = 16, 32
 
 # folders of the standard library that python://stdlib leaves out: other packages, and test inputs
 STDLIB_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "idlelib"})
 TEST_FOLDERS = ("test", "tests")  # left out of `descriptions` in python:// folders: what lies there is input for tests
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of a source."""
-
-    path: str  # where it lies: on this machine, or its URL in an object store
-    name: str  # its path in the corpus: relative to what the recipe names, so that it is the same on every machine
-    size: int  # bytes
-    mtime_ns: int
-    etag: str = ""  # a hash of the content, from stores that have one instead of a time
-    is_regular: bool = True  # false for pipes, sockets and devices: reading them could wait for ever
-
-
-def contents(files: list[File]) -> list[list[Any]]:
+def contents(files: Sequence[File]) -> list[list[Any]]:
     """Name, size and a hash of each file, wherever it lies and whenever it was written."""
 
     def one(file: File) -> list[Any]:
@@ -56,8 +45,11 @@ def contents(files: list[File]) -> list[list[Any]]:
                 hashed = sampled_sha256(file.path)
         return [printable(file.name), file.size, hashed]
 
+    def some(start: int) -> list[list[Any]]:
+        return [one(file) for file in files[start : start + SAMPLED_TOGETHER]]
+
     with ThreadPoolExecutor(SAMPLING_THREADS) as pool:
-        return list(pool.map(one, files))
+        return list(chain.from_iterable(pool.map(some, range(0, len(files), SAMPLED_TOGETHER))))
 
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
@@ -66,7 +58,7 @@ def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
         return {"jsonl" if source.format == "chat" else source.format: files}
     found: dict[Format, list[File]] = {}
     for file in files:
-        found.setdefault(_format_of(file.path) or "text", []).append(file)
+        found.setdefault(format_of(file.path) or "text", []).append(file)
     return {kind: found[kind] for kind in sorted(found)}
 
 
@@ -85,18 +77,16 @@ def find(source: Source) -> list[File]:
     return listing(source).read
 
 
-def listing(source: Source) -> Listing:
-    """The files of a source, and those in its folders that it does not read. InputError as `find`."""
+def listing(source: Source, by_tasks: ListByTasks | None = None) -> Listing:
+    """The files of a source, and those in its folders that it does not read. InputError as `find`. by_tasks: as of `walk`."""
     found: dict[str, File] = {}
     other: dict[str, File] = {}
-    base = _common_folder(source.paths)
+    base = str(_common_folder(source.paths))
     for pattern in source.paths:
         matched = False
         ignored: dict[str, File] = {}
-        for file, exact in _candidates(source, pattern, base):
-            if not exact and _is_excluded(file.name, source.exclude):
-                continue
-            if file.is_regular and (exact or _is_wanted(source, file)):
+        for file, is_read in _candidates(source, pattern, base, by_tasks):
+            if is_read:
                 matched = True
                 _add(found, file)
             elif not pattern.startswith(PLACEHOLDER):
@@ -107,13 +97,16 @@ def listing(source: Source) -> Listing:
     return Listing([found[name] for name in sorted(found)], [other[name] for name in sorted({*other} - {*found})])
 
 
-def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[File, bool]]:
-    """Everything below one entry of `paths`, and whether the recipe names this very file."""
+def _candidates(source: Source, pattern: str, base: str, by_tasks: ListByTasks | None) -> Iterator[tuple[File, bool]]:
+    """Everything below one entry of `paths` but what `exclude` names, and whether the source reads it: what is of its format, and
+    the very file that the recipe names."""
     where = f"corpus.sources.{source.name}"
     if pattern.startswith(PLACEHOLDER):
-        yield from ((_file(path, name), name == pattern) for path, name in _of_python(source, pattern))
+        for file in _of_python(source, pattern):
+            yield from _judged(source, file, file.name == pattern)
     elif storage.is_remote(pattern):
-        yield from ((file, file.path == pattern) for file in _remote(source, pattern, where))
+        for file in _remote(source, pattern, where):
+            yield from _judged(source, file, file.path == pattern)
     elif "://" in pattern:
         raise InputError(
             f"{where}: {pattern}: only local paths, s3://, gs://, hf://datasets/, python://stdlib "
@@ -123,10 +116,18 @@ def _candidates(source: Source, pattern: str, base: Path) -> Iterator[tuple[File
         expanded = os.path.expanduser(pattern)
         if not os.path.lexists(expanded) and not glob.has_magic(expanded):
             raise InputError(f"{where}: {pattern}: no such file or folder; relative paths start at the recipe's folder")
+        if os.path.lexists(expanded) and not os.path.isdir(expanded):
+            file = file_at(expanded, os.path.relpath(os.path.abspath(expanded), base).replace(os.sep, "/"))
+            yield file, file.is_regular
+            return
         roots = [expanded] if os.path.lexists(expanded) else sorted(glob.glob(expanded, recursive=True))
-        for path in (path for root in roots for path in _walk(root, source.exclude)):
-            name = os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
-            yield _file(path, name), path == expanded
+        for root in roots:
+            yield from walk(Place(source, root, base, source.exclude), by_tasks)
+
+
+def _judged(source: Source, file: File, is_named: bool) -> Iterator[tuple[File, bool]]:
+    if is_named or not is_excluded(file.name, source.exclude):
+        yield file, file.is_regular and (is_named or is_wanted(source, file))
 
 
 def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
@@ -179,27 +180,6 @@ def _fix(source: Source, ignored: list[File], counts: list[tuple[str, int]]) -> 
     return f"""read them as text: --set 'corpus.sources.{source.name}.suffixes=["{suffix}"]'"""
 
 
-def _is_excluded(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in patterns)
-
-
-def _is_wanted(source: Source, file: File) -> bool:
-    """Whether a file found below one of the paths is of the source's format."""
-    if source.suffixes is not None:
-        return file.name.lower().endswith(tuple(suffix.lower() for suffix in source.suffixes))
-    return _format_of(file.path) is not None if source.format is None else has_format(file.name, source.format)
-
-
-def _format_of(path: str) -> Format | None:
-    """The format by the name of a file, or by the beginning of an .xml file: other XML than dumps of wikis is not read."""
-    by_name = guessed_format(path)
-    if by_name is not None or storage.is_remote(path) or not has_format(path, "mediawiki"):
-        return by_name
-    with suppress(OSError), open(path, "rb") as file:
-        return "mediawiki" if b"<mediawiki" in beginning(file, compression_of(path)) else None
-    return None
-
-
 def _add(found: dict[str, File], file: File) -> None:
     """A file named twice is read once; two files that would bear one name get two."""
     there = found.get(file.name)
@@ -209,15 +189,7 @@ def _add(found: dict[str, File], file: File) -> None:
         _add(found, File(file.path, file.name + "~2", file.size, file.mtime_ns))
 
 
-def _file(path: str, name: str) -> File:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return File(path, name, 0, 0)  # vanished or a dangling link: counted as unreadable when it is read
-    return File(path, name, status.st_size, status.st_mtime_ns, is_regular=stat.S_ISREG(status.st_mode))
-
-
-def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
+def _of_python(source: Source, pattern: str) -> Iterator[File]:
     place, _, below = pattern.removeprefix(PLACEHOLDER).partition("/")
     paths = sysconfig.get_paths()
     folders = {
@@ -232,46 +204,14 @@ def _of_python(source: Source, pattern: str) -> Iterator[tuple[str, str]]:
     left_out = (*source.exclude, *(TEST_FOLDERS if source.format == "descriptions" else ()))
     for folder in folders[place]:
         roots = sorted(glob.glob(os.path.join(glob.escape(folder), below), recursive=True)) if below else [folder]
+        everything = source.changed(exclude=())  # names are judged as they are from the placeholder on
         for root in roots:
-            for path in _walk(root, left_out):
-                relative = os.path.relpath(path, folder).replace(os.sep, "/")
-                if place == "stdlib" and relative.split("/", 1)[0] in STDLIB_LEFT_OUT:
+            for file, _ in walk(Place(everything, root, folder, left_out)):
+                if place == "stdlib" and file.name.split("/", 1)[0] in STDLIB_LEFT_OUT:
                     continue
-                if source.format == "code" and relative.endswith(TOPICS):
+                if source.format == "code" and file.name.endswith(TOPICS):
                     continue  # prose in one string literal; `descriptions` reads it
-                yield path, f"{PLACEHOLDER}{place}/{relative}"
-
-
-def _walk(root: str, left_out: tuple[str, ...] = ()) -> Iterator[str]:
-    """Files below a folder in sorted order, or the file itself. Hidden folders, caches, link loops and folders
-    whose names match `left_out` are skipped."""
-    if not os.path.isdir(root):
-        yield root
-        return
-    seen: set[tuple[int, int]] = set()
-    denied: list[str] = []
-    walk = os.walk(root, followlinks=True, onerror=lambda error: denied.append(str(error.filename)))
-    for folder, folders, files in walk:
-        try:
-            status = os.stat(folder)
-        except OSError:
-            continue  # vanished meanwhile
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and name != "__pycache__" and not _is_excluded(name, left_out)
-        )
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield os.path.join(folder, name)
-    if denied:
-        raise InputError(
-            f"{denied[0]}: this folder cannot be listed; grant read permission, name it in `exclude`, or name other paths"
-        )
+                yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
 
 
 def _common_folder(patterns: tuple[str, ...]) -> Path:

@@ -1,5 +1,8 @@
-"""Tasks that look at the files of the sources before the work is cut: how each can be split, and what cannot be is unpacked.
+"""Tasks that look at the files of the sources before the work is cut: which there are, what they hold, and how each can be split;
+what cannot be is unpacked.
 
+    RUN/.listing-*/000012/              folders of one round (walk.py), until they are listed
+    WORK/contents/SOURCE/000012/        rows.json: name, size and hash of some files
     WORK/files/SOURCE-FORMAT/000012/    pieces.pickle, and 000000/unpacked, ... of the files that are compressed as a whole
 
 A source of `max_bytes` is looked at by the driver: how much of a file is unpacked depends on those before it.
@@ -7,23 +10,133 @@ A source of `max_bytes` is looked at by the driver: how much of a file is unpack
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import engine
-from bessemer.corpus.files import File, Listing, by_format
+from bessemer.corpus import engine, worker
+from bessemer.corpus.files import File, Listing, by_format, contents, listing
 from bessemer.corpus.units import RANGED, FilePlanner, LookedFiles, min_range_bytes
-from bessemer.corpus.work import CorpusTask
+from bessemer.corpus.walk import Folder, ListFolders, Place
+from bessemer.corpus.work import LISTING, CorpusTask
+from bessemer.hashing import SAMPLE_BYTES
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import compression_of
+from bessemer.run import RunFolder
 
 PIECES = "pieces.pickle"
 TASK_BYTES = 64 << 20  # of compressed JSONL in a task, or one file
 # What it costs to look at a file that need not be unpacked, in bytes of one that is: its beginning, or its first member
 HEAD_COST, MEMBER_COST = 64 << 10, 1 << 20
+FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
+# Bytes to hash in a task, of which opening a file takes as long as OPEN_COST; a corpus of less is hashed by the driver
+HASHED_BYTES, OPEN_COST = 1 << 30, 32 << 10
+HASHING = 64  # bytes that are hashed in the time of cleaning one
+ROWS = "rows.json"
+
+
+def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
+    """What the sources name; of a run that is being written, folders of many files are listed by tasks. Raises InputError as
+    `files.listing`, and what tasks raise."""
+    places: list[Path] = []
+    numbers = count()
+
+    def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
+        assert run is not None
+        if not places:
+            run.path.mkdir(parents=True, exist_ok=True)
+            places.append(Path(tempfile.mkdtemp(prefix=LISTING, dir=run.path.absolute())))
+        tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
+        for _ in worker.run_tasks("listing folders", "folders", tasks, FOLDER_BYTES, corpus):
+            pass
+        found = [task.found() for task in tasks]
+        for task in tasks:
+            shutil.rmtree(task.folder)
+        return found
+
+    try:
+        return {source.name: listing(source, by_tasks if run else None) for source in corpus.sources}
+    finally:
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class HashFiles(CorpusTask):
+    """Hash some files of a source at three places."""
+
+    source: str
+    number: int
+    files: tuple[File, ...]
+
+    is_durable = False
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "contents" / self.source / f"{self.number:06d}"
+
+    @property
+    def inputs(self) -> str:
+        return "contents"
+
+    @property
+    def size(self) -> int:
+        return sum(map(_hashed_bytes, self.files))
+
+    def __str__(self) -> str:
+        return f"hashes of {self.source} from {self.files[0].name} on"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises OSError for a full disk."""
+        (folder / ROWS).write_text(json.dumps(contents(self.files)))
+        return {}
+
+    def rows(self) -> list[list[Any]]:
+        """What the finished task found (`files.contents`)."""
+        rows: list[list[Any]] = json.loads((self.folder / ROWS).read_bytes())
+        return rows
+
+
+def contents_by_source(corpus: Corpus, listings: Mapping[str, Listing], work: Path) -> dict[str, list[list[Any]]]:
+    """Name, size and hash of every input file, by source; of many files by tasks."""
+    names = sorted(listings)
+    if sum(_hashed_bytes(file) for name in names for file in listings[name].read) <= HASHED_BYTES:
+        return {name: contents(listings[name].read) for name in names}
+    tasks = [
+        HashFiles(work, name, number, some)
+        for name in names
+        for number, some in enumerate(_groups(listings[name].read, HASHED_BYTES, _hashed_bytes))
+    ]
+    for _ in worker.run_tasks("hashing files", "B", tasks, 1 / HASHING, corpus):
+        pass
+    rows: dict[str, list[list[Any]]] = {name: [] for name in names}
+    for task in tasks:
+        rows[task.source] += task.rows()
+    return rows
+
+
+def _hashed_bytes(file: File) -> int:
+    """What it takes to hash a file, in bytes; those of object stores are known by their time or hash."""
+    return 0 if "://" in file.path else OPEN_COST + min(file.size, 3 * SAMPLE_BYTES)
+
+
+def _groups(files: Sequence[File], limit: int, cost: Callable[[File], int]) -> list[tuple[File, ...]]:
+    """Files in their order, in groups that cost no more than the limit, or are one file."""
+    groups, size = list[list[File]](), 0
+    for file in files:
+        if not groups or size + cost(file) > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += cost(file)
+    return [tuple(group) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -85,17 +198,8 @@ def look_tasks(corpus: Corpus, listings: Mapping[str, Listing], work: Path) -> l
         files = listings[source.name].read
         for kind, mine in by_format(source, files).items():
             if source.max_bytes is None and kind in (*RANGED, "parquet"):
-                groups, size = list[list[File]](), 0
-                for file in mine:
-                    if not groups or size + cost(file, kind) > TASK_BYTES:
-                        groups.append([])
-                        size = 0
-                    groups[-1].append(file)
-                    size += cost(file, kind)
-                smallest = min_range_bytes(files)
-                tasks += [
-                    LookAtFiles(work, source, kind, number, tuple(some), smallest) for number, some in enumerate(groups)
-                ]
+                groups, smallest = _groups(mine, TASK_BYTES, partial(cost, kind=kind)), min_range_bytes(files)
+                tasks += [LookAtFiles(work, source, kind, number, some, smallest) for number, some in enumerate(groups)]
     return tasks
 
 

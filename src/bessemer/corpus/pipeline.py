@@ -38,8 +38,8 @@ from bessemer.corpus.clean import (
 )  # fmt: skip
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
-from bessemer.corpus.files import File, Listing, contents, find, listing
-from bessemer.corpus.look import LookAtFiles, look_tasks, looked_by_source
+from bessemer.corpus.files import File, Listing, contents
+from bessemer.corpus.look import LookAtFiles, contents_by_source, listings_of, look_tasks, looked_by_source
 from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
@@ -71,10 +71,11 @@ GLOBAL_STEPS = (
 PUBLISHING = 8
 
 
-def inputs_digest(recipe: Recipe) -> str:
+def inputs_digest(recipe: Recipe, run: RunFolder | None = None) -> str:
     """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
-    the documents later, and without the engine."""
-    return _digest(recipe.corpus, {source.name: find(source) for source in recipe.corpus.sources})
+    the documents later, and without the engine. run: in which tasks may list the files."""
+    found = listings_of(recipe.corpus, run)
+    return _digest(recipe.corpus, {name: files.read for name, files in found.items()})
 
 
 def content_digest(recipe: Recipe) -> str:
@@ -83,10 +84,9 @@ def content_digest(recipe: Recipe) -> str:
     return _digest_of_contents(recipe, contents_of(recipe))
 
 
-def contents_of(recipe: Recipe, listings: dict[str, Listing] | None = None) -> Contents:
+def contents_of(recipe: Recipe) -> Contents:
     """Name, size and hash of every input file, by source."""
-    listings = listings or {source.name: listing(source) for source in recipe.corpus.sources}
-    return {name: contents(listings[name].read) for name in sorted(listings)}
+    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus, None).items())}
 
 
 def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
@@ -125,32 +125,25 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
-    listings = {source.name: listing(source) for source in corpus.sources}
-    inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
-    try:
-        files = contents_of(recipe, listings)
-        with worker.kept_workers():
-            summary = _build(corpus, run, listings, inputs, files, _digest_of_contents(recipe, files), started)
-    except InputError:  # another recipe, which starts in another folder, has to be written
-        close_work(run)
-        raise
+    with worker.kept_workers():
+        listings = listings_of(corpus, run)
+        inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
+        try:
+            summary = _build(recipe, run, listings, inputs, started)
+        except InputError:  # another recipe, which starts in another folder, has to be written
+            close_work(run)
+            raise
     close_work(run)
     return summary
 
 
-def _build(
-    corpus: Corpus,
-    run: RunFolder,
-    listings: dict[str, Listing],
-    inputs: str,
-    files: Contents,
-    content: str,
-    started: float,
-) -> dict[str, Any]:
+def _build(recipe: Recipe, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
     from bessemer.corpus.publish import PublishBucket, assemble
     from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 
-    work = open_work(run, inputs)
+    corpus, work = recipe.corpus, open_work(run, inputs)
+    files: Contents = contents_by_source(corpus, listings, work)
+    content = _digest_of_contents(recipe, files)
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
         looks = look_tasks(corpus, listings, work)
@@ -309,6 +302,8 @@ def _publish(
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:
     """Count the files of the sources' folders that none of the sources reads, each once."""
+    if not any(files.other for files in listings.values()):
+        return
     known = {os.path.realpath(file.path) for files in listings.values() for file in files.read}
     for name, files in listings.items():
         for file in files.other:

@@ -2,6 +2,7 @@
 
     run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
+      contents/SOURCE/000000/   hashes of some files
       files/SOURCE-FORMAT/000000/  pieces of some files, and what was unpacked of them (look.py); spool/ of sources with max_bytes
       plan/                     the units of each partition
       partitions/000000/        rows.parquet: the cleaned rows of a partition
@@ -27,6 +28,7 @@ from typing import Any, ClassVar
 from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, stage_is_current, sync_folder
 
 TEMPORARY = ".tmp"
+LISTING = ".listing-"  # begins the name of a folder of the run in which tasks list files (look.py)
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,13 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     above = _work_folder(run)
     folder = above / inputs[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    for other in above.iterdir():
+    for other in (*above.iterdir(), *run.path.glob(f"{LISTING}*")):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
     steps = (
-        step for name in ("files", "merged", "duplicates", "repeats", "published") for step in (folder / name).glob("*")
+        step
+        for name in ("contents", "files", "merged", "duplicates", "repeats", "published")
+        for step in (folder / name).glob("*")
     )
     for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):
         for path in place.glob(f".*{TEMPORARY}"):
