@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
 # From the ground up. A room may import from rooms on lower floors, and from its own.
 FLOORS = [
     ("errors", "interrupt", "terminal", "logfile", "hashing", "__init__"),
-    ("recipe", "run", "environment", "hub", "sharing", "storage"),
+    ("recipe", "run", "environment", "hub", "sharing", "storage", "store_path"),
     ("corpus",),
     ("tokens",),
     ("model",),

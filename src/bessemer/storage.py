@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -22,8 +23,10 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Source
 
 SCHEMES = ("s3://", "gs://", "hf://")
+OWN = "work+"  # before the URL of a file that this program wrote: it is read with the environment's credentials, not the source's
 
 READ_BYTES = 4 << 20  # bytes fetched from an object store at a time
+COPIED_BYTES = 4 << 20  # copied at a time
 # bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
 LINE_BYTES = 256 << 10
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
@@ -95,14 +98,27 @@ def version(path: str, source: Source) -> tuple[int, int]:
 def open_file(path: str, source: Source) -> BinaryIO:
     """A seekable stream of bytes. FileNotFoundError for what is not there; OSError for local trouble; a store
     that fails after its retries raises BessemerError, since that says nothing about the documents."""
+    if path.startswith(OWN):
+        return open_remote(path, *open_filesystem(path.removeprefix(OWN)), READ_BYTES)
     if not is_remote(path):
         return open(path, "rb", buffering=LINE_BYTES)
-    files, inner = filesystem(path, source)
+    return open_remote(path, *filesystem(path, source), READ_BYTES)
+
+
+def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
+    """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
+    with answering(path):
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes))
+
+
+@contextmanager
+def answering(path: str) -> Iterator[None]:
+    """FileNotFoundError passes; other failures of a store are BessemerErrors. ValueError: Arrow's for what it cannot do."""
     try:
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), READ_BYTES))
+        yield
     except FileNotFoundError:
         raise FileNotFoundError(2, "No such file in the store", path) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise failure(path, error) from None
 
 
@@ -154,6 +170,21 @@ class _RemoteFile(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | None = None) -> None:
+    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied.
+    Raises OSError, BessemerError."""
+    files, target = open_filesystem(place)
+    size = 0
+    with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
+        while block := file.read(COPIED_BYTES):
+            stream.write(block)
+            if on_block is not None:
+                on_block(block)
+            size += len(block)
+    if (there := files.get_file_info(target).size) != size:
+        raise BessemerError(f"{place}: {there} bytes arrived of {size}")
 
 
 def filesystem(url: str, source: Source) -> tuple[Any, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import subprocess
 import sys
 import threading
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
+TEMPORARY = ".being-written"
 TIME = "2024-05-06T07:08:09.000Z"
 
 
@@ -27,18 +30,31 @@ class Server(ThreadingHTTPServer):
         self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
 
     @property
-    def objects(self) -> dict[str, bytes]:
-        files = [path for path in self.folder.rglob("*") if path.is_file()]
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in files}
+    def objects(self) -> dict[str, Path]:
+        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.name.endswith(TEMPORARY))
+        return {path.relative_to(self.folder).as_posix(): path for path in files}
+
+    def find(self, name: str) -> Path | None:
+        return path if (path := self.folder / name).is_file() else None
 
     @property
     def refuse(self) -> bool:
         return self.folder.with_suffix(".refuse").exists()
 
+    def refuses_writes(self) -> bool:
+        """Whether it does from now on: after so many writes as a file says."""
+        count = self.folder.with_suffix(".writes")
+        if not count.exists():
+            return self.refuse
+        left = int(count.read_text() or "0") - 1
+        count.write_text(str(left))
+        return self.refuse or left < 0
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else an answer takes 40 ms
 
     def log_message(self, *_: object) -> None:
         pass
@@ -66,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         """An object, or a part of one."""
         path, query, body = self._sent()
-        if self.server.refuse:
+        if self.server.refuses_writes():
             self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
         elif "uploadId" in query:
             self.server.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
@@ -77,18 +93,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Begin or complete an object of parts."""
-        path, query, _ = self._sent()
+        path, query, body = self._sent()
         if self.server.refuse:
             self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+        elif "delete" in query:
+            for key in re.findall(r"<Key>(.*?)</Key>", body.decode()):
+                if found := self.server.find(f"{path}/{unescape(key)}"):
+                    found.unlink(missing_ok=True)
+            self._answer(200, b"<DeleteResult></DeleteResult>", "application/xml")
         elif "uploads" in query:
             bucket, _, key = path.partition("/")
-            identity = f"{len(self.server.parts)}-{threading.get_ident()}"
+            identity = secrets.token_hex(8)
             self.server.parts[identity] = {}
-            body = (
+            answer = (
                 f"<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{identity}</UploadId>"
                 "</InitiateMultipartUploadResult>"
             )
-            self._answer(200, body.encode(), "application/xml")
+            self._answer(200, answer.encode(), "application/xml")
         else:
             parts = self.server.parts.pop(query["uploadId"])
             self._keep(path, b"".join(parts[number] for number in sorted(parts)))
@@ -96,7 +117,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         path, _, _ = self._sent()
-        (self.server.folder / path).unlink(missing_ok=True)
+        if found := self.server.find(path):  # and not what stands for a folder
+            found.unlink(missing_ok=True)
         self._answer(204, b"", "application/xml")
 
     def _sent(self) -> tuple[str, dict[str, str], bytes]:
@@ -127,14 +149,17 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0].endswith("/"):  # what stands for a folder
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(body)
+        temporary = target.with_name(f"{target.name}.{threading.get_ident()}{TEMPORARY}")
+        temporary.write_bytes(body)
+        temporary.replace(target)
 
     def _object(self, path: str) -> None:
-        data = self.server.objects.get(path)
-        if data is None:
-            buckets = {name.split("/")[0] for name in self.server.objects}
-            self._answer(200 if path in buckets else 404, b"", "application/xml")
+        found = self.server.find(path)
+        if found is None:
+            is_bucket = "/" not in path and (self.server.folder / path).is_dir()
+            self._answer(200 if path and is_bucket else 404, b"", "application/xml")
             return
+        data = found.read_bytes()
         wanted = self.headers.get("Range")
         if wanted:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -147,7 +172,8 @@ class Handler(BaseHTTPRequestHandler):
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         contents, common = "", set()
-        for name in sorted(self.server.objects):
+        objects = self.server.objects
+        for name in sorted(objects):
             key = name.partition("/")[2]
             if name.partition("/")[0] != bucket or not key.startswith(prefix):
                 continue
@@ -155,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             if delimiter and delimiter in rest:
                 common.add(prefix + rest.split(delimiter)[0] + delimiter)
                 continue
-            size = len(self.server.objects[name])
+            size = objects[name].stat().st_size
             contents += (
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{TIME}</LastModified><ETag>&quot;e&quot;</ETag>"
                 f"<Size>{size}</Size></Contents>"
@@ -163,7 +189,8 @@ class Handler(BaseHTTPRequestHandler):
         folders = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(common))
         body = (
             f'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>{bucket}</Name>'
-            f"<IsTruncated>false</IsTruncated>{contents}{folders}</ListBucketResult>"
+            f"<IsTruncated>false</IsTruncated><KeyCount>{contents.count('<Key>') + len(common)}</KeyCount>{contents}{folders}"
+            "</ListBucketResult>"
         )
         self._answer(200, body.encode(), "application/xml")
 
@@ -183,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(self._about(bucket, name)).encode(), "application/json")
 
     def _about(self, bucket: str, key: str) -> dict[str, str]:
-        size = str(len(self.server.objects[f"{bucket}/{key}"]))
+        size = str(self.server.objects[f"{bucket}/{key}"].stat().st_size)
         about = {"kind": "storage#object", "id": key, "name": key, "bucket": bucket, "size": size, "generation": "1"}
         return {**about, "metageneration": "1", "updated": TIME, "timeCreated": TIME, "etag": "e"}
 
@@ -191,7 +218,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         length = len(body)
         if self.command == "HEAD" and status == 200:
-            length = len(self.server.objects.get(unquote(urlsplit(self.path).path).strip("/"), body))
+            found = self.server.find(unquote(urlsplit(self.path).path).strip("/"))
+            length = len(body) if found is None else found.stat().st_size
         headers = {"Content-Type": kind, "Content-Length": str(length), "ETag": '"e"'}
         headers["Last-Modified"] = "Mon, 06 May 2024 07:08:09 GMT"
         for name, value in {**headers, **(extra or {})}.items():
@@ -216,6 +244,11 @@ class Store:
     def refuse(self) -> None:
         """Answer everything with 403 from now on."""
         self.folder.with_suffix(".refuse").touch()
+
+    def refuse_writes_after(self, count: int | None) -> None:
+        """Answer writes with 403 after so many; None: answer all."""
+        place = self.folder.with_suffix(".writes")
+        place.unlink(missing_ok=True) if count is None else place.write_text(str(count))
 
 
 @contextmanager

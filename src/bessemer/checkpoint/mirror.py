@@ -254,16 +254,9 @@ class Mirror:
 
     def _put(self, source: Path, name: str) -> str:
         """Copy a file there, and check its size. Returns the SHA-256 of what was copied."""
-        files, path = storage.open_filesystem(self.place)
-        target, digest, size = f"{path}/{name}", hashlib.sha256(), 0
+        digest = hashlib.sha256()
         storage.make_folder(f"{self.place}/{name}".rpartition("/")[0])
-        with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
-            while block := file.read(BLOCK_BYTES):
-                stream.write(block)
-                digest.update(block)
-                size += len(block)
-        if (there := files.get_file_info(target).size) != size:
-            raise BessemerError(f"{self.place}/{name}: {there} bytes arrived of {size}")
+        storage.put_file(source, f"{self.place}/{name}", digest.update)
         return digest.hexdigest()
 
     def _get(self, name: str, target: Path | None = None) -> bytes | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +30,8 @@ from bessemer.hashing import SAMPLE_BYTES
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import compression_of
 from bessemer.run import RunFolder
+from bessemer.storage import OWN
+from bessemer.store_path import StorePath, remove_tree
 
 PIECES = "pieces.pickle"
 TASK_BYTES = 64 << 20  # of compressed JSONL in a task, or one file
@@ -50,7 +52,9 @@ def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
 
     def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
         assert run is not None
-        if not places:
+        if not places and corpus.work is not None:
+            places.append(StorePath(corpus.work) / run.path.absolute().name / f"{LISTING}{secrets.token_hex(4)}")
+        elif not places:
             run.path.mkdir(parents=True, exist_ok=True)
             places.append(Path(tempfile.mkdtemp(prefix=LISTING, dir=run.path.absolute())))
         tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
@@ -58,14 +62,14 @@ def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
             pass
         found = [task.found() for task in tasks]
         for task in tasks:
-            shutil.rmtree(task.folder)
+            remove_tree(task.folder)
         return found
 
     try:
         return {source.name: listing(source, by_tasks if run else None) for source in corpus.sources}
     finally:
         for place in places:
-            shutil.rmtree(place, ignore_errors=True)
+            remove_tree(place)
 
 
 @dataclass(frozen=True)
@@ -169,12 +173,7 @@ class LookAtFiles(CorpusTask):
         planner = FilePlanner(self.source, folder, self.min_bytes)
         pieces = planner.pieces(self.kind, list(self.files), None)
         engine.check_stop()  # else a file whose unpacking was stopped would be taken for whole
-        moved = [
-            replace(piece, path=str(self.folder / Path(piece.path).relative_to(folder)))
-            if Path(piece.path).is_relative_to(folder)
-            else piece
-            for piece in pieces
-        ]
+        moved = [replace(piece, path=moved_path(piece.path, folder, self.folder)) for piece in pieces]
         (folder / PIECES).write_bytes(pickle.dumps(replace(planner.looked, pieces=moved)))
         return {}
 
@@ -182,6 +181,14 @@ class LookAtFiles(CorpusTask):
         """What the finished task found."""
         found: LookedFiles = pickle.loads((self.folder / PIECES).read_bytes())
         return found
+
+
+def moved_path(path: str, made: Path, folder: Path) -> str:
+    """The path of a piece after what was `made` has become `folder`."""
+    if not Path(path).is_relative_to(made):
+        return path
+    place = folder / Path(path).relative_to(made)
+    return f"{OWN}{place}" if isinstance(place, StorePath) else str(place)
 
 
 def cost(file: File, kind: str) -> int:

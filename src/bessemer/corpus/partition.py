@@ -19,9 +19,10 @@ from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, print
 from bessemer.corpus.extract import fold, text_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import Unit, in_groups
-from bessemer.corpus.work import CorpusTask
+from bessemer.corpus.work import CorpusTask, write_file
 from bessemer.recipe import Corpus
-from bessemer.run import read_json, write_json
+from bessemer.run import read_json
+from bessemer.store_path import opened
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +123,8 @@ class Bucket:
         if self.partitions is not None:
             table = pa.concat_tables(rows_of_range(self.work, self.partitions, self.number, columns))
         else:
-            with pq.ParquetFile(self.merged) as file:
+            assert self.merged is not None
+            with pq.ParquetFile(opened(self.merged)) as file:
                 table = file.read(columns=[name for name in columns if name in file.schema_arrow.names])
         came = f"{self.size} rows were written but {table.num_rows} came back"
         engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
@@ -137,7 +139,7 @@ def rows_of_range(
 
     for partition in partitions:
         engine.check_stop()
-        with pq.ParquetFile(partition_folder(work, partition) / "rows.parquet") as file:
+        with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
             ranges: list[int] = json.loads(file.metadata.metadata[RANGES_KEY])
             if number in ranges:
                 present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
@@ -169,7 +171,7 @@ class Cut(NamedTuple):
 def write_context(work: Path, corpus: Corpus, buckets: dict[str, int]) -> None:
     """Write what all workers need: the recipe's [corpus] and the number of buckets of each source."""
     sizes = {source: Cut(number, range_size(number)) for source, number in buckets.items()}
-    write_json(work / CONTEXT, {"corpus": corpus.model_dump(mode="json"), "cuts": sizes})
+    write_file(work / CONTEXT, json.dumps({"corpus": corpus.model_dump(mode="json"), "cuts": sizes}))
 
 
 def cuts(work: Path) -> dict[str, Cut]:

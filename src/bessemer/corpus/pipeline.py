@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,7 +39,7 @@ from bessemer.corpus.clean import (
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import File, Listing, contents
-from bessemer.corpus.look import LookAtFiles, contents_by_source, listings_of, look_tasks, looked_by_source
+from bessemer.corpus.look import LookAtFiles, contents_by_source, listings_of, look_tasks, looked_by_source, moved_path
 from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
@@ -50,6 +50,7 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
 from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, staging, write_json
+from bessemer.store_path import get_folder
 
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
@@ -128,8 +129,9 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     with worker.kept_workers():
         listings = listings_of(corpus, run)
         inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
+        work = open_work(run, inputs, corpus.work)
         try:
-            summary = _build(recipe, run, listings, inputs, started)
+            summary = _build(recipe, run, work, listings, inputs, started)
         except InputError:  # another recipe, which starts in another folder, has to be written
             close_work(run)
             raise
@@ -137,11 +139,13 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     return summary
 
 
-def _build(recipe: Recipe, run: RunFolder, listings: dict[str, Listing], inputs: str, started: float) -> dict[str, Any]:
+def _build(
+    recipe: Recipe, run: RunFolder, work: Path, listings: dict[str, Listing], inputs: str, started: float
+) -> dict[str, Any]:
     from bessemer.corpus.publish import PublishBucket, assemble
     from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
 
-    corpus, work = recipe.corpus, open_work(run, inputs)
+    corpus = recipe.corpus
     files: Contents = contents_by_source(corpus, listings, work)
     content = _digest_of_contents(recipe, files)
     seconds = {"find": time.perf_counter() - started}
@@ -178,7 +182,7 @@ def _build(recipe: Recipe, run: RunFolder, listings: dict[str, Listing], inputs:
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
         if whole.quality is not None:
-            shutil.copytree(work / "quality" / QUALITY_REPORT, staged, dirs_exist_ok=True)
+            get_folder(work / "quality" / QUALITY_REPORT, staged)
         write_json(staged / "statistics.json", statistics)
         kept = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
@@ -197,7 +201,7 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
 def _settings(corpus: Corpus) -> dict[str, Any]:
     """The keys of [corpus] on which the documents depend."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "slurm", "workers"):
+    for key in ("engine", "address", "slurm", "workers", "work"):
         del section[key]
     return section
 
@@ -249,9 +253,7 @@ def _plan(
     """The partitions, planned once per build. looks: finished; files of other sources are looked at and unpacked here."""
 
     def plan_units(folder: Path) -> dict[str, Any]:
-        spool = work / "spool"
-        shutil.rmtree(spool, ignore_errors=True)
-        units: list[Unit] = []
+        spool, units = folder / "spool", list[Unit]()
         looked = looked_by_source(looks)
         for source in corpus.sources:
             units += plan(source, listings[source.name].read, spool, looked.get(source.name))
@@ -260,6 +262,12 @@ def _plan(
         for unit in units:
             sizes[unit.source.name] += unit.size
         write_context(work, corpus, {source: num_buckets(size) for source, size in sizes.items()})
+        units = [
+            replace(one, pieces=tuple(
+                replace(piece, path=moved_path(piece.path, folder, work / "plan")) for piece in one.pieces
+            ))
+            for one in units
+        ] if spool.exists() else units  # fmt: skip
         (folder / UNITS).write_bytes(pickle.dumps(units))
         return {}
 

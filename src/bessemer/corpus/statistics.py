@@ -199,20 +199,20 @@ def add_lines(funnels: dict[str, Funnel], units: Iterable[Unit]) -> None:
         for example in chain(*(entry.examples for entry in funnel.rejected.values())):
             if example["place"].isdecimal():
                 wanted.setdefault((funnel.source, example["path"]), []).append(example)
-    paths: dict[tuple[str, str], str] = {}
+    paths: dict[tuple[str, str], tuple[str, Source]] = {}
     for unit in units if wanted else ():
         for piece in unit.pieces if unit.format == "jsonl" else ():
             if not storage.is_remote(piece.path) and not piece.damage:
-                paths.setdefault((unit.source.name, piece.name), piece.path)
+                paths.setdefault((unit.source.name, piece.name), (piece.path, unit.source))
     for key in wanted.keys() & paths.keys():
-        _count_lines(wanted[key], paths[key])
+        _count_lines(wanted[key], *paths[key])
 
 
-def _count_lines(examples: list[dict[str, Any]], path: str) -> None:
+def _count_lines(examples: list[dict[str, Any]], path: str, source: Source) -> None:
     """Number the lines of one file, as far as MAX_COUNTED_BYTES."""
     line, position = 1, 0
     left = sorted(examples, key=lambda example: int(example["place"]))
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), storage.open_file(path, source) as file:
         while left and position < MAX_COUNTED_BYTES and (block := file.read(READ_BYTES)):
             while left and int(left[0]["place"]) < position + len(block):
                 example = left.pop(0)

@@ -10,7 +10,6 @@ Each runs on the documents kept so far, as tasks, into folders with receipts:
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Dedup
 from bessemer.run import STAGE_FILE, read_json
+from bessemer.store_path import get_folder
 
 if TYPE_CHECKING:
     from bessemer.corpus.quality.decide import QualityVerdicts
@@ -179,16 +179,13 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
         )
         for bucket in buckets
     ]
-    report = work / "quality.report"
-    shutil.rmtree(report, ignore_errors=True)
-    report.mkdir()
-    if (model / FOLDER).exists():
-        shutil.copytree(model / FOLDER, report / FOLDER)
-    facts = decide(settings, names, learned, tasks, perform, started, report)
 
     def publish(staged: Path) -> dict[str, Any]:
-        shutil.copytree(report, staged / QUALITY_REPORT)
-        return facts
+        report = staged / QUALITY_REPORT
+        report.mkdir()
+        if (model / FOLDER).exists():
+            get_folder(model / FOLDER, report / FOLDER)
+        return decide(settings, names, learned, tasks, perform, started, report)
 
     return build_once(work / "quality", made_of, publish)
 

@@ -3,8 +3,8 @@
     run/corpus.work/DIGEST/     DIGEST: of the build's inputs; folders of other digests are removed
       context.json              the recipe's [corpus] and the number of buckets per source
       contents/SOURCE/000000/   hashes of some files
-      files/SOURCE-FORMAT/000000/  pieces of some files, and what was unpacked of them (look.py); spool/ of sources with max_bytes
-      plan/                     the units of each partition
+      files/SOURCE-FORMAT/000000/  pieces of some files, and what was unpacked of them (look.py)
+      plan/                     the units of each partition, and spool/: what was unpacked of sources with max_bytes
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
       classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
@@ -12,22 +12,44 @@
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
+
+With `corpus.work` DIGEST lies in an object store, URL/RUN/DIGEST, and corpus.work/ has its address. A task writes its result on
+its own machine and copies it there, the receipt last; what a kill leaves without a receipt is written over. The object `begun` is
+written first and removed first, so that a folder of which a part was removed is not taken for whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json, stage_is_current, sync_folder
+from bessemer import store_path
+from bessemer.errors import BessemerError, InputError
+from bessemer.run import (
+    STAGE_FILE,
+    RunFolder,
+    mark_stage,
+    read_json,
+    read_json_again,
+    stage_is_current,
+    sync_folder,
+    write_atomic,
+    write_json,
+)
+from bessemer.store_path import StorePath
+from bessemer.terminal import warn
 
 TEMPORARY = ".tmp"
+BEGUN = "begun"  # of a work folder in a store
+PLACES = "places.json"  # addresses of those that this run has begun
 LISTING = ".listing-"  # begins the name of a folder of the run in which tasks list files (look.py)
 
 
@@ -68,14 +90,26 @@ class CorpusTask(ABC):
         return receipt(self.folder, self.inputs)
 
 
-def open_work(run: RunFolder, inputs: str) -> Path:
-    """The work folder for these inputs, without the folders of other inputs and what a killed build left half-written."""
+def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
+    """The work folder for these inputs, without the folders of other inputs and what a killed build left half-written.
+
+    url: `corpus.work`. Raises InputError for a store that cannot be written.
+    """
     above = _work_folder(run)
     folder = above / inputs[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    stored = None if url is None else StorePath(f"{url.rstrip('/')}/{run.path.absolute().name}") / folder.name
+    _remove_stored(above, but=stored)
+    (folder if stored is None else above).mkdir(parents=True, exist_ok=True)
     for other in (*above.iterdir(), *run.path.glob(f"{LISTING}*")):
-        if other != folder:
+        if other.name != PLACES and (stored is not None or other != folder):
             shutil.rmtree(other, ignore_errors=True)
+    if stored is not None:
+        write_json(
+            above / PLACES, {"places": [str(stored)]}
+        )  # before the first object, so that it is known to be this run's
+        _begin_stored(stored)
+        return stored
+    (above / PLACES).unlink(missing_ok=True)
     steps = (
         step
         for name in ("contents", "files", "merged", "duplicates", "repeats", "published")
@@ -87,8 +121,35 @@ def open_work(run: RunFolder, inputs: str) -> Path:
     return folder
 
 
+def _begin_stored(folder: StorePath) -> None:
+    """Mark a work folder in a store as begun; what is left of one that was being removed goes first. Raises InputError."""
+    try:
+        if not (folder / BEGUN).exists():
+            store_path.remove_tree(folder)
+            (folder / BEGUN).write_bytes(b"1")
+    except BessemerError as error:
+        why = str(error).removeprefix("corpus: ")
+        raise InputError(
+            f"corpus.work: {why}. Check the URL, the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
+            "application-default ones) and AWS_ENDPOINT_URL; whoever runs this must be allowed to read, list, write and delete"
+        ) from None
+
+
+def _remove_stored(above: Path, but: StorePath | None = None) -> None:
+    """Remove the work folders in stores that this run has begun. Raises BessemerError for a store that fails."""
+    for place in (read_json_again(above / PLACES) or {}).get("places", ()):
+        if but is None or place != str(but):
+            (StorePath(place) / BEGUN).unlink(missing_ok=True)
+            store_path.remove_tree(StorePath(place))
+
+
 def close_work(run: RunFolder) -> None:
     """Remove the work folder: the corpus has been published."""
+    try:
+        _remove_stored(_work_folder(run))
+    except BessemerError as error:
+        warn(f"what the work on the corpus left in the store could not be removed: {error}")
+        return
     shutil.rmtree(_work_folder(run), ignore_errors=True)
 
 
@@ -96,9 +157,24 @@ def _work_folder(run: RunFolder) -> Path:
     return run.corpus.with_name(f"{run.corpus.name}.work")
 
 
+def write_file(path: Path, data: str) -> None:
+    """Replace a file as a whole, here or in a store."""
+    if isinstance(path, StorePath):
+        path.write_bytes(data.encode())
+    else:
+        write_atomic(path, data)
+
+
 def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
-    recorded: dict[str, Any] | None = read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
+    recorded: dict[str, Any] | None
+    if isinstance(folder, StorePath):  # it was written after all other files, whose sizes were compared then
+        try:
+            recorded = json.loads((folder / STAGE_FILE).read_bytes())
+        except FileNotFoundError:
+            return None
+        return recorded if recorded is not None and recorded["inputs"] == inputs else None
+    recorded = read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
     return recorded
 
 
@@ -112,6 +188,8 @@ def build_once(
     """
     if (recorded := receipt(folder, inputs)) is not None:
         return recorded
+    if isinstance(folder, StorePath):
+        return _build_in_store(folder, inputs, make)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY}")
     temporary.mkdir()
@@ -136,3 +214,14 @@ def build_once(
     recorded = receipt(folder, inputs)
     assert recorded is not None
     return recorded
+
+
+def _build_in_store(folder: StorePath, inputs: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as scratch:
+        made = Path(scratch) / folder.name
+        made.mkdir()
+        mark_stage(made, inputs, is_durable=False, **make(made))
+        (folder / STAGE_FILE).unlink(missing_ok=True)  # of other inputs
+        store_path.put_folder(made, folder, last=STAGE_FILE)
+        recorded: dict[str, Any] = read_json(made / STAGE_FILE)
+        return recorded

@@ -29,6 +29,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
+from bessemer.store_path import StorePath, each
 from bessemer.terminal import progress, say
 
 POLL_SECONDS = 0.1
@@ -36,6 +37,8 @@ PROBE_SECONDS = 10.0
 SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
 # Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
+# Where stores are, for Ray's workers; credentials are those of their machines
+STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def run_tasks(
@@ -46,17 +49,26 @@ def run_tasks(
     bytes_per_size: bytes of input that a task's `size` stands for. Raises a task's error, BessemerError for one whose
     worker dies repeatedly, KeyboardInterrupt.
     """
-    missing = [task for task in tasks if task.receipt() is None]
+    found = zip(tasks, _receipts(tasks), strict=True)
+    missing = [task for task, done in found if done is None]
     size, to_do = (sum(task.size for task in some) for some in (tasks, missing))
     with progress(what, size, unit) as advance:
         advance(size - to_do)
         _run(what, missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
-    return map(_receipt, tasks)
+    return map(_require, tasks, _receipts(tasks))
 
 
-def _receipt(task: CorpusTask) -> dict[str, Any]:
+def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
+    """The receipt of each task, None for one that has to be done; those of a store some at one time."""
+    if not tasks or not isinstance(tasks[0].work, StorePath):
+        return (task.receipt() for task in tasks)
+    task_of = {task.folder: task for task in tasks}
+    return each(lambda folder: task_of[folder].receipt(), task_of)
+
+
+def _require(task: CorpusTask, done: dict[str, Any] | None) -> dict[str, Any]:
     """The receipt of a finished task. Raises BessemerError for one that is not there."""
-    if (done := task.receipt()) is None:
+    if done is None:
         raise BessemerError(
             f"{task.stage}: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
         )
@@ -76,7 +88,8 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
-    end_earlier(tasks[0].work)
+    if not isinstance(tasks[0].work, StorePath):  # whose tasks no array of Slurm has
+        end_earlier(tasks[0].work)
     if settings.engine == "ray":
         run_on_ray(tasks, settings, done)
     elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:
@@ -255,7 +268,8 @@ def _connected(settings: Work) -> Any:
     cluster: dict[str, Any] = {"address": settings.address or "auto"}
     if settings.address is None and "RAY_ADDRESS" not in os.environ:
         cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
-    environment = {"env_vars": worker_environment()}
+    stores = {name: os.environ[name] for name in STORE_VARIABLES if name in os.environ}
+    environment = {"env_vars": {**worker_environment(), **stores}}
     try:
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:

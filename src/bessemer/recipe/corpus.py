@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -103,7 +104,30 @@ class Work(Section):
     address: str | None = Field(None, min_length=1)
     slurm: SlurmArray = SlurmArray()
     workers: int | None = Field(None, ge=1)
+    work: str | None = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
+
+    @field_validator("work")
+    @classmethod
+    def _is_in_a_store(cls, work: str | None) -> str | None:
+        parts = urlsplit(work or "")
+        if "@" in parts.netloc or parts.query:
+            raise ValueError(
+                "leave credentials out of the URL; they are taken from the environment or the machine's role"
+            )
+        if work is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
+            raise ValueError(
+                f"{work!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks the work lies in the run folder"
+            )
+        return work
+
+    @model_validator(mode="after")
+    def _exchanges_on_a_disk_with_slurm(self) -> Self:
+        if self.work is not None and self.engine == "slurm":
+            raise ValueError(
+                "work: the jobs of Slurm take tasks from a shared disk, and exchange files there; leave it out"
+            )
+        return self
 
     @property
     def unused(self) -> list[str]:

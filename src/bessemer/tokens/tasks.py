@@ -46,7 +46,10 @@ Span = tuple[int, int, int]  # number of the encoded row groups, first document 
 
 
 def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
-    """Whether the tokens are made by tasks: of enough text on a cluster, or on a machine with more cores than threads can use."""
+    """Whether the tokens are made by tasks: of enough text on a cluster with a shared disk, or on a machine with more cores than
+    threads can use."""
+    if recipe.corpus.work is not None and recipe.corpus.engine != "local":
+        return False  # the workers have no disk in common, on which the corpus and the tokens are
     if recipe.corpus.engine != "local":
         return text_bytes >= worker.SMALL_BYTES
     return text_bytes >= LARGE_BYTES and (recipe.tokens.workers or num_cores()) > MAX_THREADS

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, read_split, spread, take_ragged
+from bessemer.corpus.dedup.exchange import SplitWriter, is_new, load_array, read_array, read_split, spread, take_ragged
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
 from bessemer.corpus.dedup.task import EDGE, ORDER, PAIR, PART_BITS, DedupTask, DocumentPart, part_of, records, row_of
@@ -73,7 +73,7 @@ class CompareTask(DedupTask):
             for start in range(0, len(rows), CHUNK):
                 chosen = rows[start : start + CHUNK]
                 file.seek(int(chosen[0]) * width * 4)
-                block = np.fromfile(file, dtype=np.uint32, count=int(chosen[-1] - chosen[0] + 1) * width)
+                block = read_array(file, np.uint32, int(chosen[-1] - chosen[0] + 1) * width)
                 signed[start : start + CHUNK] = block.reshape(-1, width)[chosen - chosen[0]].astype(kind)
         return signed
 
@@ -90,7 +90,7 @@ class SendSignatures(CompareTask):
         pairs = _once(self.gather(step, [number], "pairs", PAIR) for number in range(count))
         to_part = part_of(pairs["second"])
         rows = row_of(pairs["first"])
-        at = np.load(self.result("DocumentKeys", self.number, "order.npy"))
+        at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
         sent = is_new(pairs["first"], to_part)  # of a document once to each part
         edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), ORDER))
         with SplitWriter(folder / "pairs", plan.num_parts) as file:
@@ -129,7 +129,7 @@ class CompareSignatures(CompareTask):
         settings = self.plan.settings
         width = num_hashes(settings)
         least = 0 if self.is_chained else min_equal_places(settings.min_jaccard, width, settings.verify)
-        at, num_edges = np.load(self.result("DocumentKeys", self.number, "order.npy")), 0
+        at, num_edges = load_array(self.result("DocumentKeys", self.number, "order.npy")), 0
         before, numbers = self.name_of(SendSignatures), range(self.plan.num_parts)
         rows = np.unique(row_of(self.gather(before, numbers, "pairs", EDGE)["second"]))
         own = self.signatures_of(rows)

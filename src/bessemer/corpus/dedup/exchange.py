@@ -15,6 +15,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from bessemer import store_path
+
 RUN_BYTES = 64 << 20  # of values that wait to be sorted
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
@@ -65,7 +67,9 @@ class SplitWriter:
 
 def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
     """The values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
-    parts = [np.empty(0, dtype=dtype), *(values for path in paths for values in split_runs(path, target, dtype))]
+    parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
+    for found in store_path.each(lambda path: list(split_runs(path, target, dtype)), paths):
+        parts += found
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
@@ -74,11 +78,25 @@ def split_runs(path: Path, target: int | None, dtype: npt.DTypeLike) -> Iterator
     kind = np.dtype(dtype)
     with path.open("rb") as file:
         for start, end in _spans(file, target):
-            values = np.empty((end - start) // kind.itemsize, dtype=kind)
             file.seek(start)
-            if file.readinto(values.view(np.uint8).data) < end - start:
+            values = read_array(file, kind, (end - start) // kind.itemsize)
+            if values.nbytes < end - start:
                 raise OSError(f"{path}: ends before byte {end}; was it cut?")
             yield values
+
+
+def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
+    """The next `count` values of a file, here or in a store; fewer at its end."""
+    values = np.empty(count, dtype=dtype)
+    num_bytes = file.readinto(values.view(np.uint8).data)  # type: ignore[attr-defined]
+    return values[: num_bytes // values.itemsize]
+
+
+def load_array(path: Path) -> np.ndarray:
+    """An .npy file, here or in a store."""
+    with path.open("rb") as file:
+        array: np.ndarray = np.load(file)
+    return array
 
 
 def _spans(file: BinaryIO, target: int | None) -> Iterator[tuple[int, int]]:

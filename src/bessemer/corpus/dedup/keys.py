@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, runs
+from bessemer.corpus.dedup.exchange import SplitWriter, is_new, load_array, range_of, read_array, runs
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.task import (
     EDGE,
@@ -228,7 +228,7 @@ class BandKeys(DedupTask):
         from bessemer.corpus.dedup.kernels import band_keys
 
         settings, num_ranges = self.plan.settings, num_key_ranges(self.plan)
-        width, order = num_hashes(settings), np.load(self.result("DocumentKeys", self.number, "order.npy"))
+        width, order = num_hashes(settings), load_array(self.result("DocumentKeys", self.number, "order.npy"))
         is_compared = np.ones(len(order), dtype=bool)
         copies = self.gather("EqualTexts", range(num_hash_ranges(self.plan)), "edges", EDGE)
         is_compared[row_of(copies["second"])] = False
@@ -238,7 +238,7 @@ class BandKeys(DedupTask):
         ):
             for start in range(0, len(order), CHUNK):
                 here = order[start : start + CHUNK]
-                values = np.fromfile(signed, dtype=np.uint32, count=len(here) * width).reshape(-1, width)
+                values = read_array(signed, np.uint32, len(here) * width).reshape(-1, width)
                 keys = np.empty((settings.bands, len(here)), dtype=np.uint64)
                 band_keys(values, settings.rows, here["salt"] << np.uint64(32), keys)
                 chosen = is_compared[start : start + CHUNK] & (values != UNSIGNED).any(axis=1)

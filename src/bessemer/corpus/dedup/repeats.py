@@ -6,13 +6,13 @@ part's text a few megabytes at a time, or one range of the filter or of keys, wh
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus.dedup import settle, substrings
+from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.dedup.paragraphs import (
     LINES,
     CountText,
@@ -26,6 +26,7 @@ from bessemer.corpus.dedup.task import DedupPlan, DedupTask, DocumentPart, memor
 from bessemer.corpus.dedup.verdicts import Edit, EditStatistics, ParquetPart, earlier_files
 from bessemer.corpus.work import build_once, receipt
 from bessemer.recipe import Dedup
+from bessemer.store_path import remove_tree
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,15 +51,11 @@ class RepeatVerdicts:
 
     def without_paragraphs(self, part: int, table: pa.Table) -> tuple[pa.Table, list[Edit]]:
         """The documents of a part that came to the search (column text), without repeated paragraphs, and the edits."""
-        import numpy as np
-
-        return cut_paragraphs(table, np.load(self._result(settle.CollectParagraphs, part) / LINES))
+        return cut_paragraphs(table, load_array(self._result(settle.CollectParagraphs, part) / LINES))
 
     def without_spans(self, part: int, table: pa.Table) -> tuple[pa.Table, list[Edit]]:
         """The documents of a part without repeated paragraphs, without repeated spans too, and the edits."""
-        import numpy as np
-
-        spans = np.load(self._result(substrings.CollectSpans, part) / substrings.SPANS)
+        spans = load_array(self._result(substrings.CollectSpans, part) / substrings.SPANS)
         return substrings.cut_spans(table, spans, self.settings.substrings.unit)
 
     def __call__(self, part: int, table: pa.Table) -> tuple[pa.Table, set[int], dict[str, EditStatistics]]:
@@ -111,7 +108,7 @@ def keep(folder: Path, *steps: type[DedupTask]) -> None:
     """Remove what other steps wrote."""
     for path in folder.iterdir():
         if path.name not in (RESULT, *(step.__name__ for step in steps)):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
 
 class _RepeatSearch:

@@ -9,7 +9,6 @@ Independent of the order of documents and of how the work is cut. Memory and dis
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from bessemer.corpus.dedup.task import DedupPlan, DedupTask, DocumentPart
 from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart, earlier_files
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.recipe import Dedup
+from bessemer.store_path import remove_tree
 
 RESULT = "result"  # folder with the receipt of the search
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
@@ -57,7 +57,7 @@ def find_duplicates(
     named = [folder / NameKeepers.__name__ / f"{part:06d}" for part in range(recorded["parts"] if recorded else 0)]
     if recorded is not None and all(receipt(path, made_of) for path in named):
         return recorded
-    shutil.rmtree(folder / RESULT, ignore_errors=True)
+    remove_tree(folder / RESULT)
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
     parts = [*own, *earlier]
     sizes = [part.size for part in parts]
@@ -68,7 +68,7 @@ def find_duplicates(
     recorded = build_once(folder / RESULT, made_of, lambda _: found)
     for path in folder.iterdir():
         if path.name not in (RESULT, NameKeepers.__name__):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
     return recorded
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.corpus.dedup.exchange import SplitWriter, read_split, runs
+from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_split, runs
 from bessemer.corpus.dedup.paragraphs import (
     BLOCK_WORDS,
     LINES,
@@ -58,7 +58,7 @@ class BoundTask(RangeItems):
             known = np.empty(0, dtype=STATE)
             default = STAYS if self.round or part < self.num_earlier else UNDECIDED
             if self.round and part >= self.num_earlier:
-                known = np.load(decided(self, part, self.round - 1) / "states.npy")
+                known = load_array(decided(self, part, self.round - 1) / "states.npy")
             listed, states = (np.ascontiguousarray(known[name]) for name in ("line", "state"))
             for items, lines, starts in self.items(part):
                 out = np.empty((len(items), 3), dtype=np.uint32)
@@ -133,14 +133,16 @@ class DecideLines(RepeatsTask):
         least, most = (
             np.add.reduceat(found[name], starts) if len(starts) else found[name] for name in ("least", "most")
         )
-        counts = np.fromfile(self.result(ParagraphItems.__name__, self.number, "counts"), dtype=np.uint32)
+        counts = np.frombuffer(
+            self.result(ParagraphItems.__name__, self.number, "counts").read_bytes(), dtype=np.uint32
+        )
         limits = threshold * counts[lines]
         goes, undecided = (least > 0) & (least >= limits), most >= limits
         states = np.empty(len(lines), dtype=STATE)
         states["line"], states["state"] = lines, np.where(goes, GOES, UNDECIDED)
         states = states[goes | undecided]
         if self.round:
-            before = np.load(decided(self, self.number, self.round - 1) / "states.npy")
+            before = load_array(decided(self, self.number, self.round - 1) / "states.npy")
             states = np.concatenate([before[before["state"] == GOES], states])
             states = states[np.argsort(states["line"])]
         np.save(folder / "states.npy", states)

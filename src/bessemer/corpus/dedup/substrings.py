@@ -211,7 +211,9 @@ class CollectSpans(RepeatsTask):
     num_ranges: int
 
     def make(self, folder: Path) -> dict[str, Any]:
-        ends = np.cumsum(np.fromfile(self.result(SpanSamples.__name__, self.number, "counts"), dtype="<i8"))
+        ends = np.cumsum(
+            np.frombuffer(self.result(SpanSamples.__name__, self.number, "counts").read_bytes(), dtype="<i8")
+        )
         places = self.gather(RepeatedWindows.__name__, range(self.num_ranges), "repeated", np.uint64)
         places = np.sort((places & np.uint64((1 << PLACE_BITS) - 1)).astype(np.int64))
         np.save(folder / SPANS, spans_of(places, ends, self.plan.settings.substrings.min_tokens))

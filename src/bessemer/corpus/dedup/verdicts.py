@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
+from bessemer.store_path import local_copy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +88,7 @@ def load_arrays(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
     """What `save_arrays` wrote, mapped into memory."""
     import numpy as np
 
-    return (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
+    return (np.load(local_copy(folder / f"{name}.npy"), mmap_mode="r") for name in names)
 
 
 def packed(identities: Sequence[str]) -> np.ndarray:

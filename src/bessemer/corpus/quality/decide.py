@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.classify import EXAMPLES, FILE, VERSION, Examples
 from bessemer.corpus.quality.cuts import RankQuery, find_cuts
@@ -60,8 +61,8 @@ class QualityVerdicts:
     def __call__(self, bucket: int) -> BucketQuality:
         """Those on a bucket."""
         decided = decisions_folder(self.work, bucket)
-        scores = np.load(scores_folder(self.work, bucket) / "scores.npy")
-        return BucketQuality(scores, np.load(decided / "stays.npy"), np.load(decided / "band.npy"), self.limit)
+        scores = load_array(scores_folder(self.work, bucket) / "scores.npy")
+        return BucketQuality(scores, load_array(decided / "stays.npy"), load_array(decided / "band.npy"), self.limit)
 
 
 def decide(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bessemer.corpus import engine
+from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.classify import SCORED_COLUMNS, Examples, TableScores, learned_classifier, score_table
@@ -54,8 +55,7 @@ class QualityTask(CorpusTask):
 
     def scored(self, name: str) -> np.ndarray:
         """An array that `ScoreDocuments` wrote: identities (S16) or scores (float32), by row."""
-        found: np.ndarray = np.load(scores_folder(self.work, self.number) / f"{name}.npy")
-        return found
+        return load_array(scores_folder(self.work, self.number) / f"{name}.npy")
 
 
 def scores_folder(work: Path, number: int) -> Path:
@@ -142,7 +142,7 @@ class CountDigits(QualityTask):
 
     def add_to(self, totals: Sequence[np.ndarray]) -> None:
         """Add the counts of the finished task to those of each query (DIGITS of them)."""
-        rows = np.load(self.folder / DIGIT_COUNTS)
+        rows = load_array(self.folder / DIGIT_COUNTS)
         for number in np.unique(rows[:, 0]).tolist():
             here = rows[rows[:, 0] == number]
             totals[number][here[:, 1]] += here[:, 2]

@@ -1,0 +1,193 @@
+"""Files and folders of an object store as paths, for work that lies there in place of a disk."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path, PosixPath
+from stat import S_IFDIR, S_IFREG
+from typing import Any, TypeVar
+
+from bessemer.errors import BessemerError
+from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file
+
+PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
+REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
+
+Result = TypeVar("Result")
+
+
+class StorePath(PosixPath):
+    """A file or folder of an object store, with the methods of `Path` that the work of a corpus takes: a file appears as a whole,
+    and there are no folders but those of files.
+
+    What takes the name of a local file raises, so that nothing is read or written at a place of that name on this machine.
+    Errors: FileNotFoundError; BessemerError where the store fails.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def __fspath__(self) -> str:
+        raise BessemerError(f"{self}: an object of a store is no local file; please report this")
+
+    def absolute(self) -> StorePath:
+        """The same: URLs are."""
+        return self
+
+    def _there(self) -> tuple[Any, str]:
+        return open_filesystem(str(self))
+
+    def _info(self) -> Any:
+        files, inner = self._there()
+        with answering(str(self)):
+            return files.get_file_info(inner)
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Its kind and size."""
+        from pyarrow import fs
+
+        info = self._info()
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(2, "No such file in the store", str(self))
+        mode = S_IFREG if info.type == fs.FileType.File else S_IFDIR
+        return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether there is such a file, or one below it."""
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Open for reading bytes."""
+        if mode != "rb":
+            raise BessemerError(f"{self}: an object of a store is written as a whole; please report this")
+        file = open_remote(str(self), *self._there(), PIECE_BYTES)
+        size = file.seek(0, 2)
+        file.seek(0)
+        return file if size > PIECE_BYTES else io.BytesIO(file.read())
+
+    def read_bytes(self) -> bytes:
+        """All of it."""
+        files, inner = self._there()
+        with answering(str(self)), files.open_input_stream(inner) as stream:
+            return bytes(stream.read())
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
+        """All of it as text."""
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def write_bytes(self, data: Any) -> int:
+        """Write all of it."""
+        files, inner = self._there()
+        with answering(str(self)), files.open_output_stream(inner) as stream:
+            stream.write(data)
+        return len(data)
+
+    def iterdir(self) -> Iterator[StorePath]:  # type: ignore[override]
+        """What is in a folder; nothing where there is none."""
+        from pyarrow import fs
+
+        files, inner = self._there()
+        with answering(str(self)):
+            infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+        yield from sorted(self / info.base_name for info in infos)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove a file."""
+        files, inner = self._there()
+        with answering(str(self)):
+            try:
+                files.delete_file(inner)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
+
+
+def put_folder(source: Path, folder: StorePath, last: str) -> None:
+    """Copy all files of a local folder to a store, some at one time; the file named `last` after the others, so that where it is
+    all are."""
+
+    def put(path: Path) -> None:
+        place = str(folder / path.relative_to(source))
+        with answering(place):
+            put_file(path, place)
+
+    paths = sorted(path for path in source.rglob("*") if path.is_file() and path != source / last)
+    with ThreadPoolExecutor(min(REQUESTS, len(paths) + 1)) as pool:
+        list(pool.map(put, paths))
+    put(source / last)
+
+
+def get_file(path: StorePath, target: Path) -> None:
+    """Copy a file of a store to a local one."""
+    with path.open("rb") as stream, open(target, "wb") as file:
+        shutil.copyfileobj(stream, file, COPIED_BYTES)
+
+
+def get_folder(source: Path, target: Path) -> None:
+    """Copy a folder of a store, or a local one, into a local folder that may be there."""
+    if not isinstance(source, StorePath):
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_dir():
+            get_folder(path, target / path.name)
+        else:
+            get_file(path, target / path.name)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, local or of a store, where there is one; what cannot be removed of a local one stays."""
+    if not isinstance(folder, StorePath):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    files, inner = open_filesystem(str(folder))
+    with answering(str(folder)):
+        try:
+            files.delete_dir(inner)
+        except FileNotFoundError:
+            return
+
+
+def each(work: Callable[[Path], Result], paths: Iterable[Path]) -> Iterator[Result]:
+    """The results for files in their order; of a store some at one time, since each waits for it."""
+    paths = list(paths)
+    if not any(isinstance(path, StorePath) for path in paths):
+        yield from map(work, paths)
+        return
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        for start in range(0, len(paths), AHEAD):
+            yield from pool.map(work, paths[start : start + AHEAD])
+
+
+@cache
+def _copies() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="bessemer-")
+
+
+@cache
+def local_copy(path: Path) -> Path:
+    """A file of a store as a local one, copied once in a process, for what maps it into memory; a local one itself. The content
+    of the file never changes."""
+    if not isinstance(path, StorePath):
+        return path
+    target = Path(_copies().name) / f"{len(os.listdir(_copies().name)):06d}-{path.name}"
+    get_file(path, target)
+    return target
+
+
+def opened(path: Path) -> Any:
+    """What a library takes in place of the name of a file: the name, or of a file of a store the open file."""
+    return path.open("rb") if isinstance(path, StorePath) else path

@@ -1,0 +1,296 @@
+"""The work of a corpus in an object store: the corpus of a disk, byte for byte, whatever is killed or refused on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from build_corpus import small
+from corpus_samples import prose, recipe
+
+from bessemer import storage, store_path
+from bessemer.corpus import look, partition, pipeline, units, walk, worker
+from bessemer.corpus.dedup import task
+from bessemer.corpus.work import BEGUN
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe, Source, dump, parse
+from bessemer.run import RunFolder
+from bessemer.store_path import StorePath
+from tests.corpus.object_store import Store, store
+
+PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
+REPEATS = 'keep = "longest"\n[corpus.dedup.paragraphs]\nmode = "{}"\n[corpus.dedup.substrings]\nunit = "{}"'
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with store(tmp_path / "store") as served:
+        (served.folder / "b" / "others").mkdir(parents=True)
+        (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
+        yield served
+
+
+@pytest.fixture
+def finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
+        monkeypatch.setattr(partition, name, getattr(partition, name))
+    monkeypatch.setattr(look, "HASHED_BYTES", 10 * look.OPEN_COST)
+    monkeypatch.setattr(walk, "LISTED_HERE", 2)
+    small(pool=False)
+
+
+def sample(data: Path, dedup: str = "bands = 14\nrows = 8") -> Recipe:
+    """Files, compressed lines of which some are damaged, and a source with a budget, with duplicates and rejects."""
+    for number in range(40):
+        (data / "files" / str(number % 5)).mkdir(parents=True, exist_ok=True)
+        (data / "files" / str(number % 5) / f"{number}.txt").write_text(prose(number))
+    for number in range(0, 40, 7):
+        (data / "files" / f"copy-{number}.txt").write_text(prose(number).upper())
+        (data / "files" / f"near-{number}.txt").write_text(prose(number + 1) + "\nand some more words")
+        (data / "files" / f"short-{number}.txt").write_text("short")
+    for name, first in (("lines", 500), ("part", 700)):
+        lines = [json.dumps({"text": prose(first + number), "n": number}) for number in range(40)]
+        lines[13] = "{damaged"
+        (data / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return recipe(
+        {"name": "files", "format": "text", "paths": [str(data / "files")]},
+        {"name": "lines", "format": "jsonl", "paths": [str(data / "lines.jsonl.gz")]},
+        {"name": "part", "format": "jsonl", "paths": [str(data / "part.jsonl.gz")], "max_bytes": 20_000},
+        dedup=dedup,
+    )
+
+
+def in_store(of: Recipe, **more: object) -> Recipe:
+    return of.changed(corpus={"work": "s3://b/work/", **more})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def left(bucket: Store) -> list[str]:
+    return sorted(contents(bucket.folder))
+
+
+def receipts(bucket: Store) -> dict[str, int]:
+    """Time of every receipt in the store."""
+    return {str(path): path.stat().st_mtime_ns for path in (bucket.folder / "b").rglob("stage.json")}
+
+
+@pytest.mark.parametrize(
+    "dedup",
+    [
+        "bands = 14\nrows = 8",
+        pytest.param(REPEATS.format("paragraph", "bytes"), marks=pytest.mark.long),
+        pytest.param(
+            REPEATS.replace("paragraphs]", "paragraphs]\nmax_memory_mib = 256").format("ngram", "words"),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_the_corpus_is_that_of_a_disk(
+    data: Path, tmp_path: Path, bucket: Store, finely: None, dedup: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, here, there = sample(data, dedup), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    steps: set[str] = set()
+    put = store_path.put_folder
+    monkeypatch.setattr(
+        "bessemer.corpus.work.store_path.put_folder",
+        lambda made, folder, last: steps.update(str(folder).split("/")[6:]) or put(made, folder, last),  # type: ignore[func-returns-value]
+    )
+    pipeline.build(in_store(of), there)
+    assert contents(there.corpus) == contents(here.corpus)
+    assert {"plan", "contents", "files", "partitions", "merged", "duplicates", "published"} <= steps
+    if '"paragraph"' in dedup:
+        assert {"repeats", "JudgeParagraphs", "CollectParagraphs", "CollectSpans"} <= steps
+    if "ngram" in dedup:
+        assert {"repeats", "BoundParagraphs", "DecideLines", "CollectParagraphs", "CollectSpans"} <= steps
+    assert left(bucket) == ["b/others/object"]
+    assert [path.name for path in there.path.iterdir()] == ["corpus"]
+    assert pipeline.inputs_digest(of) == pipeline.inputs_digest(in_store(of)), "where the work lies changes no document"
+
+
+@pytest.mark.long
+def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+    of = sample(data)
+    for name, words in (("high", "the sea was calm and the ship sailed on"), ("low", "buy cheap pills now click here")):
+        lines = [json.dumps({"text": prose(2000 + number) + f"\n{words} " * 9}) for number in range(60)]
+        (data / f"{name}.jsonl").write_text("\n".join(lines))
+    labelled = (Source(name=name, format="jsonl", paths=(str(data / f"{name}.jsonl"),)) for name in ("high", "low"))
+    quality = {"high": ("high",), "low": ("low",), "use": "weight"}
+    of = of.changed(corpus={"sources": (*of.corpus.sources, *labelled), "quality": quality})
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    pipeline.build(in_store(of), there)
+    mine, theirs = contents(here.corpus), contents(there.corpus)
+    assert mine.keys() == theirs.keys()
+    assert {name for name in mine if mine[name] != theirs[name]} <= {"quality.json", "stage.json"}  # it has seconds
+
+
+def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+    of, whole, run = sample(data), RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    pipeline.build(of, whole)
+    draw, said = random.Random(3), list[str]()
+    while True:
+        before = receipts(bucket)
+        bucket.refuse_writes_after(draw.randint(60, 160))
+        try:
+            pipeline.build(in_store(of), run)
+            break
+        except BessemerError as error:
+            said.append(str(error))
+        after = receipts(bucket)
+        if not any("duplicates/result" in path for path in after):
+            assert {path: after[path] for path in before} == before, "nothing finished is done again"
+        assert not run.corpus.exists()
+    assert len(said) >= 3
+    assert all("s3://b/work/run" in one and "ACCESS_DENIED" in one for one in said)
+    assert not any("a-secret-of-someone" in one for one in said)
+    assert contents(run.corpus) == contents(whole.corpus)
+    bucket.refuse_writes_after(None)
+
+
+@pytest.mark.long
+def test_killed_at_many_moments(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+    of, whole, run = sample(data), RunFolder(tmp_path / "whole"), tmp_path / "killed"
+    pipeline.build(of, whole)
+    file = tmp_path / "recipe.toml"
+    file.write_text(dump(in_store(of)))
+    draw, kills = random.Random(1), 0
+    while True:
+        moment = [str(draw.randint(2, 40)), draw.choice(["before", "after"])]
+        process = subprocess.Popen([sys.executable, PROGRAM, str(file), str(run), *moment], stdout=subprocess.PIPE)
+        process.communicate(timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+        assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
+    assert kills >= 3
+    assert contents(run / "corpus") == contents(whole.corpus)
+    assert left(bucket) == ["b/others/object"]
+
+
+@pytest.mark.long
+def test_workers_need_no_disk_in_common(
+    data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    pipeline.build(in_store(of, workers=2), there)
+    assert contents(there.corpus) == contents(here.corpus)
+
+
+@pytest.mark.long
+def test_what_other_inputs_left_goes_and_a_half_removed_folder_is_not_trusted(
+    data: Path, run: RunFolder, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = in_store(sample(data))
+    with monkeypatch.context() as patched:
+        patched.setattr("bessemer.corpus.publish.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        for text in ("one", "two"):
+            (data / "files" / "new.txt").write_text(prose(1000) + text)
+            with pytest.raises(OSError, match="full"):
+                pipeline.build(of, run)
+        (folder,) = {path.parent for path in (bucket.folder / "b" / "work" / "run").glob(f"*/{BEGUN}")}
+        assert folder.name == pipeline.inputs_digest(of)[:16] and (folder / "published").exists()
+        assert {path.split("/")[3] for path in left(bucket)[1:]} == {folder.name}
+    (folder / BEGUN).unlink()  # as a removal that was killed leaves it
+    for path in folder.glob("partitions/*/rows.parquet"):
+        path.unlink()
+    pipeline.build(of, run)
+    assert left(bucket) == ["b/others/object"]
+    pipeline.build(of.changed(corpus={"work": None}), RunFolder(run.path.with_name("whole")))
+    assert contents(run.corpus) == contents(run.path.with_name("whole") / "corpus")
+
+
+def test_a_store_that_cannot_be_used_is_named(
+    data: Path, run: RunFolder, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = in_store(sample(data))
+    bucket.refuse()
+    with pytest.raises(InputError, match=r"corpus.work: .*s3://b/work/run/.*ACCESS_DENIED.*AWS_ENDPOINT_URL") as caught:
+        pipeline.build(of, run)
+    assert "a-secret-of-someone" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        ("s3://key:secret@b/x", "leave credentials out of the URL"),
+        ("s3://b/x?signature=1", "leave credentials out of the URL"),
+        ("/scratch/work", "give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks the work lies in the run folder"),
+        ("s3://", "give s3://BUCKET/PATH"),
+        ("hf://datasets/a/b", "give s3://BUCKET/PATH"),
+    ],
+)
+def test_places_that_are_no_stores_are_refused(work: str, message: str) -> None:
+    text = f'[run]\nname = "t"\n[model]\ndepth = 2\n[corpus]\nwork = "{work}"\n'
+    with pytest.raises(InputError, match=message.replace("?", r"\?")) as caught:
+        parse(text, "test")
+    assert message.startswith("give") or "secret" not in str(caught.value).replace("a secret", "")
+
+
+def test_slurm_exchanges_on_a_disk() -> None:
+    with pytest.raises(InputError, match="the jobs of Slurm take tasks from a shared disk"):
+        parse('[run]\nname = "t"\n[model]\ndepth = 2\n[corpus]\nengine = "slurm"\nwork = "s3://b/x"\n', "test")
+
+
+def test_a_path_of_a_store(bucket: Store, tmp_path: Path) -> None:
+    folder = StorePath("s3://b/run/x")
+    assert str(folder / "y") == "s3://b/run/x/y" and pickle.loads(pickle.dumps(folder)) == folder
+    assert not folder.exists() and list(folder.iterdir()) == []
+    data = os.urandom(store_path.PIECE_BYTES * 3)
+    (folder / "deep" / "file").write_bytes(data)
+    assert folder.is_dir() and (folder / "deep" / "file").is_file()
+    assert (folder / "deep" / "file").read_bytes() == data
+    with (folder / "deep" / "file").open("rb") as file:
+        assert file.seek(-5, 2) == len(data) - 5 and file.read() == data[-5:]
+    assert store_path.local_copy(folder / "deep" / "file").read_bytes() == data
+    store_path.get_folder(folder, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == {"deep/file": data}
+    for use in (os.stat, open, shutil.rmtree, os.fspath):
+        with pytest.raises(BessemerError, match="s3://b/run/x: an object of a store is no local file"):
+            use(folder)  # type: ignore[operator]
+    with pytest.raises(FileNotFoundError, match="s3://b/run/x/none"):
+        (folder / "none").read_bytes()
+    store_path.remove_tree(folder)
+    store_path.remove_tree(folder)
+    assert left(bucket) == ["b/others/object"]
+
+
+def test_a_file_of_which_a_part_arrived_is_reported(
+    bucket: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    files, _ = storage.open_filesystem("s3://b/x")
+
+    class Short:
+        def __getattr__(self, name: str) -> object:
+            return getattr(files, name)
+
+        def get_file_info(self, path: str) -> object:
+            files.open_output_stream(path).close()  # empty
+            return files.get_file_info(path)
+
+    monkeypatch.setattr(storage, "open_filesystem", lambda place: (Short(), place.removeprefix("s3://")))
+    with pytest.raises(BessemerError, match="s3://b/x: 0 bytes arrived of 5"):
+        storage.put_file(tmp_path / "file", "s3://b/x")
