@@ -121,7 +121,11 @@ def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partiti
         folder = work / "partitions" / f"{number:06d}"
         folder.mkdir(parents=True)
         (folder / "rows.parquet").write_bytes(b"x")
-        facts = {"ranges": [[part, -(-each // ranges)] for part in range(ranges)], "counts": tally.to_json()}
+        facts = {
+            "ranges": [[part, -(-each // ranges)] for part in range(ranges)],
+            "bytes": each * 4000,
+            "counts": tally.to_json(),
+        }
         mark_stage(folder, "partition", source="crawl", partition=number, **facts)
     funnel = Funnel("crawl", "warc", files=0, documents_in=100, documents_kept=25)
     for number in range(40):
@@ -236,7 +240,7 @@ def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
         for kind in (DedupTask, settle.BoundTask, settle.DecideLines):
             patched.enter_context(patch.object(kind, "folder", place))
         with steps("search for repeats: tasks and receipts"):
-            parts = [whole.BucketPart(bucket) for bucket in buckets]
+            parts = [whole.BucketPart((bucket,)) for bucket in buckets]
             repeats.find_repeats(parts, corpus.dedup, work / "repeats", "made up", perform)
     steps.rows[-1]["tasks"] = num_tasks
 
@@ -273,7 +277,7 @@ def decide_quality(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
         with steps("decide by quality: tasks, receipts and counts"):
             common = (corpus.quality, "crawl", "")
             scoring = [
-                ScoreDocuments(work, one.place, one.size, *common, documents=whole.BucketPart(one), learned=work)
+                ScoreDocuments(work, one.place, one.size, *common, documents=whole.BucketPart((one,)), learned=work)
                 for one in buckets
             ]
             decide(corpus.quality, ["crawl"], {"report": {}, "seconds": {}}, scoring, perform, 0.0, work / "report")

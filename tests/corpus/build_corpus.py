@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bessemer.corpus import partition, pipeline, slurm, units, worker
+from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.recipe import parse
 from bessemer.run import RunFolder
@@ -42,6 +42,7 @@ def small(pool: bool) -> None:
     partition.BUCKET_BYTES = 20_000
     partition.RANGES = 2  # so that ranges are merged
     task.MEBIBYTE = 32  # so that there are several ranges of keys
+    whole.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
     if pool:
         worker.SMALL_BYTES = 0
 

@@ -16,7 +16,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, units, worker
+from bessemer.corpus import partition, pipeline, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
@@ -48,6 +48,7 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
+    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     small(pool=False)
     for number in range(200):
         (data / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))

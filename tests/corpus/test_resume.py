@@ -17,7 +17,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, publish, units, worker
+from bessemer.corpus import partition, pipeline, publish, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
@@ -71,6 +71,7 @@ def finely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
+    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     small(pool=False)
 
 

@@ -20,7 +20,7 @@ from corpus_samples import prose, recipe
 from slurm_tasks import Square
 
 from bessemer import interrupt
-from bessemer.corpus import partition, pipeline, slurm, units, worker
+from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Corpus, Recipe, dump
@@ -228,6 +228,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
     return lambda: small(pool=False)

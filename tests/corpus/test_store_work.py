@@ -19,7 +19,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import look, partition, pipeline, units, walk, worker
+from bessemer.corpus import look, partition, pipeline, units, walk, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.work import BEGUN
 from bessemer.errors import BessemerError, InputError
@@ -48,6 +48,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
     monkeypatch.setattr(look, "HASHED_BYTES", 10 * look.OPEN_COST)

@@ -94,6 +94,7 @@ class RangeCounts:
     def __init__(self, work: Path) -> None:
         self.work, self.cuts = work, cuts(work)
         self.rows: dict[str, Counter[int]] = {}
+        self.num_bytes: Counter[str] = Counter()  # of the rows of each source in memory
         self.partitions: dict[str, range] = {}
 
     def add(self, receipt: dict[str, Any]) -> None:
@@ -101,6 +102,7 @@ class RangeCounts:
         source, number = receipt["source"], receipt["partition"]
         first = self.partitions.get(source, range(number, number)).start
         self.partitions[source] = range(first, number + 1)
+        self.num_bytes[source] += receipt["bytes"]
         counts = self.rows.setdefault(source, Counter())
         for part, rows in receipt["ranges"]:
             counts[part] += rows
@@ -123,7 +125,11 @@ class RangeCounts:
             if self.cuts[source].range_size == 1:
                 found.append(Bucket(self.work, source, number, self.rows[source][number], self.partitions[source]))
         found.sort(key=lambda bucket: (bucket.source, bucket.number))
-        return [replace(bucket, place=place) for place, bucket in enumerate(found)]
+        row_bytes = {source: self.num_bytes[source] / max(rows.total(), 1) for source, rows in self.rows.items()}
+        return [
+            replace(bucket, place=place, num_bytes=round(bucket.size * row_bytes[bucket.source]))
+            for place, bucket in enumerate(found)
+        ]
 
     def _ranges(self) -> list[tuple[str, int]]:
         return [(source, number) for source in sorted(self.rows) for number in sorted(self.rows[source])]

@@ -68,7 +68,7 @@ class Partition(CorpusTask):
 
     @property
     def inputs(self) -> str:
-        return "partition"
+        return "partition 2"
 
     def __str__(self) -> str:
         return f"partition {self.number}"
@@ -78,9 +78,16 @@ class Partition(CorpusTask):
         settings, cuts = context(self.work)
         tally = Tally()
         tables = list(_chunks(self, settings, tally)) or [_table([], settings)]
+        num_bytes = sum(table.nbytes for table in tables)
         written = _write(tables, cuts[self.source], folder / "rows.parquet")
         check_tally(tally, sum(rows for _, rows in written), f"source {self.source}, {self}")
-        return {"source": self.source, "partition": self.number, "ranges": written, "counts": tally.to_json()}
+        return {
+            "source": self.source,
+            "partition": self.number,
+            "ranges": written,
+            "bytes": num_bytes,
+            "counts": tally.to_json(),
+        }
 
 
 def partition_folder(work: Path, number: int) -> Path:
@@ -114,6 +121,7 @@ class Bucket:
     partitions: range | None  # among which its rows are; None: they are merged
     merged: Path | None = None  # the file that has them
     place: int = 0
+    num_bytes: int = 0  # of its rows in memory, about
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""

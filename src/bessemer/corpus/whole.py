@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 QUALITY_REPORT, REPEATS = "report", "repeats"
 LEARNED = "classifier"  # folder of the trained classifier
 
+GROUP_BYTES = 16 << 20  # of rows in buckets that are one part of the search for duplicates
 # of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
 DEDUP_BYTES, QUALITY_BYTES, REPEAT_BYTES = 25, 1000, 5
 
@@ -69,7 +70,8 @@ class Decisions:
 
 def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
     folder = work / "duplicates"
-    return verdicts_of(folder, read_json(folder / RESULT / STAGE_FILE)["parts"], settings)
+    done = read_json(folder / RESULT / STAGE_FILE)
+    return verdicts_of(folder, done["parts"], settings, done["tables"])
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class KeptDocuments:
         for _, table in self.by_bucket(columns):
             yield table
 
-    def by_bucket(self, columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
-        """Each bucket that has documents, with them."""
+    def by_bucket(self, columns: Sequence[str], empty: bool = False) -> Iterator[tuple[Bucket, pa.Table]]:
+        """Each bucket that has documents, with them. empty: the others too."""
         quality, verdicts, repeats = self.decided.quality, self.decided.verdicts, self.decided.repeats
         for bucket in self.buckets:
             table = bucket.rows(sorted({*columns, "identity", "reason"} - {"source", "quality"}))
@@ -101,7 +103,7 @@ class KeptDocuments:
             if "source" in columns:
                 sources = pa.array([bucket.source] * table.num_rows, pa.large_string())
                 table = table.append_column("source", sources)
-            if table.num_rows:
+            if table.num_rows or empty:
                 yield bucket, table.select([name for name in columns if name in table.column_names])
 
 
@@ -138,12 +140,12 @@ def run_global_steps(
         expected -= quality["rejected"]
         decided = Decisions(QualityVerdicts(work, quality["limit"]))
     with timed("duplicates"):
-        parts = [BucketPart(bucket, decided) for bucket in buckets]
-        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates", inputs), expected)
+        parts = [BucketPart(some, decided) for some in small_together(buckets)]
+        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 2", inputs), expected)
     if cuts_repeats(corpus.dedup):
         with timed(REPEATS):
             decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
-            parts = [replace(part, decided=decided) for part in parts]
+            parts = [BucketPart((bucket,), decided) for bucket in buckets]
             _find_repeats(parts, corpus, work / REPEATS, digest(REPEATS, inputs))
     return GlobalStepReceipts(quality, duplicates)
 
@@ -174,7 +176,7 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
             settings,
             bucket.source,
             made_of,
-            documents=BucketPart(bucket),
+            documents=BucketPart((bucket,)),
             learned=model,
         )
         for bucket in buckets
@@ -190,22 +192,35 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
     return build_once(work / "quality", made_of, publish)
 
 
+def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
+    """The buckets in their order, in groups of at most GROUP_BYTES, or of one. In a search each group reads what each other has
+    written for it, so that n of them take n * n looks into files."""
+    groups, size = list[list[Bucket]](), 0
+    for bucket in buckets:
+        if not groups or size + bucket.num_bytes > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(bucket)
+        size += bucket.num_bytes
+    return [tuple(group) for group in groups]
+
+
 @dataclass(frozen=True)
 class BucketPart:
-    """The documents of one bucket that the steps so far kept."""
+    """The documents of some buckets that the steps so far kept."""
 
-    bucket: Bucket
+    buckets: tuple[Bucket, ...]
     decided: Decisions = Decisions()
     corpus: str = ""
 
     @property
     def size(self) -> int:
         """Documents, rejected ones included."""
-        return self.bucket.size
+        return sum(bucket.size for bucket in self.buckets)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """They as a table, with those of the columns that exist."""
-        return KeptDocuments([self.bucket], self.decided)(columns)
+        """They as a table for each bucket, with those of the columns that exist."""
+        return (table for _, table in KeptDocuments(self.buckets, self.decided).by_bucket(columns, empty=True))
 
 
 def run_dedup_step(

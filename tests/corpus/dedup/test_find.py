@@ -167,6 +167,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     monkeypatch.setattr(units, "RANGE_BYTES", 4000)
     monkeypatch.setattr(partition, "PARTITION_BYTES", (8000, 8000))
     monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
+    monkeypatch.setattr(whole, "GROUP_BYTES", 30_000)
     draw = random.Random(0)
     places = {}
     for number, text in enumerate(drifting(20, draw)):
@@ -185,7 +186,7 @@ def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all
     run_dedup_step = whole.run_dedup_step
 
     def watched(parts, *given):
-        for file in sorted((parts[0].bucket.work / "partitions").glob("*/rows.parquet")):
+        for file in sorted((parts[0].buckets[0].work / "partitions").glob("*/rows.parquet")):
             rows = pq.read_table(file, columns=["path"])["path"].to_pylist()
             partition_of.update(dict.fromkeys(rows, file.parent.name))
         return run_dedup_step(parts, *given)

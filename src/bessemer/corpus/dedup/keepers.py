@@ -193,6 +193,9 @@ class NameKeepers(DedupTask):
         before = f"{self.part.corpus}: " if self.part.corpus else ""
         for table in self.part(["identity", "path"]) if len(rows) else ():
             start, end = np.searchsorted(rows, (first, first + table.num_rows)).tolist()
+            if start == end:
+                first += table.num_rows
+                continue
             chosen = table.take(rows[start:end] - first)
             first += table.num_rows
             identities.append(packed(chosen["identity"].to_pylist()))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,11 +81,14 @@ class DocumentKeys(DedupTask):
 
     part: DocumentPart
 
-    def make(self, folder: Path) -> dict[str, int]:
+    def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*ORDER, ("salt", "<u8")])], 0
-        num_ranges = max(num_hash_ranges(self.plan), 1)
+        num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
         with SplitWriter(folder / "hashes", num_ranges) as hashes, (folder / "signatures").open("wb") as signed:
             for table in _tables(self.part, settings):
+                tables.append(table.num_rows)
+                if not table.num_rows:
+                    continue
                 names.append(packed(table["identity"].to_pylist()))
                 texts = table["text"].to_pylist() if "text" in table.column_names else []
                 folded = [fold(text) for text in texts]
@@ -101,7 +104,7 @@ class DocumentKeys(DedupTask):
         if not self.part.corpus:
             _require_unique(np.concatenate(names))
         np.save(folder / "order.npy", np.concatenate(order))
-        return {"documents": row}
+        return {"documents": row, "tables": tables}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def find_duplicates(
     own: Sequence[DocumentPart], settings: Dedup, folder: Path, made_of: str, sources: Sequence[str] = (),
     perform: Perform = perform_here,
 ) -> dict[str, Any]:  # fmt: skip
-    """Find the duplicates of a corpus; the receipt of the search: `parts`, and `statistics` for statistics.json.
+    """Find the duplicates of a corpus; the receipt of the search: `parts`, `tables` (rows of each table of each own part), and
+    `statistics` for statistics.json.
 
     Columns of the parts: identity; exact or text; characters; and where needed signature or text, source, quality.
     `folder` keeps the verdicts (`verdicts_of`); finished tasks with the same digest `made_of` are not done again.
@@ -72,9 +74,15 @@ def find_duplicates(
     return recorded
 
 
-def verdicts_of(folder: Path, num_parts: int, settings: Dedup) -> DuplicateVerdicts:
-    """The verdicts of a finished search over so many parts."""
-    return DuplicateVerdicts(folder / NameKeepers.__name__, num_parts, settings)
+def verdicts_of(
+    folder: Path, num_parts: int, settings: Dedup, tables: Sequence[Sequence[int]] | None = None
+) -> DuplicateVerdicts:
+    """The verdicts of a finished search over so many parts; with the `tables` of its receipt by table in place of part."""
+    spans = None
+    if tables is not None:
+        ends = [[0, *accumulate(rows)] for rows in tables]
+        spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
+    return DuplicateVerdicts(folder / NameKeepers.__name__, num_parts, settings, spans)
 
 
 class _Search:
@@ -88,7 +96,9 @@ class _Search:
     def run(self) -> dict[str, Any]:
         """Do all steps; returns the facts for the receipt."""
         plan, settings = self.plan, self.plan.settings
-        num_documents = [done["documents"] for done in self._parts(DocumentKeys, reads=True)]
+        read = self._parts(DocumentKeys, reads=True)
+        num_documents = [done["documents"] for done in read]
+        tables = [done["tables"] for done, part in zip(read, self.parts, strict=True) if not part.corpus]
         num_edges = sum(done["edges"] for done in self._ranges(EqualTexts, num_hash_ranges(plan)))
         if settings.minhash:
             self._parts(BandKeys)
@@ -105,7 +115,7 @@ class _Search:
         counts = self._parts(NameKeepers, reads=True, num_groups=num_groups)
         own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
         arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
-        return {"parts": plan.num_parts, "statistics": arrived | _statistics(counts, settings)}
+        return {"parts": plan.num_parts, "tables": tables, "statistics": arrived | _statistics(counts, settings)}
 
     def _compare(self, **more: Any) -> int:
         """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""

@@ -55,14 +55,24 @@ class PartVerdicts:
 
 @dataclass(frozen=True)
 class DuplicateVerdicts:
-    """The result of the search for duplicates, part by part."""
+    """The result of the search for duplicates, part by part, or table by table of all parts."""
 
     folder: Path  # of the tasks `NameKeepers`
     num_parts: int
     settings: Dedup
+    spans: Sequence[tuple[int, int, int]] | None = None  # part, first row and end of each table
 
-    def __call__(self, part: int) -> PartVerdicts:
-        """The verdicts on a part."""
+    def __call__(self, number: int) -> PartVerdicts:
+        """The verdicts on a part, or on a table by its rows."""
+        part, first, end = (number, 0, None) if self.spans is None else self.spans[number]
+        found, paths = self._of_part(part)
+        if end is not None:
+            here = slice(*found["row"].searchsorted((first, end)).tolist())
+            found, paths = found[here].copy(), paths[here]
+            found["row"] -= first
+        return PartVerdicts(found, paths, self.settings)
+
+    def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
         import numpy as np
 
         from bessemer.corpus.dedup.exchange import read_split
@@ -73,7 +83,7 @@ class DuplicateVerdicts:
         ends = np.cumsum(found["path_bytes"]).tolist()
         paths = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
         order = np.argsort(found["row"])
-        return PartVerdicts(found[order], [paths[place] for place in order.tolist()], self.settings)
+        return found[order], [paths[place] for place in order.tolist()]
 
 
 def save_arrays(folder: Path, value: object, names: Sequence[str]) -> None:

@@ -1,0 +1,67 @@
+"""Small buckets are searched for duplicates together: the same corpus, byte for byte, by fewer tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import partition, pipeline, whole
+from bessemer.corpus.partition import Bucket
+from bessemer.recipe import Quality
+from bessemer.run import RunFolder
+
+
+@pytest.mark.parametrize("steps", ["plain", pytest.param("chains, quality, paragraphs", marks=pytest.mark.long)])
+def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
+    monkeypatch.setattr(partition, "BUCKET_BYTES", 6_000)
+    names = ("one", "two", "three")
+    for place, name in enumerate(names):
+        (data / name).mkdir(exist_ok=True)
+        for number in range(40):
+            text = prose(1000 * place + number) + f"\n\nA line of {name} that all of its texts end with."
+            (data / name / f"{number}.txt").write_text(text)
+            if number % 4 == 0:  # copies and near copies, most of them in another bucket and some in another source
+                other = data / names[(place + number) % 3]
+                other.mkdir(exist_ok=True)
+                (other / f"copy-{name}-{number}.txt").write_text(text.upper())
+                (other / f"near-{name}-{number}.txt").write_text(text + "\nand some more words")
+            if number % 10 == 0:
+                (data / name / f"short-{number}.txt").write_text("short")
+    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in names]
+    of = recipe(*sources, dedup="bands = 14\nrows = 8")
+    if steps != "plain":
+        of = recipe(
+            *sources, dedup='bands = 14\nrows = 8\nchains = true\n[corpus.dedup.paragraphs]\nmode = "paragraph"'
+        )
+        quality = Quality(high=("one",), low=("two",), hash_bits=12, use="filter", keep_share=0.8)
+        of = of.changed(corpus={"quality": quality})
+    parts: list[int] = []
+    run_dedup_step = whole.run_dedup_step
+    monkeypatch.setattr(
+        whole, "run_dedup_step", lambda some, *more: parts.append(len(some)) or run_dedup_step(some, *more)
+    )  # type: ignore[func-returns-value]
+    found = []
+    for number, group_bytes in enumerate((0, 20_000, 1 << 30)):
+        monkeypatch.setattr(whole, "GROUP_BYTES", group_bytes)
+        run = RunFolder(tmp_path / str(number))
+        totals: dict[str, Any] = pipeline.build(of, run)
+        assert totals["rejected"]["exact_duplicate"] >= 5 and totals["rejected"]["near_duplicate"] >= 5
+        files = (
+            path for path in run.corpus.rglob("*") if path.is_file() and path.name not in ("quality.json", "stage.json")
+        )
+        found.append({str(path.relative_to(run.corpus)): path.read_bytes() for path in files})
+    assert parts[0] > parts[1] > parts[2] == 1
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_group_is_bounded() -> None:
+    sizes = [5, 4, 8, 1, 1, 1, 20, 3, 7, 1]
+    buckets = [
+        Bucket(Path("w"), "s", number, 1, None, place=number, num_bytes=size << 20) for number, size in enumerate(sizes)
+    ]
+    groups = whole.small_together(buckets)
+    assert [bucket for group in groups for bucket in group] == buckets
+    assert [[bucket.num_bytes >> 20 for bucket in group] for group in groups] == [[5, 4], [8, 1, 1, 1], [20], [3, 7, 1]]
