@@ -7,9 +7,10 @@ that later steps read one at a time. Its metadata says which ranges.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,33 +126,57 @@ class Bucket:
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         if self.partitions is not None:
-            table = pa.concat_tables(rows_of_range(self.work, self.partitions, self.number, columns))
-        else:
-            assert self.merged is not None
-            with pq.ParquetFile(opened(self.merged)) as file:
-                table = file.read(columns=[name for name in columns if name in file.schema_arrow.names])
+            return self._checked(list(rows_of_range(self.work, self.partitions, self.number, columns)))
+        assert self.merged is not None
+        with pq.ParquetFile(opened(self.merged)) as file:
+            return self._checked([file.read(columns=[name for name in columns if name in file.schema_arrow.names])])
+
+    def _checked(self, tables: list[pa.Table]) -> pa.Table:
+        import pyarrow as pa
+
+        table = pa.concat_tables(tables)
         came = f"{self.size} rows were written but {table.num_rows} came back"
         engine.require(table.num_rows == self.size, f"source {self.source}, bucket {self.number}: {came}")
         return table.sort_by("identity")
+
+
+def rows_together(buckets: Sequence[Bucket], columns: Sequence[str]) -> Iterator[tuple[Bucket, pa.Table]]:
+    """Each bucket with its rows, as `Bucket.rows`; all of them are read at one time, each partition once."""
+    for (work, partitions), some in groupby(buckets, lambda bucket: (bucket.work, bucket.partitions)):
+        if partitions is None:
+            yield from ((bucket, bucket.rows(columns)) for bucket in some)
+            continue
+        here = list(some)
+        tables: dict[int, list[pa.Table]] = {bucket.number: [] for bucket in here}
+        for number, table in _rows_of_ranges(work, partitions, tables, columns):
+            tables[number].append(table)
+        yield from ((bucket, bucket._checked(tables.pop(bucket.number))) for bucket in here)
 
 
 def rows_of_range(
     work: Path, partitions: range, number: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """The rows of a range of buckets from each partition that has some. columns: those that are there of them; all."""
+    return (table for _, table in _rows_of_ranges(work, partitions, (number,), columns))
+
+
+def _rows_of_ranges(
+    work: Path, partitions: range, numbers: Collection[int], columns: Sequence[str] | None
+) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of some ranges, with the number of each: partition by partition, of which all parse a footer."""
     import pyarrow.parquet as pq
 
     for partition in partitions:
         engine.check_stop()
         with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
             ranges: list[int] = json.loads(file.metadata.metadata[RANGES_KEY])
-            if number in ranges:
-                present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
-                yield file.read_row_group(ranges.index(number), columns=present).replace_schema_metadata()
+            present = None if columns is None else [name for name in columns if name in file.schema_arrow.names]
+            for place, number in enumerate(ranges):
+                if number in numbers:
+                    yield number, file.read_row_group(place, columns=present).replace_schema_metadata()
 
 
 def num_buckets(num_bytes: int) -> int:

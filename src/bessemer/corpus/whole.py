@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,7 +25,7 @@ from bessemer.corpus import engine
 from bessemer.corpus.dedup.repeats import RepeatVerdicts, cuts_repeats, find_repeats
 from bessemer.corpus.dedup.search import RESULT, find_duplicates, verdicts_of
 from bessemer.corpus.dedup.verdicts import DuplicateVerdicts
-from bessemer.corpus.partition import Bucket
+from bessemer.corpus.partition import Bucket, rows_together
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
@@ -89,8 +90,9 @@ class KeptDocuments:
     def by_bucket(self, columns: Sequence[str], empty: bool = False) -> Iterator[tuple[Bucket, pa.Table]]:
         """Each bucket that has documents, with them. empty: the others too."""
         quality, verdicts, repeats = self.decided.quality, self.decided.verdicts, self.decided.repeats
-        for bucket in self.buckets:
-            table = bucket.rows(sorted({*columns, "identity", "reason"} - {"source", "quality"}))
+        needed = sorted({*columns, "identity", "reason"} - {"source", "quality"})
+        read = (rows_together(some, needed) for some in small_together(self.buckets))
+        for bucket, table in chain.from_iterable(read):
             table = table.filter(pc.is_null(table["reason"]))
             if quality is not None:
                 decided = quality(bucket.place)
