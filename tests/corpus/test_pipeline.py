@@ -327,7 +327,7 @@ def test_a_row_that_the_search_for_duplicates_does_not_see_fails_the_stage(
 
     fill(data)
     whole = KeptDocuments.by_bucket
-    cut = lambda *given: ((bucket, table.slice(1)) for bucket, table in whole(*given))  # noqa: E731
+    cut = lambda *given, **more: ((bucket, table.slice(1)) for bucket, table in whole(*given, **more))  # noqa: E731
     monkeypatch.setattr(KeptDocuments, "by_bucket", cut)
     with pytest.raises(BessemerError, match="20 documents passed the steps but 19 came"):
         pipeline.build(recipe(source(data)), run)
