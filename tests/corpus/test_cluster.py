@@ -21,16 +21,24 @@ from bessemer.corpus.dedup import task
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
+from tests.corpus.object_store import store
 
 ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'bessemer[ray]')")
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of a head and two more nodes, one core each."""
+    """A cluster of a head and two more nodes, one core each, with credentials of a store."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
+            patched.setenv(name, "true")
+        yield from _cluster(Cluster)
+
+
+def _cluster(Cluster: Any) -> Iterator[str]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         made.add_node(num_cpus=1)
@@ -94,6 +102,21 @@ def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path, m
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards
     assert {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
+
+
+@pytest.mark.long
+def test_work_in_a_store(of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    if ray.is_initialized():
+        ray.shutdown()  # the next connection passes on where the store is
+    with store(tmp_path / "store") as served:
+        (served.folder / "b").mkdir()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
+        pipeline.build(on_ray(of, address).changed(corpus={"work": "s3://b/work"}), there)
+        assert any("PUT" in line or "partitions" in line for line in served.requests())
+        ray.shutdown()
+    assert contents(there.corpus) == contents(here.corpus)
 
 
 @pytest.mark.long
