@@ -145,13 +145,14 @@ def test_quality_scores_are_those_of_a_disk(data: Path, tmp_path: Path, bucket: 
     assert {name for name in mine if mine[name] != theirs[name]} <= {"quality.json", "stage.json"}  # it has seconds
 
 
+@pytest.mark.long
 def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
     of, whole, run = sample(data), RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     pipeline.build(of, whole)
     draw, said = random.Random(3), list[str]()
     while True:
         before = receipts(bucket)
-        bucket.refuse_writes_after(draw.randint(60, 160))
+        bucket.refuse_writes_after(draw.randint(40, 110))
         try:
             pipeline.build(in_store(of), run)
             break
@@ -161,7 +162,7 @@ def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: 
         if not any("duplicates/result" in path for path in after):
             assert {path: after[path] for path in before} == before, "nothing finished is done again"
         assert not run.corpus.exists()
-    assert len(said) >= 3
+    assert len(said) >= 2
     assert all("s3://b/work/run" in one and "ACCESS_DENIED" in one for one in said)
     assert not any("a-secret-of-someone" in one for one in said)
     assert contents(run.corpus) == contents(whole.corpus)
