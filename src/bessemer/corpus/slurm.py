@@ -61,7 +61,7 @@ def require_slurm() -> None:
 
 
 def end_earlier(work: Path) -> None:
-    """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work beside it."""
+    """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work at the same time."""
     for earlier in (work.absolute() / "slurm").glob("*"):
         if _cancel(earlier):
             say(f"  array {(earlier / 'job').read_text()} of an earlier run is cancelled")

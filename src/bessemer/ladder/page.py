@@ -118,7 +118,7 @@ def _law(found: Json) -> str:
 
 
 def _spreads(found: Json) -> str:
-    """What an interval holds beside the law's own uncertainty."""
+    """What an interval holds on top of the law's own uncertainty."""
     spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
     measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
     return (

@@ -109,22 +109,8 @@ class NarrowGate(torch.autograd.Function):
         return gate_up_grad
 
 
-class NarrowRotation(torch.autograd.Function):
-    """A rotation's gradient is the rotation back: nothing of x is kept. cos, sin: (T, 1, P/2), or (B, T, 1, P/2)."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turned(x_BTHK, cos, sin, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return _turned(gradients[0], cos, sin, -1.0), None, None
-
-
-def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Laid out by head, as attention reads it."""
+def turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    """Heads rotated (direction 1) or rotated back (-1), laid out by head. cos, sin: (T, 1, P/2), or (B, T, 1, P/2)."""
     batch, length, heads, width = x_BTHK.shape
     out_BHTK = x_BTHK.new_empty(batch, heads, length, width)
     x_ME, out_LK = x_BTHK.reshape(batch * length, heads * width), out_BHTK.flatten(0, 2)
@@ -137,7 +123,7 @@ def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tenso
 
 class NarrowHeads(torch.autograd.Function):
     """The joined matmul of queries, keys and values, (B, T, G, R + 2, K), to rotated queries (B, H, T, K) and keys and values
-    (B, G, T, K). rotation: cosines and sines as in `NarrowRotation`; without columns: none."""
+    (B, G, T, K). rotation: cosines and sines as in `turned`; without columns: none."""
 
     @staticmethod
     def forward(ctx: Any, joined_BTGEK: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -209,8 +209,8 @@ def softmax_backward(
     """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place.
 
     Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. rests: what the scores
-    lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is what each
-    weight's gradient is held against (Dao et al. 2022, "FlashAttention", appendix B.2).
+    lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is
+    subtracted from each weight's gradient (Dao et al. 2022, "FlashAttention", appendix B.2).
     """
     keys, width = scores.shape[1], out.shape[1]
     for row in range(first, last):

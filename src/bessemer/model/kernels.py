@@ -268,13 +268,9 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     rotation: cosines and sines, each broadcastable to (B, T, H, P/2). What a head has beyond its first P dimensions
     stays as it is (partial rotary positions).
     """
-    if runs_bf16(x_BTHK, *rotation):
-        from bessemer.model import bf16
-
-        narrow: Tensor = bf16.NarrowRotation.apply(x_BTHK, *rotation)  # type: ignore[no-untyped-call]
-        return narrow
     if is_eager_cpu(x_BTHK, *rotation):
-        turned: Tensor = _Rotate.apply(x_BTHK, *(part.to(x_BTHK.dtype) for part in rotation))  # type: ignore[no-untyped-call]
+        angles = rotation if runs_bf16(x_BTHK, *rotation) else (part.to(x_BTHK.dtype) for part in rotation)
+        turned: Tensor = _Rotate.apply(x_BTHK, *angles)  # type: ignore[no-untyped-call]
         return turned
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
     first, second, rest = _halves(x_BTHK, cos)
@@ -323,6 +319,10 @@ class _Rotate(torch.autograd.Function):
 
 def _turned(x_BTHK: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     # Laid out by head, as attention reads it.
+    if runs_bf16(x_BTHK, cos, sin):
+        from bessemer.model import bf16
+
+        return bf16.turned(x_BTHK, cos, sin, direction)
     batch, length, heads, width = x_BTHK.shape
     out_BTHK = x_BTHK.new_empty(batch, heads, length, width).transpose(1, 2)
     first, second, rest = _halves(x_BTHK, cos)

@@ -97,7 +97,7 @@ def residuals() -> dict[str, Any]:
 
 
 def device_class(job: Job) -> str:
-    """Generation of a job's device and its precision, by which cases are told apart."""
+    """Generation of a job's device and its precision, by which cases are distinguished."""
     words = job.cluster.device.name.split()
     generation = next((name for name, devices in GENERATIONS.items() if words[0] in devices), job.cluster.device.name)
     return f"{generation}, {job.precision}"
