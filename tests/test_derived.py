@@ -50,6 +50,20 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     assert TokenStore.open(run.tokens).vocabulary == 300
 
 
+def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = derived._machine
+    monkeypatch.setattr(derived, "_machine", lambda recipe: pytest.fail("timed for nothing"))
+    assert run_command(["corpus", "five.toml"]) == 0
+    for given in ("model.depth=2", "train.steps=3"):
+        assert run_command(["tokens", "five.toml", "--set", given]) == 0
+        found = read_json(here / "runs" / "five" / "derived.json")
+        assert found["basis"]["device"] == "" and found["basis"]["text_bytes"] > 0
+    monkeypatch.setattr(derived, "_machine", timed)
+    assert run_command(["tokens", "five.toml"]) == 0
+    found = read_json(here / "runs" / "five" / "derived.json")
+    assert found["basis"]["device"] and found["basis"]["flops_per_second"] > 0
+
+
 def test_a_folder_of_text_is_trained_on_and_gone_on_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "text", "--set", "train.steps=4", "--set", "evaluate.sample_tokens=4"]
     assert run_command(command) == 0

@@ -105,10 +105,8 @@ def reasons(run: RunFolder) -> list[str]:
 
 def _heading(basis: Basis, is_raw: bool = False) -> str:
     text = f"{counted(basis.documents, 'file')}, before cleaning" if is_raw else counted(basis.documents, "document")
-    return (
-        f"derived from {size(basis.text_bytes)} of text in {text}, and about {rate(basis.flops_per_second)} in training on "
-        f"{basis.device}"
-    )
+    speed = f", and about {rate(basis.flops_per_second)} in training on {basis.device}" if basis.device else ""
+    return f"derived from {size(basis.text_bytes)} of text in {text}{speed}"
 
 
 def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> None:
@@ -143,7 +141,10 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     unchanged corpus too."""
     built = stage_facts(run.corpus).get("inputs") if recipe.corpus.sources else None
     corpus = f"{built} {recipe.tokens.seed}" if built else ""
-    before = Basis(**old["basis"]) if old is not None else _machine(recipe)
+    before = Basis(0, 0) if old is None else Basis(**old["basis"])
+    if not before.device and sizing.needs_speed(recipe):
+        name, flops = _machine(recipe)
+        before = replace(before, device=name, flops_per_second=flops)
     if old is not None and old["corpus"] == corpus:
         return before, corpus
     if not corpus:
@@ -158,12 +159,13 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 
-def _machine(recipe: Recipe) -> Basis:
+def _machine(recipe: Recipe) -> tuple[str, float]:
+    """The device and the FLOP/s that a training step reaches on it."""
     from bessemer.train import device as devices
 
     device = devices.choose(recipe.train)
     flops = GPU_UTILISATION * devices.peak_rate(device) if device.is_cuda else _probed(recipe.train)
-    return Basis(0, 0, device.name, float(f"{flops * recipe.parallel.world:.2g}"))
+    return device.name, float(f"{flops * recipe.parallel.world:.2g}")
 
 
 def _probed(train: Train) -> float:

@@ -51,13 +51,14 @@ BEATS_NGRAM_BYTES = 50_000
 @dataclass(frozen=True)
 class Basis:
     """Inputs of the derivation. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
-    on the device; share, held_documents, held_bytes: the held-out split of whole documents that comes to the bytes wanted;
-    width, positions: of the model that the training starts from, 0 where it starts from none."""
+    on the device, 0 and "" where nothing needed them; share, held_documents, held_bytes: the held-out split of whole
+    documents that comes to the bytes wanted; width, positions: of the model that the training starts from, 0 where it starts
+    from none."""
 
     text_bytes: int
     documents: int
-    device: str
-    flops_per_second: float
+    device: str = ""
+    flops_per_second: float = 0.0
     share: float = 0.01
     held_documents: int = MIN_HELD_OUT_DOCUMENTS
     held_bytes: int = 0
@@ -101,6 +102,12 @@ def default_minutes(text_bytes: int) -> float:
 def bytes_per_token(vocabulary: int) -> float:
     """About what a BPE token of text stands for: 1 byte with 256 ids, 2.3 with 1,024, 4.4 at the most."""
     return min(1.0 + 0.65 * math.log2(max(vocabulary, 257) / 256), 4.4)
+
+
+def needs_speed(recipe: Recipe) -> bool:
+    """Whether anything follows from the machine's speed: the size of a model that is trained for minutes."""
+    train = recipe.train
+    return not recipe.model.has_size and train.steps is None and (train.minutes is not None or not train.has_horizon)
 
 
 def derive(recipe: Recipe, basis: Basis) -> tuple[Recipe, list[Choice]]:

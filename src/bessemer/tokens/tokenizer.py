@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -137,8 +137,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, end_of_text: str, mask_token: str | None = None) -> Tokenizer:
-        """Load a tokenizer.json; it must have the named special tokens."""
-        return cls(_read(path), end_of_text, mask_token)
+        """Load a tokenizer.json; it must have the named special tokens. A file that has not changed is read once."""
+        if not path.exists():
+            raise InputError(f"{path}: no such tokenizer file")
+        facts = path.stat()
+        return _loaded(path.resolve(), (facts.st_mtime_ns, facts.st_size, facts.st_ino), end_of_text, mask_token)
 
     @classmethod
     def load_any(cls, path: Path) -> Tokenizer:
@@ -237,6 +240,12 @@ class Tokenizer:
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """Number of bytes of text of each id; 0 for special tokens."""
         return np.array([len(piece) for piece in self.token_pieces()], dtype=np.int64)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path, version: tuple[int, ...], end_of_text: str, mask_token: str | None) -> Tokenizer:
+    """The tokenizer of a file, whose time, size and number are its version."""
+    return Tokenizer(_read(path), end_of_text, mask_token)
 
 
 def _read(path: Path) -> HuggingFaceTokenizer:
