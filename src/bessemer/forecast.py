@@ -69,7 +69,10 @@ def planned_run(
     config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
     planner = Planner.of(resolved, config, held_out)
     if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
-        recipe, resolved = (one.changed(train={"precision": precision}) for one in (recipe, resolved))
+        recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
+        resolved = derived_keys.with_precision(
+            resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
+        )
         planner = Planner.of(resolved, config, held_out)
     timing = None
     if measure_seconds > 0:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bessemer.model import attention, bf16, kernels
+from bessemer.model import attention, bf16, casts, kernels
 from bessemer.model import bf16_kernels as loops
 from bessemer.model.attention import AttentionSpec
 from bessemer.model.config import Rope
@@ -170,7 +170,7 @@ def test_a_weight_that_is_cast_once_gives_the_bits_of_one_cast_each_time() -> No
 
     plain = result()
     for _ in range(2):  # a change between two steps is seen
-        with kernels.casts_kept():
+        with casts.casts_kept():
             for _ in range(2):
                 assert all(torch.equal(a, b) for a, b in zip(plain, result(), strict=True))
         with torch.no_grad():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +84,26 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
     loop._validate(training, TrainState())
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
+
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this system has no huge pages")
+def test_the_heap_grows_in_huge_pages_before_and_after_memory_is_released() -> None:
+    def asked() -> int:
+        """Bytes of the heap for which huge pages are asked for."""
+        areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+        ours = [area for area in areas if "[heap]" in area and re.search(r"VmFlags:.* hg\b", area)]
+        return sum(int(re.search(r"Size: +(\d+) kB", area)[1]) << 10 for area in ours)  # type: ignore[index]
+
+    device = devices.choose(Train(device="cpu"))
+    devices.keep_freed_memory()
+    quarter = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    assert asked() > 0.9 * quarter
+    devices.release_unused(device)
+    assert asked() > 0.9 * quarter
+    assert devices.resident_bytes() < quarter / 2  # and none of it is taken
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

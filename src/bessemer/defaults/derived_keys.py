@@ -35,6 +35,7 @@ from bessemer.recipe.train import UPDATE_RULES
 MICRO_BATCH_TOKENS = 8192  # fills a GPU's matrix units; activations beyond that only cost memory
 # By whether it is CUDA; a CPU is within 4% of the speed of 4096 tokens, for a quarter of the activations.
 MICRO_BATCH_TOKENS_ON = {True: MICRO_BATCH_TOKENS, False: 1024}
+NARROW_TOKENS = 2048  # on a CPU in bf16: 1.17 times the speed of 1024 (docs/notes/cpu-step.md)
 WARMUP_SHARE, WARMUP_LIMIT = 0.02, 2000
 MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
@@ -77,7 +78,9 @@ def resolve(
             "it should grow to; lower it, or give train.global_batch_tokens"
         )
     first = sequences if train.batch_ramp is None else math.gcd(sequences, train.batch_ramp.start_tokens // length)
-    micro = train.micro_batch or micro_batch_size(first, length, micro_batch_tokens, layout)
+    micro = train.micro_batch or micro_batch_size(
+        first, length, _micro_batch_tokens(train.precision, batch // layout.data, micro_batch_tokens), layout
+    )
     batches = Batches.of(train.changed(global_batch_tokens=batch, micro_batch=micro), length)
     steps = train.steps or measured_steps or batches.steps_for(math.ceil(horizon / length))
     if limit is not None and train.steps is None:
@@ -176,6 +179,26 @@ def _batch(advised: float, length: int, tokens: int, layout: Parallel, micro_bat
     while not _micro_batch_sizes(each, length, tokens, layout, micro_batch):
         each += 1
     return length * each * layout.data
+
+
+def _micro_batch_tokens(precision: str, batch: int, tokens: int) -> int:
+    """More than `tokens` in bf16 on a CPU, whose units are so fast that what lies between the matmuls counts; as far as that
+    leaves two micro-batches, which run at a time (train/engine.py)."""
+    is_narrow = precision == "bf16" and tokens == MICRO_BATCH_TOKENS_ON[False]
+    return max(min(NARROW_TOKENS, batch // 2), tokens) if is_narrow else tokens
+
+
+def with_precision(resolved: Recipe, precision: str, tokens: int, *, has_micro_batch: bool) -> Recipe:
+    """A resolved recipe in the precision that was chosen for it, with the micro-batch that goes with it unless one was given.
+    tokens: as in `resolve`."""
+    train, length = resolved.train, resolved.tokens.sequence_length
+    assert train.global_batch_tokens is not None
+    changed: dict[str, object] = {"precision": precision}
+    if not has_micro_batch and train.batch_ramp is None:
+        batch, layout = train.global_batch_tokens, resolved.parallel
+        tokens = _micro_batch_tokens(precision, batch // layout.data, tokens)
+        changed["micro_batch"] = micro_batch_size(batch // length, length, tokens, layout)
+    return resolved.changed(train=changed)
 
 
 def micro_batch_size(sequences: int, length: int, tokens: int, layout: Parallel) -> int:

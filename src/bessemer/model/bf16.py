@@ -240,6 +240,12 @@ def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:
     return total_NTK.to(parts[0].dtype)
 
 
+def add_to(total: Tensor, summand: Tensor, factor: float = 1.0) -> None:
+    """Add a multiple of bf16 to fp32 of the same shape, both contiguous."""
+    arrays = total.view(-1).numpy(), _bits(summand.view(-1))
+    _by_rows(kernels.add, total.numel(), total.numel(), *arrays, np.float32(factor), block=SUM_ROWS)
+
+
 def loss_and_gradient(
     logits_CV: Tensor, targets_C: Tensor, z_loss: float, needs_gradient: bool
 ) -> tuple[Tensor, Tensor]:

@@ -206,25 +206,34 @@ def softmax_backward(
     first: int, last: int, scores: Bits, rests: Bits, slopes: Bits, gradient: Bits, out: Bits, log_sums: Floats, scale: Any,
     queries: int, first_query: int, causal: bool,
 ) -> None:  # fmt: skip
-    """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place.
+    """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place. Indices are unsigned, as above.
 
     Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. rests: what the scores
     lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is
     subtracted from each weight's gradient (Dao et al. 2022, "FlashAttention", appendix B.2).
     """
-    keys, width = scores.shape[1], out.shape[1]
-    for row in range(first, last):
-        log_sum, delta = log_sums[row], np.float32(0)
+    keys, width = np.uint64(scores.shape[1]), np.uint64(out.shape[1])
+    scores_1, rests_1, slopes_1 = scores.reshape(-1), rests.reshape(-1), slopes.reshape(-1)
+    gradient_1, out_1 = gradient.reshape(-1), out.reshape(-1)
+    for row in range(np.uint64(first), np.uint64(last)):
+        log_sum, delta, at = log_sums[row], np.float32(0), row * width
         for j in range(width):
-            delta += widen(gradient[row, j]) * widen(out[row, j])
-        end = min(first_query + row % queries + 1, keys) if causal else keys
+            delta += widen(gradient_1[at + j]) * widen(out_1[at + j])
+        at = row * keys
+        end = min(np.uint64(first_query) + row % np.uint64(queries) + np.uint64(1), keys) if causal else keys
         for t in range(end):
-            weight = exp((widen(scores[row, t]) + widen(rests[row, t])) * scale - log_sum)
-            scores[row, t] = narrow(weight)
-            slopes[row, t] = narrow(weight * (widen(slopes[row, t]) - delta) * scale)
+            weight = exp((widen(scores_1[at + t]) + widen(rests_1[at + t])) * scale - log_sum)
+            scores_1[at + t] = narrow(weight)
+            slopes_1[at + t] = narrow(weight * (widen(slopes_1[at + t]) - delta) * scale)
         for t in range(end, keys):
-            scores[row, t] = np.uint16(0)
-            slopes[row, t] = np.uint16(0)
+            scores_1[at + t] = np.uint16(0)
+            slopes_1[at + t] = np.uint16(0)
+
+
+@_compiled
+def add(first: int, last: int, total: Floats, summand: Bits, factor: Any) -> None:
+    for i in range(np.uint64(first), np.uint64(last)):
+        total[i] += widen(summand[i]) * factor
 
 
 @_compiled

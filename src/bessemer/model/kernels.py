@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bessemer.model import casts
+
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -75,57 +77,11 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
         y: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return y
-    if _CASTS is not None and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32:
+    if casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32:
         bias = None if bias_O is None else bias_O.to(x.dtype)
-        narrow: Tensor = _CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-untyped-call]
+        narrow: Tensor = casts.CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-untyped-call]
         return narrow
     return F.linear(x, weight_OI, bias_O)
-
-
-_CASTS: dict[tuple[int, torch.Size], Tensor] | None = None  # of weights to bf16, by address and shape
-
-
-@contextmanager
-def casts_kept() -> Iterator[None]:
-    """Within, a weight is cast to bf16 once, not for each micro-batch. No weight may change within."""
-    global _CASTS
-    before, _CASTS = _CASTS, {}
-    try:
-        yield
-    finally:
-        _CASTS = before
-
-
-def cast_weight(weight: Tensor) -> Tensor:
-    """The weight in bf16: the copy that `casts_kept` has, if it is in force. Two threads that come at once both make it."""
-    if _CASTS is None or type(weight) not in (Tensor, torch.nn.Parameter):
-        return weight.to(torch.bfloat16)
-    key = (weight.data_ptr(), weight.shape)
-    cast = _CASTS.get(key)
-    if cast is None:
-        cast = _CASTS[key] = weight.detach().to(torch.bfloat16)
-    return cast
-
-
-class _CastLinear(torch.autograd.Function):
-    """Of fp32 weights to bf16, as autocast does it: operands in bf16, the weight's gradient rounded to bf16."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        cast_OI = cast_weight(weight_OI)
-        ctx.save_for_backward(x, cast_OI)
-        return F.linear(x, cast_OI, bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, cast_OI = ctx.saved_tensors
-        gradient_MO, x_MI = gradients[0].flatten(0, -2), x.flatten(0, -2)
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        return (
-            torch.mm(gradient_MO, cast_OI).view(x.shape) if wants_x else None,
-            torch.mm(gradient_MO.T, x_MI).float() if wants_weight else None,
-            gradient_MO.sum(dim=0) if wants_bias else None,
-        )
 
 
 class _Linear(torch.autograd.Function):

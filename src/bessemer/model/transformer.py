@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.hashing import key_of
+from bessemer.model import casts
 from bessemer.model.attention import (
     AttentionScope,
     AttentionSpec,
@@ -172,11 +173,11 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = _embedding(config.vocabulary, config.width)
+        self.embedding = Embedding(config.vocabulary, config.width)
         if config.positions == "learned":
-            self.position_embedding = _embedding(config.position_rows, config.width)
+            self.position_embedding = Embedding(config.position_rows, config.width)
         if config.token_types:
-            self.type_embedding = _embedding(config.token_types, config.width)
+            self.type_embedding = Embedding(config.token_types, config.width)
         self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = norm(config) if config.norm_position != "residual" else nn.Identity()
@@ -301,9 +302,15 @@ def meta_model(config: ModelConfig) -> Transformer:
         return Transformer(config)
 
 
-def _embedding(rows: int, width: int) -> nn.Embedding:
-    """Without values, which `_initialise` draws: to draw them on the meta device torch loads its compiler, for a second."""
-    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+class Embedding(nn.Embedding):
+    """Its gradient may be collected (model/casts.py). Without values, which `_initialise` draws: to draw them on the meta device
+    torch loads its compiler, for a second."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width, _weight=torch.empty(rows, width))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return casts.look_up(input, self.weight)
 
 
 @torch.no_grad()

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bessemer.model import casts
 from bessemer.model.config import loss_chunk
-from bessemer.model.kernels import cast_weight, linear_kernel, matmul_kernel, runs_bf16
+from bessemer.model.kernels import linear_kernel, matmul_kernel, runs_bf16
 from bessemer.parallel.collectives import VocabularyShard
 
 
@@ -86,16 +87,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             needs_hidden, needs_head, needs_bias = ctx.needs_input_grad[:3]
             needs_gradient = any(ctx.needs_input_grad)
             wide = torch.promote_types(hidden_ND.dtype, torch.float32)
-            head = cast_weight(head_VD) if hidden_ND.dtype == torch.bfloat16 else head_VD.to(hidden_ND.dtype)
+            head = casts.cast_weight(head_VD) if hidden_ND.dtype == torch.bfloat16 else head_VD.to(hidden_ND.dtype)
             bias = None if bias_V is None else bias_V.to(wide)
             count, rows, device = len(targets_N), len(head_VD), hidden_ND.device
             nats_N = torch.empty(count, dtype=wide, device=device)
             extra = torch.zeros((), dtype=wide, device=device)
             hidden_grad = torch.empty_like(hidden_ND) if needs_hidden else None
-            head_grad = torch.empty_like(head_VD, dtype=wide) if needs_head else None
+            head_grad = None
             bias_grad = torch.zeros(rows, dtype=wide, device=device) if needs_bias else None
-            if head_grad is not None and count == 0:
-                head_grad.zero_()
             # The same chunks on every rank.
             max_rows = rows if options.vocabulary is None else options.vocabulary.max_size
             chunk = loss_chunk(options.chunk, max_rows, options.is_cuda)
@@ -128,10 +127,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 narrow_CV = logits_CV.to(hidden_ND.dtype)
                 if hidden_grad is not None:
                     hidden_grad[part] = matmul_kernel(narrow_CV, head)
-                if head_grad is not None:
+                if needs_head and count <= chunk and casts.are_collected(head_VD):
+                    head_grad = torch.mm(narrow_CV.T, hidden_CD)
+                elif needs_head:
+                    head_grad = torch.empty_like(head_VD, dtype=wide) if head_grad is None else head_grad
                     _add_matmul(head_grad, narrow_CV, hidden_CD, first=start == 0)
                 del logits_CV, narrow_CV, slope_CV  # so that the next chunk reuses their memory
+            if needs_head and head_grad is None:
+                head_grad = torch.zeros_like(head_VD, dtype=wide)
             ctx.save_for_backward(hidden_grad, head_grad, bias_grad)
+            ctx.head_VD = head_VD.detach()
             ctx.mark_non_differentiable(nats_N)
             return nats_N.sum() + extra, nats_N
 
@@ -140,9 +145,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         scale = gradients[0]
         # A pipeline that splits its backward pass runs this twice: only the last time may overwrite the saved gradients.
         runs_again = torch._C._autograd._get_current_graph_task_keep_graph()
+        hidden, head, bias = ctx.saved_tensors
+        if head is not None and not runs_again and casts.collect(ctx.head_VD, head, scale):
+            head = None
         hidden, head, bias = (
             None if x is None else x * scale.to(x.dtype) if runs_again else x.mul_(scale.to(x.dtype))
-            for x in ctx.saved_tensors
+            for x in (hidden, head, bias)
         )
         return hidden, head, bias, None, None
 

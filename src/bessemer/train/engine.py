@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bessemer.model import casts
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.kernels import casts_kept
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data, waiting
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bessemer.parallel.pipeline import Pipeline
 
 NUM_WORKERS = 2
+_Gradients = tuple[Tensor | None, ...]
 Scores = tuple[Tensor, Tensor | None]  # nats of each target and, where it is scored, the likeliest prediction; (B, S)
 
 
@@ -113,10 +114,9 @@ class DataParallel:
         keeps = (
             self.mesh.is_single and device.torch_device.type == "cpu" and device.arithmetic.autocast == torch.bfloat16
         )
-        with casts_kept() if keeps else nullcontext():
-            results = accumulate(
-                losses, list(self.model.parameters()), divisor, factor, two_at_a_time=two, around=around
-            )
+        parameters = list(self.model.parameters())
+        with casts.casts_kept(parameters) if keeps else nullcontext():
+            results = accumulate(losses, parameters, divisor, factor, two_at_a_time=two, around=around)
         if not self.mesh.is_single:
             from bessemer.parallel.tensor import reduce_partial_gradients  # loads DTensors, for half a second
 
@@ -208,7 +208,10 @@ def accumulate(
         for number, compute in enumerate(losses, 1):
             with around(last=number == len(losses)):
                 loss = compute()
-                torch.autograd.backward(loss.total / divisor * factor)
+                with casts.additions() as more:
+                    torch.autograd.backward(loss.total / divisor * factor)
+                for add in more:
+                    add()
             waiting.backward_ended()
             results.append(loss.detached())
     finally:
@@ -228,22 +231,26 @@ def _accumulate_two(
     added while the next are computed."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
 
-    def gradients(compute: Callable[[], MicroBatchLoss]) -> tuple[tuple[Tensor | None, ...], MicroBatchLoss]:
+    def gradients(compute: Callable[[], MicroBatchLoss]) -> tuple[MicroBatchLoss, _Gradients, casts.Additions]:
         loss = compute()
-        return torch.autograd.grad(loss.total / divisor * factor, trained, allow_unused=True), loss.detached()
+        with casts.additions() as more:
+            parts = torch.autograd.grad(loss.total / divisor * factor, trained, allow_unused=True)
+        return loss.detached(), parts, more
 
     waiting, results = iter(losses), []
     pending = deque(_pool(threads).submit(gradients, compute) for compute in islice(waiting, NUM_WORKERS))
     while pending:
-        parts, loss = pending.popleft().result()
+        loss, parts, more = pending.popleft().result()
         pending.extend(_pool(threads).submit(gradients, compute) for compute in islice(waiting, 1))
         _add(trained, parts)
-        del parts
+        for add in more:
+            add()
+        del parts, more
         results.append(loss)
     return results
 
 
-def _add(parameters: list[Tensor], gradients: tuple[Tensor | None, ...]) -> None:
+def _add(parameters: list[Tensor], gradients: _Gradients) -> None:
     sums, summands = [], []
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None and parameter.grad is not None:
