@@ -43,32 +43,35 @@ def unwrapped(text: str) -> str | None:
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
     """Lines that belong together: of one indentation, between blank lines and the beginnings of list items."""
     block: list[str] = []
-    indent = 0
+    indent, ended = 0, True  # of the block's last line; it is blank
     for line in lines:
-        here = len(line) - len(line.lstrip())
-        # An item's text hangs below its first line.
-        belongs = bool(block) and bool(line.strip()) and bool(block[-1].strip()) and not LIST_ITEM.match(line.lstrip())
-        hangs = len(block) == 1 and LIST_ITEM.match(block[0].lstrip()) is not None and here > indent
-        if belongs and (here == indent or hangs or (len(block) == 1 and 0 <= indent - here <= 8)):
-            block.append(line)
-            indent = here
-            continue
+        text = line.lstrip()
+        here = len(line) - len(text)
+        if text and not ended and LIST_ITEM.match(text) is None:
+            # An item's text hangs below its first line.
+            is_second = len(block) == 1
+            hangs = is_second and here > indent and LIST_ITEM.match(block[0].lstrip()) is not None
+            if here == indent or hangs or (is_second and 0 <= indent - here <= 8):
+                block.append(line)
+                indent = here
+                continue
         if block:
             yield block
-        block, indent = [line], here
+        block, indent, ended = [line], here, not text
     if block:
         yield block
 
 
 def _is_prose(block: list[str]) -> bool:
     """Words between spaces, and not a table, a quotation, a heading that is underlined or marked up text."""
-    signs = sum(line.count(sign) for line in block for sign in CODE_SIGNS)
-    return (
-        MIN_WIDTH <= max(map(len, block)) <= MAX_WIDTH
-        and signs <= MAX_CODE_SHARE * sum(map(len, block))
-        and all(" " in line.strip() for line in block[:-1])
-        and not any(line.lstrip().startswith(MARKED) or COLUMNS.search(line) for line in block)
-    )
+    if not MIN_WIDTH <= max(map(len, block)) <= MAX_WIDTH:
+        return False
+    if not all(" " in line.strip() for line in block[:-1]) or any(line.lstrip().startswith(MARKED) for line in block):
+        return False
+    whole = "\n".join(block)
+    is_code = sum(map(whole.count, CODE_SIGNS)) > MAX_CODE_SHARE * sum(map(len, block))
+    has_gaps = "   " in whole or "\t" in whole  # seldom, and found many times as fast as columns
+    return not is_code and not (has_gaps and COLUMNS.search(whole))
 
 
 def _num_full(block: list[str]) -> int:
