@@ -10,5 +10,5 @@ def measure_little() -> None:
 
     derived.PROBE_SECONDS = 0.0
     measure.MAX_STEPS, measure.WARMUP_STEPS = 6, 1
-    measure.MIN_PRODUCT_GAIN, measure.PRODUCT_TURNS = float("inf"), 1  # train.precision auto is fp32
+    measure.MIN_MATMUL_GAIN, measure.MATMUL_TURNS = float("inf"), 1  # train.precision auto is fp32
     device.CPU_MATMUL_EDGES, device.MATMUL_SECONDS = (256,), 0.0

@@ -156,15 +156,15 @@ class Planner:
     def precision(self, recipe: Recipe, seconds: float) -> str:
         """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow bf16.
         seconds: for timing steps."""
-        from bessemer.train.measure import bf16_product_gain, faster_precision
+        from bessemer.train.measure import bf16_matmul_gain, faster_precision
 
         asked = recipe.train.precision
         if self.device.is_cuda or asked not in ("auto", "bf16"):
             return asked
         if asked == "bf16":
-            if (gain := bf16_product_gain(recipe, self.config)) < 1.0:
+            if (gain := bf16_matmul_gain(recipe, self.config)) < 1.0:
                 warn(
-                    f"train.precision = bf16: this CPU has no units for it, its products are {1 / gain:.1f} times slower than in "
+                    f"train.precision = bf16: this CPU has no units for it, its matmuls are {1 / gain:.1f} times slower than in "
                     "fp32; auto takes the faster one"
                 )
             return asked

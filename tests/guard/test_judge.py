@@ -159,7 +159,6 @@ def test_the_state_survives_json_and_goes_on_alike() -> None:
         whole.append((judged.verdict, judged.alarm))
     assert [step for step, (verdict, _) in enumerate(whole, start=1) if verdict is Verdict.SKIP] == [651]
     assert [(step, alarm) for step, (_, alarm) in enumerate(whole, start=1) if alarm] == alarms(numbers)
-    assert GuardState.from_dict({"skips_in_a_row": 1, "skipped": 2}) == GuardState(1, 2)  # an older checkpoint
 
 
 def test_spikes_are_recorded_but_not_skipped_where_that_is_switched_off() -> None:
@@ -238,11 +237,6 @@ def test_a_plateau_does_not_hide_an_explosion() -> None:
     numbers = [(5.9, 1.0)] * 300
     numbers[199] = (5.9, 300.0)
     assert [(step, alarm.kind.name) for step, alarm in alarms(numbers)] == [(100, "plateau"), (200, "explosion")]
-
-
-@pytest.mark.parametrize("name", ["record_quiet_until", "noted_until"])
-def test_an_older_checkpoint_is_quiet_about_both(name: str) -> None:
-    assert History.from_dict({name: 7}) == History(explosion_quiet_until=7, plateau_quiet_until=7)
 
 
 def test_an_explosion_does_not_hide_what_follows_it() -> None:

@@ -16,7 +16,7 @@ def rowwise_on_cpu() -> bool:
     """torch 2.11 scales only whole tensors on a CPU."""
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            fp8.Product("rowwise")(torch.ones(16, 16), torch.ones(16, 16))
+            fp8.Fp8Linear("rowwise")(torch.ones(16, 16), torch.ones(16, 16))
     except RuntimeError:
         return False
     return True
@@ -70,7 +70,7 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> No
     weight = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_()
     gradient = torch.randn(2, 16, 48, generator=draw).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fp8.Product(scaling)(x, weight)
+        y = fp8.Fp8Linear(scaling)(x, weight)
     y.backward(gradient)
     e4m3 = torch.float8_e4m3fn
     back = e4m3 if scaling == "rowwise" else torch.float8_e5m2
@@ -88,10 +88,10 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> No
 
 def test_bias_and_what_lies_outside_autocast() -> None:
     x, weight, bias = torch.randn(16, 32), torch.randn(16, 32), torch.randn(16)
-    product = fp8.Product("tensorwise")
-    assert torch.equal(product(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+    linear = fp8.Fp8Linear("tensorwise")
+    assert torch.equal(linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(product(x, weight, bias), product(x, weight) + bias.bfloat16())
+        torch.testing.assert_close(linear(x, weight, bias), linear(x, weight) + bias.bfloat16())
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -100,7 +100,7 @@ def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
     x = torch.randn(16, 32)
     x[3, 5] = bad
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fp8.Product(scaling)(x, torch.randn(16, 32))
+        y = fp8.Fp8Linear(scaling)(x, torch.randn(16, 32))
     assert not torch.isfinite(y[3]).any()
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
 def test_zeros_give_zeros() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(
-            fp8.Product("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
+            fp8.Fp8Linear("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
         )
 
 
@@ -144,7 +144,7 @@ def test_a_gpu_gives_the_product_of_rounded_operands(scaling: Any) -> None:
     x, weight = torch.randn(64, 128, generator=draw).bfloat16(), torch.randn(48, 128, generator=draw)
     there, w = x.cuda().requires_grad_(), weight.cuda().requires_grad_()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        y = fp8.Product(scaling)(there, w)
+        y = fp8.Fp8Linear(scaling)(there, w)
     y.backward(torch.ones_like(y))
     e4m3 = torch.float8_e4m3fn
     close(y.detach().cpu(), by_hand(x, weight, (e4m3, e4m3), scaling), 1e-2)

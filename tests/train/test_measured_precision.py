@@ -20,9 +20,9 @@ def recipe(recipe_file: Path) -> Recipe:
 
 
 def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float, float] = (2.0, 1.0)) -> None:
-    """A CPU whose bf16 products are `gain` times as fast as in fp32, and on which a step takes `seconds` in fp32 and bf16."""
-    monkeypatch.setattr(measure, "MIN_PRODUCT_GAIN", 1.5)
-    monkeypatch.setattr(measure, "bf16_product_gain", lambda *_: gain)
+    """A CPU whose bf16 matmuls are `gain` times as fast as in fp32, and on which a step takes `seconds` in fp32 and bf16."""
+    monkeypatch.setattr(measure, "MIN_MATMUL_GAIN", 1.5)
+    monkeypatch.setattr(measure, "bf16_matmul_gain", lambda *_: gain)
     timed = measure._timed_steps
     monkeypatch.setattr(
         measure,
@@ -35,23 +35,23 @@ def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float
     )
 
 
-def test_products_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_config(recipe, 400)
     has_units(monkeypatch, 4.0)
     assert measure.faster_precision(recipe, config, 1.0) == (
         "bf16",
-        "a step takes 2 s in fp32 and 1 s in bf16; this CPU's products of these shapes are 4.0 times as fast in bf16",
+        "a step takes 2 s in fp32 and 1 s in bf16; this CPU's matmuls of these shapes are 4.0 times as fast in bf16",
     )
     assert measure.faster_precision(recipe, config, 0.0)[0] == "bf16", "no time for steps"
     has_units(monkeypatch, 4.0, (1.05, 1.0))
-    assert measure.faster_precision(recipe, config, 1.0)[0] == "fp32", "what is between the products takes as long"
+    assert measure.faster_precision(recipe, config, 1.0)[0] == "fp32", "what is between the matmuls takes as long"
     has_units(monkeypatch, 0.1)
     name, why = measure.faster_precision(recipe, config, 1.0)
     assert name == "fp32" and why.endswith("10.0 times slower in bf16")
 
 
-def test_what_is_timed_is_the_products_of_the_model(recipe: Recipe) -> None:
-    assert 1e-3 < measure.bf16_product_gain(recipe, model_config(recipe, 400)) < 1e3
+def test_what_is_timed_is_the_matmuls_of_the_model(recipe: Recipe) -> None:
+    assert 1e-3 < measure.bf16_matmul_gain(recipe, model_config(recipe, 400)) < 1e3
 
 
 def trained(runs: Path) -> tuple[str, list[float]]:
@@ -77,5 +77,5 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=fp32"]) == 2
     assert "train.precision" in capsys.readouterr().err
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0
-    assert "its products are 10.0 times slower than in fp32" in " ".join(capsys.readouterr().err.split())
+    assert "its matmuls are 10.0 times slower than in fp32" in " ".join(capsys.readouterr().err.split())
     assert trained(runs)[1] == losses[:8]

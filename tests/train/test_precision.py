@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def in_precision(trainer: Trainer, name: str) -> Trainer:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
     trainer.device = trainer.engine.root.device = replace(trainer.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
-    trainer.model.use_linear(precisions.product_of(PRECISIONS[name]))
+    trainer.model.use_linear(precisions.linear_of(PRECISIONS[name]))
     return trainer
 
 
@@ -36,17 +36,17 @@ def in_precision(trainer: Trainer, name: str) -> Trainer:
 def test_the_probe_finds_the_bits_of_each_type(name: str) -> None:
     assert probe(PRECISIONS[name], CPU).endswith("fp64" if name == "fp64" else "fp32")
     with precisions.autocast(PRECISIONS[name], CPU):
-        bits, dtype = surviving_bits(precisions.product_of(PRECISIONS[name]), CPU, PRECISIONS[name].weights)
+        bits, dtype = surviving_bits(precisions.linear_of(PRECISIONS[name]), CPU, PRECISIONS[name].weights)
     assert (bits, dtype) == (PRECISIONS[name].significand, PRECISIONS[name].dtype)
 
 
 def test_the_probe_refuses_what_is_not_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        precisions, "product_of", lambda precision: lambda x, w, b: F.linear(x.bfloat16(), w.bfloat16()).float()
+        precisions, "linear_of", lambda precision: lambda x, w, b: F.linear(x.bfloat16(), w.bfloat16()).float()
     )
     with pytest.raises(BessemerError, match="fp32 was asked for, but .* keeps 7 bits"):
         probe(PRECISIONS["fp32"], CPU)
-    monkeypatch.setattr(precisions, "product_of", lambda precision: F.linear)
+    monkeypatch.setattr(precisions, "linear_of", lambda precision: F.linear)
     with pytest.raises(BessemerError, match="fp8 was asked for, but .* keeps 7 bits"):
         probe(PRECISIONS["fp8"], CPU)
 
@@ -179,7 +179,7 @@ def test_a_killed_training_in_fp16_goes_on_bit_for_bit(runs: Path, recipe_file: 
     fp16 = ["--set", "train.precision=fp16"]
     done = bessemer("train", recipe_file, "--set", f"run.dir={there}", *fp16)
     assert done.returncode == 0, done.stderr
-    assert "matrix products in fp16, weights, gradients and optimizer in fp32" in done.stderr
+    assert "matmuls in fp16, weights, gradients and optimizer in fp32" in done.stderr
     process = start(recipe_file, runs, *fp16)
     wait_for_step(runs, 11, process)
     process.send_signal(signal.SIGKILL)

@@ -33,8 +33,8 @@ class Event:
 @pytest.mark.parametrize(
     ("way", "wanted"),
     [
-        (["aten::linear", "aten::addmm"], "matrix products"),
-        (["autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "aten::mm"], "matrix products"),
+        (["aten::linear", "aten::addmm"], "matmuls"),
+        (["autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "aten::mm"], "matmuls"),
         (["MmBackward0", "aten::t", "aten::transpose"], "other"),
         (["aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"], "attention"),
         (["_ChunkedCrossEntropy", "aten::matmul", "aten::mm"], "loss"),
@@ -45,7 +45,7 @@ class Event:
         (["aten::to", "aten::_to_copy", "aten::copy_"], "norms and elementwise"),
         (["Torch-Compiled Region: 1/0", "triton_red_fused_mul_3"], "norms and elementwise"),
         (["triton_tem_fused_flex_attention_backward_2"], "attention"),
-        (["aten::_scaled_mm"], "matrix products"),
+        (["aten::_scaled_mm"], "matmuls"),
         ([profile.DATA_WAIT, "aten::copy_"], "data wait"),
     ],
 )
@@ -60,12 +60,8 @@ def test_own_times_are_added_up_and_kernels_go_with_their_operator() -> None:
     loss = Event("_ChunkedCrossEntropy", None, 10, 1)
     events = [loss, Event("aten::mm", loss, 5, 100), Event("aten::mm", None, 7, 200), Event(profile.DATA_WAIT, None, 40, 0),
               Event("sm90_gemm", None, 0, 300, torch.autograd.DeviceType.CUDA)]  # fmt: skip
-    assert by_category(events, cuda=False) == pytest.approx(
-        {"loss": 15e-6, "matrix products": 7e-6, "data wait": 40e-6}
-    )
-    assert by_category(events, cuda=True) == pytest.approx(
-        {"loss": 101e-6, "matrix products": 200e-6, "data wait": 40e-6}
-    )
+    assert by_category(events, cuda=False) == pytest.approx({"loss": 15e-6, "matmuls": 7e-6, "data wait": 40e-6})
+    assert by_category(events, cuda=True) == pytest.approx({"loss": 101e-6, "matmuls": 200e-6, "data wait": 40e-6})
 
 
 @pytest.mark.parametrize(
@@ -99,8 +95,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     assert set(looks.seconds) == set(profile.CATEGORIES) - {"communication"} and looks.communication is None
     assert sum(looks.seconds.values()) == pytest.approx(sum(looks.profiled) / 3, rel=1e-6)
     assert all(
-        looks.seconds[name] > 0
-        for name in ("matrix products", "attention", "loss", "optimizer", "norms and elementwise")
+        looks.seconds[name] > 0 for name in ("matmuls", "attention", "loss", "optimizer", "norms and elementwise")
     )
     events = json.loads(gzip.decompress(looks.trace.read_bytes()))["traceEvents"]
     names = [event.get("name") for event in events]
@@ -117,7 +112,7 @@ def test_a_profile_adds_up_and_leaves_a_trace(recipe_file: Path, tmp_path: Path)
     assert again > 0
     assert result["hfu"] == pytest.approx((1 + again / 1e5) * result["mfu"])
     shown = profile.show(result)
-    assert "matrix products" in shown and f"{again:.3g} recomputed" in shown and "steps 5 to 7" in shown
+    assert "matmuls" in shown and f"{again:.3g} recomputed" in shown and "steps 5 to 7" in shown
 
 
 def test_a_run_that_stops_under_the_profiler_leaves_it_off(recipe_file: Path, tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ TIMEOUT = timedelta(hours=1)  # for the other processes to write
 JOIN_SECONDS = 10.0  # that a failing run waits for a running save
 
 
+class BackgroundFailure(BessemerError):
+    """Of work that had begun earlier; its message names the step."""
+
+
 class WriterProcess:
     """A process of low priority that copies and reads files; started at the first use, and again after it died."""
 
@@ -117,7 +121,7 @@ class BackgroundWork:
             try:
                 work()
             except (BessemerError, OSError) as error:
-                self._failure = BessemerError(f"{what} failed: {error}")
+                self._failure = BackgroundFailure(f"{what} failed: {error}")
                 self._failure.__cause__ = error
             except BaseException as error:
                 self._failure = error

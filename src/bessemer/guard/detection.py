@@ -50,10 +50,6 @@ UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above th
 MAD_TO_STD = 1.4826  # of normal numbers
 MIN_SPREAD = 0.002  # of the median loss: all recorded runs have more noise, but a constant loss has none
 MIN_LOG_SPREAD = 0.05  # of the log gradient norm
-# Names in older checkpoints.
-RENAMED = {
-    "calm_losses": "spike_losses", "calm_norms": "spike_norms", "skips_in_a_row": "nonfinite_in_a_row", "reached": "level",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,12 +96,8 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """The inverse of dataclasses.asdict after JSON; of older checkpoints too."""
-        fields: dict[str, Any] = {
-            RENAMED.get(name, name): tuple(x) if isinstance(x, list) else x for name, x in values.items()
-        }
-        for name in {"record_quiet_until", "noted_until"} & fields.keys():  # of both kinds in older checkpoints
-            fields["explosion_quiet_until"] = fields["plateau_quiet_until"] = fields.pop(name)
+        """The inverse of dataclasses.asdict after JSON."""
+        fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
         return cls(**fields)
 
     def restarted(self, *, keeps_level: bool = False) -> History:

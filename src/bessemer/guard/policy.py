@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bessemer.guard.detection import RENAMED, Alarm, GuardReference, History, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, observe
 from bessemer.guard.incidents import NONFINITE
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
@@ -48,9 +48,8 @@ class GuardState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
-        """The inverse of dataclasses.asdict after JSON; a checkpoint of an older version has no history."""
-        fields = {RENAMED.get(name, name): value for name, value in values.items()}
-        return cls(**{**fields, "history": History.from_dict(values.get("history", {}))})
+        """The inverse of dataclasses.asdict after JSON."""
+        return cls(**{**values, "history": History.from_dict(values["history"])})
 
 
 @dataclass(frozen=True)

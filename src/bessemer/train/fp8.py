@@ -31,7 +31,7 @@ SMALLEST = 1e-12  # scale of an operand of zeros
 
 
 @dataclass(frozen=True)
-class Product:
+class Fp8Linear:
     """x @ weight.T + bias in fp8 inside autocast, else (generation, export) in the dtype of the operands."""
 
     scaling: Scaling
@@ -41,7 +41,7 @@ class Product:
         if not torch.is_autocast_enabled(device_type):
             return F.linear(x, weight_OI, bias_O)
         dtype = torch.get_autocast_dtype(device_type)
-        y_NO: Tensor = _Product.apply(x.flatten(0, -2).to(dtype), weight_OI, self.scaling)  # type: ignore[no-untyped-call]
+        y_NO: Tensor = _Fp8Matmul.apply(x.flatten(0, -2).to(dtype), weight_OI, self.scaling)  # type: ignore[no-untyped-call]
         y = y_NO.view(*x.shape[:-1], y_NO.shape[-1])
         return y if bias_O is None else y + bias_O.to(dtype)
 
@@ -63,7 +63,7 @@ def check(config: ModelConfig, layout: Parallel, micro_batch: int) -> None:
         if value % TILE:
             low = value // TILE * TILE
             raise InputError(
-                f"{name} = {value} is not a multiple of {TILE}, which products in fp8 need; the nearest are "
+                f"{name} = {value} is not a multiple of {TILE}, which matmuls in fp8 need; the nearest are "
                 f"{f'{low} and ' if low else ''}{low + TILE}, or use train.precision = bf16"
             )
 
@@ -94,7 +94,7 @@ def _multiply(
     return torch._scaled_mm(a_8, b_8.T, a_scale, b_scale, out_dtype=out, use_fast_accum=fast)
 
 
-class _Product(torch.autograd.Function):
+class _Fp8Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, scaling: Scaling) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)

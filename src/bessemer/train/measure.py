@@ -32,8 +32,8 @@ MAX_STEPS = 40
 SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
-MIN_PRODUCT_GAIN, MIN_STEP_GAIN = 1.5, 1.1  # from which bf16 may be, and is, the better choice on a CPU
-PRODUCT_ROWS, PRODUCT_EDGE, PRODUCT_TURNS = 512, 2048, 4  # of a product that is timed, at most: more says no more, and
+MIN_MATMUL_GAIN, MIN_STEP_GAIN = 1.5, 1.1  # from which bf16 may be, and is, the better choice on a CPU
+MATMUL_ROWS, MATMUL_EDGE, MATMUL_TURNS = 512, 2048, 4  # of a matmul that is timed, at most: more says no more, and
 # takes a CPU without units for bf16 seconds
 FEW_LAYERS = (1, 3)  # the models whose difference is what a layer takes
 
@@ -88,38 +88,38 @@ def time_layers(
 def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float) -> tuple[str, str]:
     """bf16 or fp32, in which a CPU trains a resolved recipe faster, and why, in a sentence.
 
-    Its products are timed first: bf16 is out of the question where the CPU has no units for it. Then steps of both in turns,
-    since what is between the products gains less; budget_seconds: for them, 0: the products decide.
+    Its matmuls are timed first: bf16 is out of the question where the CPU has no units for it. Then steps of both in turns,
+    since what is between the matmuls gains less; budget_seconds: for them, 0: the matmuls decide.
     """
-    gain = bf16_product_gain(recipe, config)
-    products = f"this CPU's products of these shapes are {_times(gain)} in bf16"
-    if gain < MIN_PRODUCT_GAIN:
-        return "fp32", products + (", too little for what else a step does in it" if gain >= 1.0 else "")
+    gain = bf16_matmul_gain(recipe, config)
+    matmuls = f"this CPU's matmuls of these shapes are {_times(gain)} in bf16"
+    if gain < MIN_MATMUL_GAIN:
+        return "fp32", matmuls + (", too little for what else a step does in it" if gain >= 1.0 else "")
     if not budget_seconds:
-        return "bf16", products
+        return "bf16", matmuls
     both = [devices.choose(recipe.train.changed(precision=name)) for name in ("fp32", "bf16")]
     trainers = [_built_trainer(recipe, config, one, None) for one in both]
     wide, narrow = _timed_steps(trainers, budget_seconds, typical=min)
     name = "bf16" if wide > MIN_STEP_GAIN * narrow else "fp32"
-    return name, f"a step takes {wide:.3g} s in fp32 and {narrow:.3g} s in bf16; {products}"
+    return name, f"a step takes {wide:.3g} s in fp32 and {narrow:.3g} s in bf16; {matmuls}"
 
 
 def _times(gain: float) -> str:
     return f"{gain:.1f} times as fast" if gain >= 1.0 else f"{1 / gain:.1f} times slower"
 
 
-def bf16_product_gain(recipe: Recipe, config: ModelConfig) -> float:
-    """How many times as fast a CPU computes the products of a block in bf16 as in fp32, backward pass included: the best of
+def bf16_matmul_gain(recipe: Recipe, config: ModelConfig) -> float:
+    """How many times as fast a CPU computes the matmuls of a block in bf16 as in fp32, backward pass included: the best of
     a few turns of each."""
-    rows = min((recipe.train.micro_batch or 1) * config.sequence_length, PRODUCT_ROWS)
+    rows = min((recipe.train.micro_batch or 1) * config.sequence_length, MATMUL_ROWS)
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     up = config.mlp_width * (2 if config.gated else 1)
     shapes = ((config.width, config.heads * config.head_dim), (config.width, up), (config.mlp_width, config.width))
     generator, factors = torch.Generator().manual_seed(0), []
-    for inner, outer in ((min(inner, PRODUCT_EDGE), min(outer, PRODUCT_EDGE)) for inner, outer in shapes):
+    for inner, outer in ((min(inner, MATMUL_EDGE), min(outer, MATMUL_EDGE)) for inner, outer in shapes):
         sizes = (rows, inner), (outer, inner), (rows, outer)
         factors.append([torch.randn(size, generator=generator) for size in sizes])
-    for _ in range(PRODUCT_TURNS):
+    for _ in range(MATMUL_TURNS):
         for dtype in seconds:
             taken = 0.0
             for x, weight, gradient in ([one.to(dtype) for one in three] for three in factors):

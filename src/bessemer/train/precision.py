@@ -103,9 +103,9 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
     return torch.autocast(device.type, dtype=precision.autocast, cache_enabled=False)
 
 
-def product_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def linear_of(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """The function (x, weight, bias) of the blocks' matmuls."""
-    return linear if precision.fp8 is None else fp8.Product(precision.fp8)
+    return linear if precision.fp8 is None else fp8.Fp8Linear(precision.fp8)
 
 
 def probe(precision: Precision, device: torch.device) -> str:
@@ -115,24 +115,24 @@ def probe(precision: Precision, device: torch.device) -> str:
     """
     apply_flags(precision)
     with torch.no_grad(), autocast(precision, device):
-        bits, dtype = surviving_bits(product_of(precision), device, precision.weights)
+        bits, dtype = surviving_bits(linear_of(precision), device, precision.weights)
     # With TF32 allowed, cuBLAS may still take a full fp32 kernel for a shape; less than TF32 it may not.
     fits = bits in (10, 23) if precision.tf32 else bits == precision.significand
     tf32 = torch.backends.cuda.matmul.allow_tf32
     if not fits or dtype != precision.dtype or tf32 != precision.tf32:
         raise BessemerError(
-            f"train.precision: {precision.name} was asked for, but a product on this device keeps {bits} bits of its "
+            f"train.precision: {precision.name} was asked for, but a matmul on this device keeps {bits} bits of its "
             f"operands (expected {precision.significand}), gives {dtype} and has TF32 {'on' if tf32 else 'off'}; "
             "another library may have changed torch's settings. Use another train.precision, or report this"
         )
-    where = "the blocks' matrix products" if precision.fp8 else "matrix products"
+    where = "the blocks' matmuls" if precision.fp8 else "matmuls"
     rest = ", the head's in bf16" if precision.fp8 else ""
     kept = str(precision.weights).removeprefix("torch.float")
     return f"{where} in {precision.name}{rest}, weights, gradients and optimizer in fp{kept}"
 
 
 def surviving_bits(
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor], device: torch.device, dtype: torch.dtype = torch.float32
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[int, torch.dtype]:
     """Bits after the leading one that a matmul keeps of its operands, and its output dtype.
 
@@ -146,7 +146,7 @@ def surviving_bits(
     x[:, 0] = 1.75
     identity = torch.eye(size, device=device, dtype=dtype)
     identity[0, 0] = 1.75
-    output = product(x.to(device), identity, None)
+    output = linear(x.to(device), identity, None)
     kept = (output.to(dtype).cpu()[powers, powers] == x[powers, powers]).tolist()
     return sum(kept), output.dtype
 

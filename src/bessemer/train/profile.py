@@ -34,7 +34,7 @@ ENCLOSING = {
 OPERATORS = {
     "communication": re.compile(r"^c10d|^_c10d|nccl"),  # that the host waits for, or the device works on
     "attention": re.compile(r"attention|flash_(fwd|bwd)|fmha", re.IGNORECASE),
-    "matrix products": re.compile(
+    "matmuls": re.compile(
         r"^aten::(_?addmm_?|mm|bmm|baddbmm|_scaled_mm|mkldnn_\w*linear|_weight_int\w*)$|^mkldnn::_linear|gemm|cutlass"
     ),
     "norms and elementwise": re.compile(
@@ -43,7 +43,7 @@ OPERATORS = {
     ),
 }
 CATEGORIES = (
-    "matrix products", "attention", "loss", "norms and elementwise", "optimizer", "data wait", "communication", "other",
+    "matmuls", "attention", "loss", "norms and elementwise", "optimizer", "data wait", "communication", "other",
 )  # fmt: skip
 HOST_COLLECTIVE = re.compile(r"^gloo:")  # torch's name for a gloo collective in its thread
 DEVICE_COLLECTIVE = re.compile(r"nccl", re.IGNORECASE)

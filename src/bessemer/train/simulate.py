@@ -305,7 +305,7 @@ def require_simulable(train: Train, layout: Parallel) -> None:
         raise InputError("simulate: offload moves memory between devices, and there is only one here; switch it off")
     if train.precision.startswith("fp8"):
         raise InputError(
-            "simulate: fp8 products read the values they scale; take train.precision = bf16, which holds more"
+            "simulate: fp8 matmuls read the values they scale; take train.precision = bf16, which holds more"
         )
 
 

@@ -91,7 +91,7 @@ def build(
     if model.config.is_tied:
         model.head.tie(model.embedding)
     task.prepare(model)
-    model.use_linear(precisions.product_of(device.arithmetic))
+    model.use_linear(precisions.linear_of(device.arithmetic))
     local_spans: list[StageSpan] = []
     if mesh.layout.pipeline > 1:
         from bessemer.parallel import pipeline
@@ -120,7 +120,7 @@ def on_one_process(
     """An initialised model, ready on the device, and the engine that computes its gradients."""
     model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
     task.prepare(model)
-    model.use_linear(precisions.product_of(device.arithmetic))
+    model.use_linear(precisions.linear_of(device.arithmetic))
     _recompute_and_compile(train, model, device, recomputed)
     return model, DataParallel(model, ModelWithLoss(model, task, device, train.dropout), SINGLE_PROCESS, device)
 

@@ -13,6 +13,7 @@ import torch
 
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
+from bessemer.checkpoint.asynchronous import BackgroundFailure
 from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.in_memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
@@ -235,7 +236,7 @@ class Saver:
             yield
         except (BessemerError, OSError) as error:
             cause = str(error)
-            if " failed: " not in cause:  # else of an earlier step, in the background
+            if not isinstance(error, BackgroundFailure):  # which names the earlier step that it is of
                 cause = f"{what} of step {state.step} failed: {cause}"
             kind = re.sub(r"\d+", "", cause)
             self._failures[kind] += 1
