@@ -24,7 +24,7 @@ from bessemer import previous
 from bessemer.changed_recipe import GIVEN, HARMLESS, HORIZON, accepted_changes, given_keys
 from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
-from bessemer.checkpoint.protocol import verified
+from bessemer.checkpoint.protocol import Damage, verified
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
@@ -50,14 +50,14 @@ PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is th
 class Extension:
     """How a run goes on under another number of steps. start: step of the checkpoint from which; newest: step of the newest one;
     planned, steps: number of steps before and now; rewarm: the schedule re-warms at step start + 1, from this share of its
-    rate; None: the steps up to `start` equal those of the longer run; damages: checkpoints that do not verify, in words."""
+    rate; None: the steps up to `start` equal those of the longer run; damages: checkpoints that do not verify."""
 
     start: int
     newest: int
     planned: int
     steps: int
     rewarm: float | None
-    damages: tuple[str, ...] = ()
+    damages: tuple[Damage, ...] = ()
 
     def applied(self, recipe: Recipe) -> Recipe:
         """The resolved recipe with the re-warm-up, and without revisions in the steps that are repeated."""
@@ -168,7 +168,7 @@ def extension(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int]
     assert planned is not None and steps is not None, "the recipes are resolved"
     if planned == steps:
         return None
-    damages = list[str]()
+    damages = list[Damage]()
     done = _up_to_newest_verified(stored, run, done, damages)
     start, rewarm = _exact_start(stored, run, done, planned, steps, damages), None
     if start is None:
@@ -271,7 +271,7 @@ def require_continuable(run: RunFolder, store: TokenStore, newest: int | None) -
         require_journal(journal, checkpoint)
 
 
-def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int], damages: list[str]) -> list[int]:
+def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int], damages: list[Damage]) -> list[int]:
     """The checkpoints of `done` up to the newest that verifies, here or in the mirror. Raises InputError where none does."""
     newest = _first_verified(stored, run, reversed(done), damages)
     if newest is None:
@@ -282,10 +282,10 @@ def _up_to_newest_verified(stored: Recipe, run: RunFolder, done: list[int], dama
     return [step for step in done if step <= newest]
 
 
-def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int], damages: list[str]) -> int | None:
-    def on_damage(message: str) -> None:
-        warn(message)
-        damages.append(message)
+def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int], damages: list[Damage]) -> int | None:
+    def on_damage(damage: Damage) -> None:
+        warn(damage)
+        damages.append(damage)
 
     fetch = partial(refetch, stored, run)
     in_order = verified(run.checkpoints, steps, on_damage, "trying the next older checkpoint", refetch=fetch)
@@ -293,7 +293,7 @@ def _first_verified(stored: Recipe, run: RunFolder, steps: Iterable[int], damage
 
 
 def _exact_start(
-    stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int, damages: list[str]
+    stored: Recipe, run: RunFolder, done: list[int], planned: int, steps: int, damages: list[Damage]
 ) -> int | None:
     """The newest checkpoint that verifies and belongs to a run of `steps` steps too. The last of `done` is known to verify."""
     schedule = stored.train.schedule

@@ -10,13 +10,14 @@ from typing import Any
 
 from bessemer.check.rows import CheckRow
 from bessemer.checkpoint import latest
+from bessemer.checkpoint.protocol import Damage
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.journal import Journal
 from bessemer.logfile import is_torn
 from bessemer.longer import checkpoints_of, refuse_stopped
 from bessemer.recipe import load
 from bessemer.report.data import missing_lines, trained_steps
-from bessemer.run import LATEST, RunFolder, read_steps
+from bessemer.run import RunFolder, read_steps
 from bessemer.terminal import counted
 from bessemer.train.session import require_journal
 
@@ -33,15 +34,15 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
         return
     if not steps:
         return
-    damages = list[str]()
+    damages, failed = list[Damage](), ""
     try:
         found = latest(run.checkpoints, on_damage=damages.append)
     except BessemerError as error:
-        found, damages = None, [str(error)]
-    if found is not None and damages and all(f"`{LATEST}` names" in damage for damage in damages):
+        found, damages, failed = None, [], str(error)
+    if found is not None and damages and all(damage.of_pointer for damage in damages):
         yield CheckRow(SAVED, WHOLE, "warn", f"{damages[0]}, that of step {found.step}, every byte verified")
     elif found is None or damages:
-        said = "; ".join(damages) or f"{run.checkpoints}: none is whole"
+        said = failed or "; ".join(damages) or f"{run.checkpoints}: none is whole"
         if found is not None:
             said += f". The newest whole one is that of step {found.step}: a run that is not finished goes on from there; of a "
             said += "finished one remove the damaged ones first, and `bessemer run` trains the steps after it again"

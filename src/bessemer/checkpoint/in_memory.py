@@ -19,7 +19,7 @@ from bessemer.checkpoint.asynchronous import BackgroundWork, raise_first
 from bessemer.checkpoint.files import scan
 from bessemer.checkpoint.format import Tensors, dump_manifest, load_manifest
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import PreparedSave, plan_save, require_finite
+from bessemer.checkpoint.protocol import Damage, PreparedSave, plan_save, require_finite
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.replication import Transfer, replica_nodes, transfer
 from bessemer.checkpoint.staging import Staging
@@ -128,10 +128,13 @@ class _Look(NamedTuple):
 
 
 def newest_in_memory(
-    memory: NodeMemory, accepts: Callable[[SavedCheckpoint], bool], mesh: ProcessMesh, on_damage: Callable[[str], None]
+    memory: NodeMemory,
+    accepts: Callable[[SavedCheckpoint], bool],
+    mesh: ProcessMesh,
+    on_damage: Callable[[Damage], None],
 ) -> SavedCheckpoint | None:
     """The newest checkpoint that every node has whole in its memory, or gets back from another node, and every process accepts;
-    None where there is none. The others are forgotten. Collective. on_damage: called with a message for one that is damaged."""
+    None where there is none. The others are forgotten. Collective. on_damage: called for one that is damaged."""
     newest, has_fetched = None, False
     by_rank = mesh.gather((memory.node, memory.held()))
     nodes, held = [node for node, _ in by_rank], dict(by_rank)
@@ -140,9 +143,8 @@ def newest_in_memory(
         try:
             transfers, damage = gather_scatter(mesh, look, partial(_fetches, held, step))
             if damage:
-                on_damage(
-                    f"{damage}; {'this copy in memory is left out' if transfers is None else 'it is fetched again'}"
-                )
+                action = "this copy in memory is left out" if transfers is None else "it is fetched again"
+                on_damage(Damage(damage, action))
             if transfers is None:
                 continue
             if transfers:
@@ -154,7 +156,7 @@ def newest_in_memory(
             newest = _opened(memory.checkpoints(memory.node) / checkpoint_name(step))[0]
             break
         except (BessemerError, OSError) as error:
-            on_damage(f"{error}; this copy in memory is left out")
+            on_damage(Damage(error, "this copy in memory is left out"))
     memory.forget_others(None if newest is None else newest.step, has_fetched)
     mesh.barrier()
     return newest

@@ -19,7 +19,7 @@ from threading import Lock, Thread
 from bessemer import storage
 from bessemer.checkpoint.files import BLOCK_BYTES
 from bessemer.checkpoint.format import MANIFEST, load_manifest
-from bessemer.checkpoint.protocol import verify
+from bessemer.checkpoint.protocol import Damage, verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
@@ -172,13 +172,13 @@ class Mirror:
             self._remove(step, there[step])
         self._note({*here, *kept})
 
-    def restore(self, steps: list[int], on_damage: Callable[[str], None]) -> int | None:
+    def restore(self, steps: list[int], on_damage: Callable[[Damage], None]) -> int | None:
         """Fetch the newest of these checkpoints that verifies, and the run's files that are missing here. Returns its step."""
         for step in sorted(steps, reverse=True):
             try:
                 self.fetch(step)
             except UNREACHABLE as error:
-                on_damage(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
+                on_damage(Damage(f"{self.place}: step {step}: {storage.redacted(error)}", "it is left out"))
                 continue
             for name in self._run_files():
                 if not (self._run.path / name).exists() and (data := self._get(name)) is not None:

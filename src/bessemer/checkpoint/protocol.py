@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -202,13 +202,27 @@ def require_finite(part: str, found: Scan) -> Scan:
     return found
 
 
+class Damage(str):
+    """What is damaged and what is done about it, as one message. of_pointer: of the file `latest` only; all checkpoints may be
+    whole."""
+
+    cause: str
+    action: str
+    of_pointer: bool
+
+    def __new__(cls, cause: object, action: str, *, of_pointer: bool = False) -> Self:
+        message = super().__new__(cls, f"{cause}; {action}")
+        message.cause, message.action, message.of_pointer = str(cause), action, of_pointer
+        return message
+
+
 def latest(
-    folder: Path, on_damage: Callable[[str], None] = lambda message: None, mesh: ProcessMesh = SINGLE_PROCESS,
+    folder: Path, on_damage: Callable[[Damage], None] = lambda damage: None, mesh: ProcessMesh = SINGLE_PROCESS,
     refetch: Callable[[int], bool] | None = None,
 ) -> SavedCheckpoint | None:  # fmt: skip
     """The newest checkpoint that verifies, whatever the file `latest` names; None when there is none at all. Collective.
 
-    on_damage: called with a message for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
+    on_damage: called for each checkpoint that is damaged or missing; refetch: as for `verified`. Raises
     InputError when checkpoints exist but none verifies, and when `latest` names one but all are gone.
     """
 
@@ -224,10 +238,8 @@ def latest(
                 f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
                 "--restart (what is left of the old training is set aside, not removed)"
             )
-        on_damage(
-            f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there; going on from the newest "
-            "checkpoint that is"
-        )
+        cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
+        on_damage(Damage(cause, "going on from the newest checkpoint that is", of_pointer=True))
     consequence = "falling back to the next older checkpoint"
     newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
@@ -248,15 +260,18 @@ def has_all_files(folder: Path, step: int) -> bool:
         return False
 
 
-def repair_latest(folder: Path, step: int, on_damage: Callable[[str], None]) -> None:
-    """Write `latest` again where it does not name the newest checkpoint, that of `step`, and call on_damage with a message."""
+def repair_latest(folder: Path, step: int, on_damage: Callable[[Damage], None]) -> None:
+    """Write `latest` again where it does not name the newest checkpoint, that of `step`, and call on_damage."""
     pointer = folder / LATEST
     if not pointer.is_file() or pointer.read_text(errors="replace").strip() != checkpoint_name(step):
-        on_damage(f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint; written again")
+        cause = f"{pointer}: did not name {checkpoint_name(step)}, the newest checkpoint"
+        on_damage(Damage(cause, "written again", of_pointer=True))
         write_atomic(pointer, checkpoint_name(step))
 
 
-def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda message: None) -> list[SavedCheckpoint]:
+def newest(
+    folder: Path, count: int, on_damage: Callable[[Damage], None] = lambda damage: None
+) -> list[SavedCheckpoint]:
     """The `count` newest checkpoints that verify, newest first. Raises InputError when there are fewer."""
     in_order = verified(folder, reversed(published(folder)), on_damage, "it is left out of the average")
     checkpoints = list(islice(in_order, count))
@@ -269,12 +284,12 @@ def newest(folder: Path, count: int, on_damage: Callable[[str], None] = lambda m
 
 
 def verified(
-    folder: Path, steps: Iterable[int], on_damage: Callable[[str], None], consequence: str,
+    folder: Path, steps: Iterable[int], on_damage: Callable[[Damage], None], consequence: str,
     mesh: ProcessMesh = SINGLE_PROCESS, refetch: Callable[[int], bool] | None = None,
 ) -> Iterator[SavedCheckpoint]:  # fmt: skip
     """Those of the checkpoints that verify, in the order of `steps`; each is read when its turn comes. Collective.
 
-    on_damage: called with a message for each that does not verify, followed by the `consequence`; refetch: fetches a damaged one
+    on_damage: called for each that does not verify, with the `consequence` as its action; refetch: fetches a damaged one
     from a mirror, on rank 0, and returns whether that was possible.
     """
     for step in steps:
@@ -283,9 +298,9 @@ def verified(
                 checkpoint = verify(folder / checkpoint_name(step), mesh)
             except BessemerError as error:
                 if fetch is not None and mesh.any(mesh.is_main and fetch(step)):
-                    on_damage(f"{error}; fetched again from the mirror")
+                    on_damage(Damage(error, "fetched again from the mirror"))
                     continue
-                on_damage(f"{error}; {consequence}")
+                on_damage(Damage(error, consequence))
             else:
                 yield checkpoint
             break

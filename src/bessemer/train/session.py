@@ -16,7 +16,7 @@ from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.in_memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import drop_newer
+from bessemer.checkpoint.protocol import Damage, drop_newer
 from bessemer.guard.detection import GuardReference
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
@@ -212,10 +212,10 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. A damaged one is recorded, and
     fetched again from the mirror. Collective."""
 
-    def on_damage(message: str) -> None:
-        warn(message)
+    def on_damage(damage: Damage) -> None:
+        warn(damage)
         if mesh.is_main:
-            record_damage(run, message)
+            record_damage(run, damage)
 
     on_disk = _checkpoint_on_disk(run, journal, mesh, recipe, on_damage)
     memory = NodeMemory.here(mesh) if recipe.checkpoint.memory_every else None
@@ -231,16 +231,14 @@ def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: 
     return newest_in_memory(memory, accepts, mesh, on_damage) or on_disk
 
 
-def record_damage(run: RunFolder, message: str) -> None:
-    """Record a checkpoint that does not verify. message: what is damaged, "; ", and what is done about it."""
-    cause, _, action = message.rpartition("; ")
-    record(
-        run.incidents, CHECKPOINT_DAMAGED, step=max(published(run.checkpoints), default=0), cause=cause, action=action
-    )
+def record_damage(run: RunFolder, damage: Damage) -> None:
+    """Record a checkpoint that does not verify."""
+    newest = max(published(run.checkpoints), default=0)
+    record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
 
 
 def _checkpoint_on_disk(
-    run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe, on_damage: Callable[[str], None]
+    run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe, on_damage: Callable[[Damage], None]
 ) -> SavedCheckpoint | None:
     """The newest checkpoint on the path of the journal; those after an interrupted rollback's are removed. Collective."""
     fetch = partial(refetch, recipe, run)

@@ -18,7 +18,7 @@ from bessemer.checkpoint.format import Tensors
 from bessemer.checkpoint.in_memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.node_memory import NodeMemory
-from bessemer.checkpoint.protocol import newest
+from bessemer.checkpoint.protocol import Damage, newest
 from bessemer.checkpoint.reading import mean_weights
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
@@ -290,11 +290,11 @@ def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoin
             return newest(run.checkpoints, average, on_damage=warn)
         except InputError as error:
             raise InputError(f"--average: {error}") from None
-    damages, steps = list[str](), published(run.checkpoints)
+    damages, steps = list[Damage](), published(run.checkpoints)
     checkpoint = latest(run.checkpoints, on_damage=damages.append)
     if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
         raise InputError(
-            f"{damages[0].rpartition('; ')[0]}. The newest whole checkpoint is that of step {checkpoint.step}: remove "
+            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: remove "
             f"{run.checkpoints / checkpoint_name(steps[-1])}, and `bessemer run {run.path}` trains the steps after it again, bit "
             "for bit"
         )
