@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,20 @@ def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
 
     assert torch.equal(logits(masked, data.inputs), logits(masked, changed))
     assert not torch.allclose(logits(open_, data.inputs), logits(open_, changed))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_waits_for_the_gpu_once(recipe_file: Path) -> None:
+    trainer = trainer_of(recipe_file, "train.device=cuda", "train.micro_batch=2")
+    trainer.update(0, trainer.forward_backward(batch()).grad_norm)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.update(1, trainer.forward_backward(batch()).grad_norm)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    places = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    assert len(places) == 1, places

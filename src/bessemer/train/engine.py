@@ -61,6 +61,11 @@ class MicroBatch(NamedTuple):
         columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
         return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
+    def pinned(self) -> MicroBatch:
+        """A copy in memory from which a GPU reads while the program goes on."""
+        copies: list[Any] = [None if tensor is None else tensor.pin_memory() for tensor in self]
+        return MicroBatch(*copies)
+
     def to(self, device: torch.device) -> MicroBatch:
         """A copy on the device."""
         copies: list[Any] = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self]

@@ -100,10 +100,10 @@ class Trainer:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if scaled:  # by a power of two, which is exact
             torch._foreach_mul_([local(gradient) for gradient in gradients], 1.0 / factor)
-        sums = self._loss_sums(losses, source_B)
         if self.mesh.is_single:
-            norm = float(nn.utils.get_total_norm(gradients))
+            sums, norm = self._loss_sums(losses, source_B, nn.utils.get_total_norm(gradients))
         else:
+            sums, _ = self._loss_sums(losses, source_B)
             pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
             square = torch.tensor([sum_of_squares(pairs, self.mesh)], dtype=torch.float64)
             reduced = self.mesh.sum(torch.cat([square, float(self.mesh.is_loss_rank) * sums]))
@@ -116,23 +116,32 @@ class Trainer:
         accuracy = correct / num_scored if num_scored else None
         return StepStats(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
 
-    def _loss_sums(self, losses: list[MicroBatchLoss], source_B: Tensor) -> Tensor:
-        """Of this process's micro-batches: nats, correct predictions, scored targets, and nats by source, in float64."""
-        nats = torch.zeros(self.num_sources, dtype=torch.float64)
-        total, correct, num_scored = 0.0, 0.0, 0
-        if losses:
-            nats_B = torch.cat([loss.nats_B for loss in losses]).double().cpu()
-            nats.index_add_(0, source_B, nats_B)
-            total = float(nats_B.sum())
-            correct_B = [loss.correct_B for loss in losses if loss.correct_B is not None]
-            correct, num_scored = float(sum(part.double().sum() for part in correct_B)), sum(map(len, correct_B))
-        return torch.cat([torch.tensor([total, correct, num_scored], dtype=torch.float64), nats])
+    def _loss_sums(
+        self, losses: list[MicroBatchLoss], source_B: Tensor, norm: Tensor | None = None
+    ) -> tuple[Tensor, float]:
+        """Of this process's micro-batches: nats, correct predictions, scored targets, and nats by source, in float64; and the
+        norm. They leave the device together: a GPU is waited for once a step."""
+        nats = [loss.nats_B for loss in losses]
+        correct = [loss.correct_B for loss in losses if loss.correct_B is not None]
+        numbers = [] if norm is None else [norm.reshape(1)]
+        if not (nats or numbers):
+            return torch.zeros(3 + self.num_sources, dtype=torch.float64), 0.0
+        host = torch.cat([x.double() for x in (*nats, *correct, *numbers)]).cpu()
+        nats_B, correct_B, numbers_1 = host.split([sum(map(len, x)) for x in (nats, correct, numbers)])  # type: ignore[no-untyped-call]
+        by_source = torch.zeros(self.num_sources, dtype=torch.float64)
+        if nats:
+            by_source.index_add_(0, source_B, nats_B)
+        of_all = torch.tensor([float(nats_B.sum()), float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
+        return torch.cat([of_all, by_source]), float(numbers_1.sum())
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         dropout_B = None
         if self.settings.dropout.is_on:
             dropout_B = sequence_keys(self.dropout_key, torch.from_numpy(batch.samples))
-        return MicroBatch.of(batch, dropout_B).split(self.settings.micro_batch or len(batch.inputs))
+        whole = MicroBatch.of(batch, dropout_B)
+        if self.device.is_cuda:
+            whole = whole.pinned()
+        return whole.split(self.settings.micro_batch or len(batch.inputs))
 
     def _zero_gradients(self) -> None:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
