@@ -113,10 +113,10 @@ def rank_memory(
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
         memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
-    if not is_cuda:
-        return replace(memory, before_model=before_model)
-    optimizer = 0 if train.optimizer.offload else memory.optimizer
-    return replace(memory, before_model=before_model, fragmentation=0, optimizer=optimizer)
+    if is_cuda:
+        optimizer = 0 if train.optimizer.offload else memory.optimizer
+        memory = replace(memory, fragmentation=0, optimizer=optimizer)
+    return replace(memory, before_model=before_model) if before_model else memory
 
 
 class StepBytes(NamedTuple):

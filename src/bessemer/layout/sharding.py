@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.model.config import ModelConfig
@@ -39,6 +40,7 @@ class PartParameters:
         return self.blocks * self.block + self.root
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def of(cls, config: ModelConfig, rank: PipelineRank, tensor: int, *, is_mean: bool = False) -> PartParameters:
         """Of the fullest rank of a tensor group, or the mean over its ranks, which may differ in rows of the tables. Norms
         outside of blocks count with the head."""

@@ -61,7 +61,7 @@ def fitted(
         one = _sized(request, asked, chosen.parameters, tokens, notes)
         try:
             result = plan(one)
-            if not (fits := _leaves_headroom(result)) and chosen.parameters < SMALLEST:
+            if not (fits := _leaves_headroom(result)) and (chosen.parameters < SMALLEST or _is_hopeless(result)):
                 raise InputError(
                     f"--headroom: no model leaves {result.goal.headroom:.0%} of these devices' memory free"
                 )
@@ -120,6 +120,11 @@ def _sized(
 def _leaves_headroom(result: PlanResult) -> bool:
     """Whether a plan leaves the share of the memory free that it is to leave."""
     return result.memory.total <= (1 - result.goal.headroom) * result.job.cluster.device.memory
+
+
+def _is_hopeless(result: PlanResult) -> bool:
+    """True where libraries and communicators alone take the memory that a plan is to leave free."""
+    return result.memory.before_model > (1 - result.goal.headroom) * result.job.cluster.device.memory
 
 
 def _spent(kind: str, result: PlanResult) -> float:

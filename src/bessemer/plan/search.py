@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 from bessemer.errors import InputError
@@ -117,6 +118,7 @@ def _model_ways(layout: Layout) -> int:
     return layout.tensor * layout.pipeline * layout.context
 
 
+@lru_cache(maxsize=16)  # a budget is spent on plans that differ in tokens alone
 def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
     """Every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are chosen;
     headroom: share of a device's memory that the chosen one leaves free.

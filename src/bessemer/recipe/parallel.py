@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +17,7 @@ from bessemer.recipe.section import Memory, Positive, Section, SlurmName, SlurmT
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
 LAYOUT_KEYS = (*AXES, "zero", "schedule", "virtual")
 MODEL_AXES = ("tensor", "pipeline", "context")
+_sizes = attrgetter(*AXES)
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 
 
@@ -93,7 +95,7 @@ class AxisSizes:
     @property
     def world(self) -> int:
         """Processes of the run."""
-        return prod(getattr(self, axis) for axis in AXES)
+        return prod(_sizes(self))
 
     @property
     def data(self) -> int:
