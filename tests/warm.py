@@ -188,6 +188,9 @@ def serve(listener: socket.socket) -> None:
     for name in LOADED:
         importlib.import_module(name)
     importlib.import_module("tests.quick").measure_little()
+    pages = importlib.import_module("bessemer.report.template").environment()
+    for name in pages.list_templates():
+        pages.get_template(name)
     importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
     gc.collect()
     gc.freeze()

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,25 +107,33 @@ def test_compressed_lines_before_a_cut_are_kept(data: Path, tmp_path: Path, suff
     assert found[-1].detail.startswith("cut short")
 
 
-WORD = "x" * 50_000_000
-MONSTERS: dict[str, tuple[str, str, bytes, str | None]] = {
-    "one word of text": ("text", "a.txt", WORD.encode(), None),
-    "one word of JSON": ("jsonl", "a.jsonl", json.dumps({"text": WORD}).encode(), None),
-    "one word of HTML": ("html", "a.html", b"<p>" + WORD.encode(), "too_long"),
-    "one word of a crawl": ("warc", "a.warc", warc_record(http(b"<p>" + WORD.encode())), "too_long"),
-    "one word of wikitext": ("mediawiki", "a.xml", wiki_page(1, WORD).encode(), "too_long"),
-    "nested JSON": ("jsonl", "a.jsonl", b'{"text": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}", "bad_record"),
-    "nested objects": ("jsonl", "a.jsonl", b'{"text":' * 100_000 + b"1" + b"}" * 100_000, "bad_record"),
-    "an endless number": ("jsonl", "a.jsonl", b'{"text": ' + b"1" * 5_000_000 + b"}", "bad_record"),
-    "nothing but NUL": ("code", "a.py", bytes(10_000_000), "binary"),
-    "a program": ("code", "a.c", b"int x;\n\0\x7fELF", "binary"),
+def word() -> bytes:
+    return b"x" * 50_000_000
+
+
+MONSTERS: dict[str, tuple[str, str, Callable[[], bytes], str | None]] = {
+    "one word of text": ("text", "a.txt", word, None),
+    "one word of JSON": ("jsonl", "a.jsonl", lambda: b'{"text": "' + word() + b'"}', None),
+    "one word of HTML": ("html", "a.html", lambda: b"<p>" + word(), "too_long"),
+    "one word of a crawl": ("warc", "a.warc", lambda: warc_record(http(b"<p>" + word())), "too_long"),
+    "one word of wikitext": ("mediawiki", "a.xml", lambda: wiki_page(1, word().decode()).encode(), "too_long"),
+    "nested JSON": (
+        "jsonl",
+        "a.jsonl",
+        lambda: b'{"text": ' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}",
+        "bad_record",
+    ),
+    "nested objects": ("jsonl", "a.jsonl", lambda: b'{"text":' * 100_000 + b"1" + b"}" * 100_000, "bad_record"),
+    "an endless number": ("jsonl", "a.jsonl", lambda: b'{"text": ' + b"1" * 5_000_000 + b"}", "bad_record"),
+    "nothing but NUL": ("code", "a.py", lambda: bytes(10_000_000), "binary"),
+    "a program": ("code", "a.c", lambda: b"int x;\n\0\x7fELF", "binary"),
 }
 
 
 @pytest.mark.parametrize("name", MONSTERS)
 def test_monsters_cost_themselves(name: str, data: Path, tmp_path: Path) -> None:
     format, file, content, reason = MONSTERS[name]
-    (data / file).write_bytes(content)
+    (data / file).write_bytes(content())
     with no_quadratic_pass():
         (record,) = records(data, format, tmp_path)
     assert record.reason == reason

@@ -6,7 +6,7 @@ import io
 import random
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -190,14 +190,14 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
 
 
-PACKED = {
-    "a member cut short": gzip.compress(page(9))[:200],
-    "a flipped bit": flipped(gzip.compress(page(9)), 150),
-    "a wrong checksum": flipped(gzip.compress(page(9)), len(gzip.compress(page(9))) - 6),
-    "garbage": GARBAGE,
-    "a lying length": gzip.compress(lying(10**6)),
-    "a length too short": gzip.compress(lying(100)),
-    "a bomb": gzip.compress(warc_record(http(b"<p>" + b" " * (120 << 20)))),
+PACKED: dict[str, Callable[[], bytes]] = {
+    "a member cut short": lambda: gzip.compress(page(9))[:200],
+    "a flipped bit": lambda: flipped(gzip.compress(page(9)), 150),
+    "a wrong checksum": lambda: flipped(gzip.compress(page(9)), len(gzip.compress(page(9))) - 6),
+    "garbage": lambda: GARBAGE,
+    "a lying length": lambda: gzip.compress(lying(10**6)),
+    "a length too short": lambda: gzip.compress(lying(100)),
+    "a bomb": lambda: gzip.compress(warc_record(http(b"<p>" + b" " * (120 << 20)))),
 }
 
 
@@ -207,7 +207,7 @@ def test_damage_in_a_packed_archive_costs_no_good_record(damage: str) -> None:
     parts = [
         gzip.compress(INFO),
         gzip.compress(page(1)),
-        PACKED[damage],
+        PACKED[damage](),
         gzip.compress(page(2)),
         gzip.compress(page(3)),
     ]

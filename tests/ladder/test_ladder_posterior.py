@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from bessemer.ladder.fit import Array
-from bessemer.ladder.law import Interval, Point, fitted
+from bessemer.ladder.law import FittedLaw, Interval, Point, fitted
 from bessemer.ladder.posterior import drift_covariance, move
 
 
@@ -23,8 +25,13 @@ def ladder(rungs: int, seed_spread: float = 0.0, seeds: int = 1) -> tuple[Point,
     return tuple(made)
 
 
-def width(points: tuple[Point, ...], beyond: float, of_a_run: bool = True) -> float:
-    interval: Interval = fitted("ratio", points).loss(0, 0, beyond * points[-1].flops, of_a_run)
+@cache
+def law_of(rungs: int, seed_spread: float = 0.0, seeds: int = 1) -> FittedLaw:
+    return fitted("ratio", ladder(rungs, seed_spread, seeds))
+
+
+def width(law: FittedLaw, beyond: float, of_a_run: bool = True) -> float:
+    interval: Interval = law.loss(0, 0, beyond * law.points[-1].flops, of_a_run)
     return (interval.high - interval.low) / interval.value
 
 
@@ -54,16 +61,16 @@ def test_the_drift_is_an_integrated_brownian_motion() -> None:
 
 
 def test_an_interval_grows_with_the_distance_and_shrinks_with_rungs() -> None:
-    near, far, farther = (width(ladder(7), beyond) for beyond in (2.0, 8.0, 64.0))
+    near, far, farther = (width(law_of(7), beyond) for beyond in (2.0, 8.0, 64.0))
     assert near < 0.7 * far < 0.5 * farther
-    assert width(ladder(10), 8.0) < 0.9 * width(ladder(5), 8.0)
+    assert width(law_of(10), 8.0) < 0.9 * width(law_of(5), 8.0)
 
 
 def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_narrow_it() -> None:
-    alone = width(ladder(7), 2.0)
-    agree, differ = width(ladder(7, 1e-4, seeds=3), 2.0), width(ladder(7, 0.03, seeds=3), 2.0)
+    alone = width(law_of(7), 2.0)
+    agree, differ = width(law_of(7, 1e-4, seeds=3), 2.0), width(law_of(7, 0.03, seeds=3), 2.0)
     assert agree < alone < 0.6 * differ
-    assert width(ladder(7, 0.03, seeds=3), 2.0, of_a_run=False) < 0.95 * differ, "the curve is better known than a run"
+    assert width(law_of(7, 0.03, seeds=3), 2.0, of_a_run=False) < 0.95 * differ, "the curve is better known than a run"
 
 
 def test_the_same_runs_give_the_same_interval() -> None:

@@ -19,7 +19,7 @@ from bessemer.train.diagnose import Diagnosis, _Tests, diagnose
 from bessemer.train.replay import LossAndNorm, Replayed, WithNeighbours
 from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_guarded import poison
-from tests.train.test_rollback import _no_measurement, faulty, train  # noqa: F401
+from tests.train.test_rollback import SMALL, _no_measurement, faulty, train  # noqa: F401
 
 
 def diagnosed(folder: Path, step: int) -> Diagnosis:
@@ -55,7 +55,7 @@ def test_a_damaged_batch_is_named_data_and_the_run_is_only_read(
 
 def test_a_step_from_before_a_change_is_replayed_under_the_recipe_of_its_time(runs: Path, recipe_file: Path) -> None:
     train(recipe_file, runs, "train.steps=40", "checkpoint.keep=9")
-    values = f"run.dir={runs}", "train.steps=60", "checkpoint.every=10", "checkpoint.keep=9", "report.tensorboard=false"
+    values = f"run.dir={runs}", "train.steps=60", "checkpoint.every=10", "checkpoint.keep=9", *SMALL
     sets = [part for value in (*values, "train.z_loss=0.1") for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets, "--accept-changes"]) == 0
     folder = runs / "small"

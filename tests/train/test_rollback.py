@@ -37,6 +37,7 @@ from tests.newest import weights_hash
 from tests.train.test_guarded import incidents, poison
 
 STEPS, EVERY = 130, 10
+SMALL = "model.layers=1", "train.micro_batch=8", "report.tensorboard=false"
 POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
 
 
@@ -50,7 +51,7 @@ def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> 
         f"run.dir={runs}",
         f"train.steps={STEPS}",
         f"checkpoint.every={EVERY}",
-        "report.tensorboard=false",
+        *SMALL,
         *overrides,
     )
     sets = [part for value in values for part in ("--set", value)]
@@ -258,7 +259,7 @@ def test_a_poison_that_does_not_end_stops_the_run_with_a_report(
     )
     assert published(folder / "checkpoints") == before, "each stop would go back to an older one"
     change = ["--set", "train.optimizer.learning_rate=0.002", "--accept-changes"]
-    given = "guard.max_rollbacks=2", "report.tensorboard=false"
+    given = "guard.max_rollbacks=2", *SMALL
     values = [f"run.dir={runs}", f"train.steps={STEPS}", f"checkpoint.every={EVERY}", *given]
     sets = [part for value in values for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets, *change]) == 1
@@ -347,7 +348,7 @@ def test_a_change_of_the_recipe_that_diverges_goes_back_to_the_change_and_stops(
     rate, right = "train.optimizer.learning_rate", load(straight).train.optimizer.learning_rate
     assert right is not None
     keys = "train.schedule.kind=constant", f"train.steps={STEPS}"
-    sets = [part for value in (f"run.dir={first}", f"checkpoint.every={EVERY}", "report.tensorboard=false", *keys)
+    sets = [part for value in (f"run.dir={first}", f"checkpoint.every={EVERY}", *SMALL, *keys)
             for part in ("--set", value)]  # fmt: skip
 
     def go_on(*given: str, flags: tuple[str, ...] = ("--accept-changes",), expected: int = 0) -> str:

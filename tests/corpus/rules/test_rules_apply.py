@@ -126,7 +126,7 @@ def test_every_reason_is_registered_once() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "x" * 50_000_000,
+        "x" * 5_000_000,
         "a\n" * 1_000_000,
         "\n" * 1_000_000,
         "\x00" * 1_000_000,
