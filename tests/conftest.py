@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpus.object_store import Store, store
 from tests.quick import measure_little
 from tests.warm import Warm
 
@@ -180,6 +181,19 @@ def _warm() -> Iterator[None]:
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test of a new interpreter: what it loads, how much memory it takes."""
     monkeypatch.setenv("COLD_PYTHON", "1")
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store on this machine with the bucket b, and an object in it that is not to be touched."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with store(tmp_path / "store") as served:
+        (served.folder / "b" / "others").mkdir(parents=True)
+        (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
+        yield served
 
 
 @pytest.fixture(scope="session")

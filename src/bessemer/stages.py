@@ -123,14 +123,14 @@ def corpus(session: Session) -> None:
         template_source(session.recipe)  # one that cannot be read is refused before the corpus is built
     inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
-        close_work(session.run)  # left there by a kill after the corpus was published
+        close_work(session.run.corpus)  # left there by a kill after the corpus was published
 
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
         with built_once(session.run.corpus, inputs) as other:
             if other is not None:
-                close_work(session.run)
+                close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
             pipeline.build(session.recipe, session.run)
         return result_line(read_json(statistics))
@@ -148,6 +148,7 @@ def corpus(session: Session) -> None:
 
 def tokens(session: Session) -> None:
     """Clean documents to a tokenizer and token shards."""
+    from bessemer.corpus.work import close_work
     from bessemer.tokens import build
     from bessemer.tokens.chat import chat_line
     from bessemer.tokens.shards import TokenStore
@@ -158,6 +159,7 @@ def tokens(session: Session) -> None:
     if not current:
         wanted = rebuild.trained_on(run)
     else:
+        close_work(run.tokens)  # left there by a kill after the tokens were published
         try:
             with working("tokens"):
                 TokenStore.open(run.tokens).verify()

@@ -6,15 +6,19 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer.errors import BessemerError
+from bessemer.run import link
 from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
@@ -118,15 +122,39 @@ def put_folder(source: Path, folder: StorePath, last: str) -> None:
     """Copy all files of a local folder to a store, some at one time; the file named `last` after the others, so that where it is
     all are."""
 
-    def put(path: Path) -> None:
-        place = str(folder / path.relative_to(source))
-        with answering(place):
-            put_file(path, place)
-
     paths = sorted(path for path in source.rglob("*") if path.is_file() and path != source / last)
-    with ThreadPoolExecutor(min(REQUESTS, len(paths) + 1)) as pool:
-        list(pool.map(put, paths))
-    put(source / last)
+    for some in (paths, [source / last]):
+        put_files([(path, folder / path.relative_to(source)) for path in some])
+
+
+def put_files(copies: Sequence[tuple[Path, Path]]) -> None:
+    """Copy local files to a store, some at one time: each to its path there, with a look at the size that arrived."""
+
+    def put(source: Path, target: Path) -> None:
+        with answering(str(target)):
+            put_file(source, str(target))
+
+    _in_parallel(put, copies)
+
+
+def take_files(copies: Sequence[tuple[Path, Path]]) -> None:
+    """Copy files of a store to local paths, some at one time, durably; local ones by a link. What is there is replaced."""
+
+    def take(source: Path, target: Path) -> None:
+        target.unlink(missing_ok=True)
+        if not isinstance(source, StorePath):
+            link(source, target)
+            return
+        get_file(source, target)
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
+
+    _in_parallel(take, copies)
+
+
+def _in_parallel(copy: Callable[[Path, Path], None], copies: Sequence[tuple[Path, Path]]) -> None:
+    with ThreadPoolExecutor(min(REQUESTS, len(copies) + 1)) as pool:
+        list(pool.map(lambda one: copy(*one), copies))
 
 
 def get_file(path: StorePath, target: Path) -> None:
@@ -191,3 +219,13 @@ def local_copy(path: Path) -> Path:
 def opened(path: Path) -> Any:
     """What a library takes in place of the name of a file: the name, or of a file of a store the open file."""
     return path.open("rb") if isinstance(path, StorePath) else path
+
+
+def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A file as an array of numpy: mapped into memory, of a store read into it."""
+    import numpy as np
+
+    if isinstance(path, StorePath):
+        return np.frombuffer(path.read_bytes(), dtype=dtype)
+    # A plain view: a memmap goes through Python for every slice.
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)

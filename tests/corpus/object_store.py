@@ -245,6 +245,10 @@ class Store:
         """Answer everything with 403 from now on."""
         self.folder.with_suffix(".refuse").touch()
 
+    def answer(self) -> None:
+        """Answer again after `refuse`."""
+        self.folder.with_suffix(".refuse").unlink()
+
     def refuse_writes_after(self, count: int | None) -> None:
         """Answer writes with 403 after so many; None: answer all."""
         place = self.folder.with_suffix(".writes")

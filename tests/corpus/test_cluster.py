@@ -106,17 +106,28 @@ def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path, m
 
 @pytest.mark.long
 def test_work_in_a_store(of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bessemer.tokens import build
+
+    of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
+    build.build(of, here)
     if ray.is_initialized():
         ray.shutdown()  # the next connection passes on where the store is
     with store(tmp_path / "store") as served:
         (served.folder / "b").mkdir()
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
-        pipeline.build(on_ray(of, address).changed(corpus={"work": "s3://b/work"}), there)
-        assert any("PUT" in line or "partitions" in line for line in served.requests())
+        stored = on_ray(of, address).changed(corpus={"work": "s3://b/work"})
+        pipeline.build(stored, there)
+        monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+        build.build(stored, there)
+        assert all(any(step in line for line in served.requests()) for step in ("partitions", "/encoded/", "/shards/"))
+        assert not [path for path in served.folder.rglob("*") if path.is_file()]
         ray.shutdown()
     assert contents(there.corpus) == contents(here.corpus)
+    mine, theirs = contents(here.tokens), contents(there.tokens)
+    shards = [name for name in mine if name.endswith((".bin", ".idx"))]
+    assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
 
 
 @pytest.mark.long

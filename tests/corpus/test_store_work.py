@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,22 +25,10 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, Source, dump, parse
 from bessemer.run import RunFolder
 from bessemer.store_path import StorePath
-from tests.corpus.object_store import Store, store
+from tests.corpus.object_store import Store
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
 REPEATS = 'keep = "longest"\n[corpus.dedup.paragraphs]\nmode = "{}"\n[corpus.dedup.substrings]\nunit = "{}"'
-
-
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-someone")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with store(tmp_path / "store") as served:
-        (served.folder / "b" / "others").mkdir(parents=True)
-        (served.folder / "b" / "others" / "object").write_bytes(b"not mine")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
-        yield served
 
 
 @pytest.fixture

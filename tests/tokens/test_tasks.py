@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,14 @@ import pytest
 
 from bessemer.corpus import perform, pipeline, worker
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError
-from bessemer.recipe import Recipe, TokenSource, load, parse
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import Recipe, TokenSource, dump, load, parse
 from bessemer.run import RunFolder, read_json
 from bessemer.tokens import build, sample_tasks, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
+from tests.corpus.object_store import Store
 from tests.tokens.test_foreign import megatron
 
 
@@ -172,6 +177,136 @@ def test_processes_make_the_same(prepared: Path, corpus: Path, monkeypatch: pyte
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     build.build(*two)
     assert contents(two[1].tokens) == contents(one[1].tokens)
+
+
+def in_store(of: Recipe) -> Recipe:
+    return of.changed(corpus={"work": "s3://b/work"})
+
+
+def left(bucket: Store) -> list[str]:
+    return sorted(str(path.relative_to(bucket.folder)) for path in bucket.folder.rglob("*") if path.is_file())
+
+
+def hide_from_tasks(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have every task see no file of the run folder, as on another machine; returns the names of the tasks as they are done."""
+    done: list[str] = []
+    do = CorpusTask.run
+
+    def elsewhere(self: CorpusTask) -> dict[str, Any]:
+        hidden = run.path.rename(run.path.with_name("hidden"))
+        try:
+            return do(self)
+        finally:
+            hidden.rename(run.path)
+            done.append(str(self))
+
+    monkeypatch.setattr(CorpusTask, "run", elsewhere)
+    return done
+
+
+@pytest.mark.parametrize("keys", [["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"], ["compare"]])
+def test_tasks_exchange_files_through_a_store(
+    keys: list[str], prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if keys == ["compare"]:  # a tokenizer of the driver's disk, which the tasks do not see
+        shutil.copy(prepared / "runs" / "small" / "tokens" / "tokenizer.json", corpus / "small" / "other.json")
+        keys = [f'tokenizer.compare=["{corpus}/two/other.json"]']
+    one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
+    for run in (one[1], two[1]):
+        if (corpus / "small" / "other.json").exists():
+            shutil.copy(corpus / "small" / "other.json", run.path / "other.json")
+    build.build(*one)
+    by_tasks(monkeypatch, 6000)
+    done = hide_from_tasks(two[1], monkeypatch)
+    build.build(in_store(two[0]), two[1])
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+    assert any(name.startswith("text of part-00001") for name in done) and any("shard 0 of" in name for name in done)
+    assert left(bucket) == ["b/others/object"]
+    assert sorted(path.name for path in two[1].path.iterdir() if path.name != "other.json") == ["corpus", "tokens"]
+
+
+def test_what_a_store_refuses_is_not_done_again(
+    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
+    build.build(*one)
+    by_tasks(monkeypatch, 6000)
+    two = in_store(two[0]), two[1]
+    bucket.refuse()
+    with pytest.raises(InputError, match=r"corpus.work: s3://b/work/two/.*ACCESS_DENIED.*AWS_ENDPOINT_URL"):
+        build.build(*two)
+    bucket.answer()
+    encoded: list[str] = []
+    call = Encoder.__call__
+
+    def counted(self: Encoder, batch: list[Any]) -> Any:
+        encoded.extend(one.identity for one in batch)
+        if len(encoded) > 20 and not is_again:
+            bucket.refuse_writes_after(0)
+        return call(self, batch)
+
+    monkeypatch.setattr(Encoder, "__call__", counted)
+    is_again = False
+    with pytest.raises(BessemerError, match=r"s3://b/work/two/.*ACCESS_DENIED") as caught:
+        build.build(*two)
+    assert "a-secret-of-someone" not in str(caught.value)
+    lost, is_again = encoded[-1], True
+    bucket.refuse_writes_after(None)
+    build.build(*two)
+    assert encoded.count(lost) == 2 and len([one for one in set(encoded) if encoded.count(one) == 1]) > 20
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+    assert left(bucket) == ["b/others/object"]
+
+
+@pytest.mark.long
+def test_killed_at_many_moments_over_a_store(
+    prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (recipe_of(prepared, corpus, name, "tokens.shard_tokens=3000") for name in ("one", "two"))
+    build.build(*one)
+    file, (of, run) = tmp_path / "two.toml", two
+    file.write_text(dump(in_store(of)))
+    draw, kills, program = random.Random(1), 0, str(Path(__file__).with_name("build_tokens.py"))
+    while True:
+        moment = [str(draw.randint(2, 90)), draw.choice(["before", "after"])]
+        process = subprocess.run([sys.executable, program, str(file), str(run.path), *moment], capture_output=True)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, process.stderr
+        kills += 1
+        assert not run.tokens.exists() or contents(run.tokens) == contents(one[1].tokens)
+    assert kills >= 3
+    assert contents(run.tokens) == contents(one[1].tokens)
+    assert left(bucket) == ["b/others/object"]
+
+
+@pytest.mark.long
+def test_processes_over_a_store_make_the_same(
+    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (recipe_of(prepared, corpus, name, "tokens.workers=2") for name in ("one", "two"))
+    build.build(*one)
+    by_tasks(monkeypatch, 6000)
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    build.build(in_store(two[0]), two[1])
+    assert contents(two[1].tokens) == contents(one[1].tokens)
+    assert left(bucket) == ["b/others/object"]
+
+
+def test_work_of_other_tokens_in_a_store_goes(
+    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, run = recipe_of(prepared, corpus, "two")
+    by_tasks(monkeypatch, 60_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "require_usable", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        for seed in (1, 2):
+            with pytest.raises(OSError, match="full"):
+                build.build(in_store(of).changed(tokens={"seed": seed}), run)
+        assert len({name.split("/")[3] for name in left(bucket)[1:]}) == 1
+    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: False)
+    build.build(of, run)
+    assert left(bucket) == ["b/others/object"], "the work of tasks stayed where none are done any more"
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 7, 30, 1000])

@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,13 @@ def test_a_loaded_tokenizer_must_have_the_mask_token(tokenizer: Tokenizer, tmp_p
     assert Tokenizer.load(tmp_path / "tokenizer.json", END, "[MASK]").mask_token == 1
     assert Tokenizer.load(tmp_path / "tokenizer.json", END).mask_token is None
     assert Tokenizer.load(tmp_path / "tokenizer.json", END).sha256 == inner.sha256
+
+
+def test_a_pickled_tokenizer_is_the_same(prepared: Path) -> None:
+    """As a task on another machine gets it: also what looks like a special token stays text."""
+    tokenizer = Tokenizer.load(prepared / "runs" / "small" / "tokens" / "tokenizer.json", "<|endoftext|>")
+    for one in (tokenizer, tokenizer.without_tiktoken()):
+        ids = one.encode("is <|endoftext|> text? yes")
+        again = pickle.loads(pickle.dumps(one))
+        assert again.encode("is <|endoftext|> text? yes") == ids and one.end_of_text not in ids
+        assert (again.way, again.sha256, again.special) == (one.way, one.sha256, one.special)

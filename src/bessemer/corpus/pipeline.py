@@ -133,9 +133,9 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
         try:
             summary = _build(recipe, run, work, listings, inputs, started)
         except InputError:  # another recipe, which starts in another folder, has to be written
-            close_work(run)
+            close_work(run.corpus)
             raise
-    close_work(run)
+    close_work(run.corpus)
     return summary
 
 

@@ -5,11 +5,8 @@ A task is one bucket of one source, whose parts are sorted when concatenated in 
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +27,10 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import band_part, is_banded
-from bessemer.store_path import StorePath, get_file
+from bessemer.store_path import take_files
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
-FETCHING_THREADS = 8  # that copy parts from a store
 PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
     "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
@@ -255,17 +251,4 @@ def assemble(tasks: Sequence[PublishBucket], sources: list[str], staged: Path) -
                 num_parts += 1
         if not num_parts:  # at least one part, so that a reader finds the columns
             pq.write_table(schema(columns).empty_table(), staged / kind / part_name(0), **WRITE_OPTIONS)
-
-    with ThreadPoolExecutor(FETCHING_THREADS) as pool:
-        list(pool.map(_link, *zip(*linked, strict=True)) if linked else ())
-
-
-def _link(part: Path, place: Path) -> None:
-    """The same file under another name: the bucket stays complete until the corpus is published. Of a store: a copy."""
-    if isinstance(part, StorePath):
-        get_file(part, place)
-        return
-    try:
-        os.link(part, place)
-    except OSError:  # a file system without links
-        shutil.copyfile(part, place)
+    take_files(linked)  # so that the buckets stay complete until the corpus is published

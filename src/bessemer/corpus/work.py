@@ -95,21 +95,18 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
 
     url: `corpus.work`. Raises InputError for a store that cannot be written.
     """
-    above = _work_folder(run)
+    above = _work_folder(run.corpus)
     folder = above / inputs[:16]
-    stored = None if url is None else StorePath(f"{url.rstrip('/')}/{run.path.absolute().name}") / folder.name
-    _remove_stored(above, but=stored)
-    (folder if stored is None else above).mkdir(parents=True, exist_ok=True)
+    stored = None if url is None else open_stored(run.corpus, inputs, url)
+    if stored is None:
+        _remove_stored(above)
+        folder.mkdir(parents=True, exist_ok=True)
+        (above / PLACES).unlink(missing_ok=True)
     for other in (*above.iterdir(), *run.path.glob(f"{LISTING}*")):
         if other.name != PLACES and (stored is not None or other != folder):
             shutil.rmtree(other, ignore_errors=True)
     if stored is not None:
-        write_json(
-            above / PLACES, {"places": [str(stored)]}
-        )  # before the first object, so that it is known to be this run's
-        _begin_stored(stored)
         return stored
-    (above / PLACES).unlink(missing_ok=True)
     steps = (
         step
         for name in ("contents", "files", "merged", "duplicates", "repeats", "published")
@@ -119,6 +116,19 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
         for path in place.glob(f".*{TEMPORARY}"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return folder
+
+
+def open_stored(stage: Path, inputs: str, url: str) -> StorePath:
+    """The work folder of a stage in a store for these inputs, without those of other inputs. stage: its folder in the run; url:
+    `corpus.work`. Raises InputError for a store that cannot be written."""
+    above = _work_folder(stage)
+    stored = StorePath(f"{url.rstrip('/')}/{stage.parent.absolute().name}") / inputs[:16]
+    _remove_stored(above, but=stored)
+    above.mkdir(parents=True, exist_ok=True)
+    # before the first object, so that it is known to be this run's
+    write_json(above / PLACES, {"places": [str(stored)]})
+    _begin_stored(stored)
+    return stored
 
 
 def _begin_stored(folder: StorePath) -> None:
@@ -143,24 +153,24 @@ def _remove_stored(above: Path, but: StorePath | None = None) -> None:
             store_path.remove_tree(StorePath(place))
 
 
-def close_work(run: RunFolder) -> None:
-    """Remove the work folder: the corpus has been published."""
+def close_work(stage: Path) -> None:
+    """Remove the work folder of a stage, which has been published. stage: its folder in the run."""
     try:
-        _remove_stored(_work_folder(run))
+        _remove_stored(_work_folder(stage))
     except BessemerError as error:
-        warn(f"what the work on the corpus left in the store could not be removed: {error}")
+        warn(f"what the work on the {stage.name} left in the store could not be removed: {error}")
         return
-    shutil.rmtree(_work_folder(run), ignore_errors=True)
+    shutil.rmtree(_work_folder(stage), ignore_errors=True)
 
 
-def _work_folder(run: RunFolder) -> Path:
-    return run.corpus.with_name(f"{run.corpus.name}.work")
+def _work_folder(stage: Path) -> Path:
+    return stage.with_name(f"{stage.name}.work")
 
 
-def write_file(path: Path, data: str) -> None:
+def write_file(path: Path, data: str | bytes) -> None:
     """Replace a file as a whole, here or in a store."""
     if isinstance(path, StorePath):
-        path.write_bytes(data.encode())
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
     else:
         write_atomic(path, data)
 

@@ -17,6 +17,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.corpus.work import close_work
 from bessemer.corpus.worker import kept_workers, require_engine
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
@@ -106,13 +107,16 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
     totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
     text_bytes = int(totals.get("bytes_kept") or 0)
-    if is_distributed(recipe, text_bytes):
+    by_tasks = corpus is not None and is_distributed(recipe, text_bytes)
+    if by_tasks:
         require_engine(recipe.corpus)
     made_of = stage_facts(run.corpus).get("outputs", {})
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
     with kept_workers(), resumable(run.tokens, digest(inputs, kept)) as work:
-        staged = work / OUT
-        tokenizer = _tokenizer(recipe, corpus, work, text_bytes)
+        staged, exchange = work / OUT, None
+        if corpus is not None and by_tasks:
+            exchange = tasks.exchange_of(recipe, run.tokens, digest(inputs, kept), corpus, work)
+        tokenizer = _tokenizer(recipe, corpus, work, exchange)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
@@ -126,7 +130,11 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
         others = [Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare]
         labels = documents.labels(corpus) if corpus else []
-        writers, done = _write_shards(recipe, corpus, work, tokenizer, others, labels, chats, text_bytes)
+        share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
+        encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, recipe.tokens.seed, chats)
+        if corpus is not None and exchange is not None:
+            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work)
+        writers, done = _write_shards(recipe, corpus, work, encoder, labels, text_bytes)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
         if chats is not None:
@@ -163,11 +171,13 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             )
         write_json(staged / "manifest.json", manifest)
         mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True))
+    close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
 
 
-def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, text_bytes: int) -> Tokenizer:
-    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published."""
+def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[Path, Path] | None) -> Tokenizer:
+    """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published. exchange:
+    `tasks.exchange_of`, where tasks draw the sample."""
     options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
@@ -177,8 +187,8 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, text_bytes: int)
         assert corpus is not None  # the recipe asks for a path where there is no corpus
         regex = pattern_of(options.pattern, options.digits, options.white_space)
         sample = documents.training_sample(recipe, corpus)
-        if is_distributed(recipe, text_bytes):
-            sample = sample_tasks.training_sample(recipe, corpus, work, tasks.TASK_BYTES, tasks.engine_of(recipe))
+        if exchange is not None:
+            sample = sample_tasks.training_sample(recipe, *exchange, tasks.TASK_BYTES, tasks.engine_of(recipe))
         tokenizer = Tokenizer.train(
             sample,
             options.vocabulary or 32_768,
@@ -216,18 +226,11 @@ def _write_shards(
     recipe: Recipe,
     corpus: Path | None,
     work: Path,
-    tokenizer: Tokenizer,
-    others: list[Tokenizer],
+    encoder: Encoder,
     labels: list[str],
-    chats: ChatTemplate | None,
     text_bytes: int,
 ) -> tuple[Writers, EncodedCounts]:
-    tokens = recipe.tokens
-    share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
-    if corpus is not None and is_distributed(recipe, text_bytes):
-        context = EncodingContext(recipe, labels, share, tokenizer.way == "tiktoken", tokenizer.vocabulary)
-        _encode_by_tasks(context, corpus, work)
-    encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, tokens.seed, chats)
+    tokens, tokenizer = recipe.tokens, encoder.tokenizer
     number_of = {label: number for number, label in enumerate(labels)}
     writers, done = _writers(recipe, work, tokenizer, bool(labels))
     since = 0
@@ -249,12 +252,12 @@ def _write_shards(
     return writers, done
 
 
-def _encode_by_tasks(context: EncodingContext, corpus: Path, work: Path) -> None:
+def _encode_by_tasks(context: EncodingContext, corpus: Path, exchange: tuple[Path, Path], work: Path) -> None:
     """Leave a record after which no document of the corpus is left to encode."""
     record, each = work / PROGRESS, documents.PARTS if context.recipe.tokens.held_out_from == "passages" else 1
     kept = read_json_again(record) or {}
     if kept.get("progress", {}).get("documents", 0) < each * documents.count(corpus):
-        states, done = encode_corpus(context, corpus, work, work / OUT)
+        states, done = encode_corpus(context, *exchange, work / OUT)
         write_json(record, {"progress": vars(done), "writers": states})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +99,10 @@ class ChatTemplate:
         if recipe.tokenizer.path is not None:
             names |= {key: name for key, name in template_names(folder_of(recipe.tokenizer.path)).items() if name}
         return cls(sources, template_source(recipe), names, tokenizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it is made of: a compiled template is not pickled."""
+        return ChatTemplate, (self.sources, self.source, self._names, self._tokenizer)
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """The ids of a conversation (JSON of its messages), end-of-text last, and which of them the assistant said.

@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus.conversation import contents
 from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
+from bessemer.store_path import each, opened
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
@@ -110,15 +111,25 @@ def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
         yield Document(row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"]))
 
 
+def part_files(corpus: Path) -> list[Path]:
+    """The files of the documents, in their order; of a disk or of a store."""
+    return sorted(path for path in corpus.iterdir() if path.suffix == ".parquet")
+
+
+def _metadata(path: Path) -> Any:
+    import pyarrow.parquet as parquet
+
+    return parquet.read_metadata(opened(path))
+
+
 def row_groups(corpus: Path, num_bytes: int) -> Iterator[tuple[Path, range, int]]:
     """All row groups in their order, some of one file at a time: the file, their numbers and their bytes.
 
     They have at most `num_bytes`, or are one.
     """
-    import pyarrow.parquet as parquet
-
-    for path in sorted(corpus.glob("*.parquet")):
-        metadata, start, size = parquet.read_metadata(path), 0, 0
+    paths = part_files(corpus)
+    for path, metadata in zip(paths, each(_metadata, paths), strict=True):
+        start, size = 0, 0
         for group in range(metadata.num_row_groups):
             more = metadata.row_group(group).total_byte_size
             if size and size + more > num_bytes:
@@ -139,7 +150,7 @@ def batches_of_row_groups(path: Path, groups: range, columns: list[str]) -> Iter
     """The rows of some row groups of a part file, in their order."""
     import pyarrow.parquet as parquet
 
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(opened(path)) as file:
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
@@ -147,8 +158,8 @@ def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.Rec
     """The rows from number `skip` on; row groups before it are not read."""
     import pyarrow.parquet as parquet
 
-    for path in sorted(corpus.glob("*.parquet")):
-        with parquet.ParquetFile(path) as file:
+    for path in part_files(corpus):
+        with parquet.ParquetFile(opened(path)) as file:
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if skip >= rows:
@@ -159,22 +170,22 @@ def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.Rec
                     skip = max(skip - batch.num_rows, 0)
 
 
-def spread(corpus: Path, groups: int, each: int) -> list[Document]:
-    """A few documents from all over the corpus: the first `each` of `groups` row groups, evenly spaced."""
-    import pyarrow.parquet as parquet
+def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
+    """A few documents from all over the corpus: `num_each` from each of `num_groups` row groups on, evenly spaced."""
+    places = [(path, group) for path, groups, _ in row_groups(corpus, 1) for group in groups]
 
-    files = [parquet.read_metadata(path) for path in sorted(corpus.glob("*.parquet"))]
-    rows = [file.row_group(group).num_rows for file in files for group in range(file.num_row_groups)]
-    starts = list(itertools.accumulate(rows, initial=0))[:-1]
-    chosen = (itertools.islice(documents(corpus, start), each) for start in starts[:: max(len(starts) // groups, 1)])
+    def following(start: int) -> Iterator[Document]:
+        for path, group in places[start:]:
+            yield from of_row_groups(path, range(group, group + 1))
+
+    starts = range(0, len(places), max(len(places) // num_groups, 1))
+    chosen = (itertools.islice(following(start), num_each) for start in starts)
     return list({document.identity: document for some in chosen for document in some}.values())
 
 
 def count(corpus: Path) -> int:
     """How many documents there are."""
-    import pyarrow.parquet as parquet
-
-    return sum(parquet.read_metadata(path).num_rows for path in corpus.glob("*.parquet"))
+    return sum(metadata.num_rows for metadata in each(_metadata, part_files(corpus)))
 
 
 def labels(corpus: Path) -> list[str]:

@@ -16,6 +16,7 @@ from bessemer.corpus import worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
+from bessemer.store_path import opened
 from bessemer.tokens import documents
 
 TEXTS = "texts.parquet"
@@ -23,11 +24,12 @@ READING = 10  # to read a text takes so much less time than to encode it
 
 
 def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int, engine: Work) -> Iterator[str]:
-    """As `documents.training_sample`. engine: where the tasks are done. Raises what tasks raise (`worker.run_tasks`)."""
+    """As `documents.training_sample`. corpus, work: `tasks.exchange_of`; engine: where the tasks are done. Raises what tasks
+    raise (`worker.run_tasks`)."""
     import pyarrow.parquet as parquet
 
-    places, sizes = list(documents.row_groups(corpus.absolute(), task_bytes)), Counter[str]()
-    counting = [CountTexts(work.absolute(), number, *place) for number, place in enumerate(places)]
+    places, sizes = list(documents.row_groups(corpus, task_bytes)), Counter[str]()
+    counting = [CountTexts(work, number, *place) for number, place in enumerate(places)]
     for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine):
         sizes.update(done["bytes"])
     shares = documents.sample_shares(recipe, sizes)
@@ -39,7 +41,7 @@ def training_sample(recipe: Recipe, corpus: Path, work: Path, task_bytes: int, e
         worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine),
         strict=True,
     ):
-        with parquet.ParquetFile(task.folder / TEXTS) as file:
+        with parquet.ParquetFile(opened(task.folder / TEXTS)) as file:
             for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
                 yield from batch.column("text").to_pylist()
 

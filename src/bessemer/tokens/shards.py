@@ -32,6 +32,7 @@ from numpy.lib.stride_tricks import as_strided
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.run import read_json, stage_facts, write_atomic
+from bessemer.store_path import mapped
 from bessemer.terminal import counted
 from bessemer.tokens.pieces import Framing
 
@@ -66,8 +67,7 @@ class Shard:
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """All ids of the shard."""
-        # A plain view: a memmap goes through Python for every slice.
-        return np.memmap(self.path, dtype=self.dtype, mode="r").view(np.ndarray)
+        return mapped(self.path, self.dtype)
 
     @cached_property
     def num_tokens(self) -> int:
@@ -90,17 +90,17 @@ class Shard:
         path = self.path.with_suffix(".lbl")
         if not path.exists():
             return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
-        return np.fromfile(path, dtype="<i4")
+        return mapped(path, "<i4")
 
     @cached_property
     def is_trained(self) -> npt.NDArray[np.bool_] | None:
         """Which ids the loss is of; None: of all."""
         path = self.path.with_suffix(".msk")
-        return np.memmap(path, dtype=np.bool_, mode="r").view(np.ndarray) if path.exists() else None
+        return mapped(path, np.bool_) if path.exists() else None
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        raw = np.memmap(self.path.with_suffix(".idx"), dtype=np.uint8, mode="r")
+        raw = mapped(self.path.with_suffix(".idx"), np.uint8)
         if raw[:8].tobytes() != MAGIC:
             raise BessemerError(f"{self.path.with_suffix('.idx')}: not a document index; build the tokens again")
         count = int(raw[8:16].view("<u8")[0])

@@ -1,11 +1,14 @@
 """Tokenising as tasks of the corpus's engine, for text that one machine would be long with.
 
     WORK/context.pickle             what all tasks need
+    WORK/documents/                 the part files of the corpus, where WORK is in a store
     WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
     WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
 
 The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files are
 those of a build on one machine, byte for byte.
+
+WORK lies in the run folder, or where the tasks of the corpus exchange their files (`corpus.work`).
 """
 
 from __future__ import annotations
@@ -22,18 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import engine, worker
-from bessemer.corpus.work import CorpusTask
+from bessemer.corpus.work import CorpusTask, open_stored, write_file
 from bessemer.environment import num_cores
 from bessemer.recipe import Recipe, Work
-from bessemer.run import link, write_atomic
+from bessemer.store_path import each, put_files, take_files
 from bessemer.tokens import documents
-from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
-from bessemer.tokens.pretrained import framing_of
 from bessemer.tokens.sample_tasks import RowGroupTask
 from bessemer.tokens.shards import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
-from bessemer.tokens.tokenizer import Tokenizer, mask_token
+from bessemer.tokens.tokenizer import Tokenizer
 
 CONTEXT = "context.pickle"
 TASK_BYTES = 64 << 20  # of row groups in a task, about
@@ -46,10 +47,7 @@ Span = tuple[int, int, int]  # number of the encoded row groups, first document 
 
 
 def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
-    """Whether the tokens are made by tasks: of enough text on a cluster with a shared disk, or on a machine with more cores than
-    threads can use."""
-    if recipe.corpus.work is not None and recipe.corpus.engine != "local":
-        return False  # the workers have no disk in common, on which the corpus and the tokens are
+    """Whether the tokens are made by tasks: of enough text on a cluster, or on a machine with more cores than threads can use."""
     if recipe.corpus.engine != "local":
         return text_bytes >= worker.SMALL_BYTES
     return text_bytes >= LARGE_BYTES and (recipe.tokens.workers or num_cores()) > MAX_THREADS
@@ -58,6 +56,18 @@ def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
 def engine_of(recipe: Recipe) -> Work:
     """Where the tasks are done; on one machine by tokens.workers processes."""
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
+
+
+def exchange_of(recipe: Recipe, stage: Path, inputs: str, corpus: Path, work: Path) -> tuple[Path, Path]:
+    """The documents as the tasks see them, and where these exchange files. stage: the folder of the tokens in the run; work:
+    where its files are while they are made. Raises InputError for a store that cannot be written."""
+    if recipe.corpus.work is None:
+        return corpus.absolute(), work.absolute()
+    stored = open_stored(stage, inputs, recipe.corpus.work)
+    text = stored / "documents"
+    there = {path.name for path in text.iterdir()}  # files appear there as a whole
+    put_files([(path, text / path.name) for path in documents.part_files(corpus) if path.name not in there])
+    return text, stored
 
 
 def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
@@ -88,48 +98,35 @@ def add_batch(
 
 @dataclass(frozen=True)
 class EncodingContext:
-    """What every task of a build needs. share: of the documents, on which fertility is measured."""
+    """What every task of a build needs, without a file of this machine."""
 
     recipe: Recipe
     labels: Sequence[str]
-    share: float
-    uses_tiktoken: bool
-    vocabulary: int
+    encoder: Encoder
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the ids in shards."""
-        return token_dtype(self.vocabulary)
-
-    def encoder(self, folder: Path) -> Encoder:
-        """An encoder with the tokenizer.json in `folder`."""
-        recipe, options = self.recipe, self.recipe.tokenizer
-        tokenizer = Tokenizer.load(folder / "tokenizer.json", options.end_of_text, mask_token(recipe))
-        if not self.uses_tiktoken:
-            tokenizer = tokenizer.without_tiktoken()
-        others = [Tokenizer.load_any(Path(path)) for path in options.compare]
-        chats = ChatTemplate.of_recipe(recipe, tokenizer)
-        return Encoder(tokenizer, others, framing_of(recipe, tokenizer), self.share, recipe.tokens.seed, chats)
+        return token_dtype(self.encoder.tokenizer.vocabulary)
 
 
 def encode_corpus(
     context: EncodingContext, corpus: Path, work: Path, out: Path
 ) -> tuple[dict[str, dict[str, Any]], EncodedCounts]:
-    """Encode all documents and write their shards to `out`, in which the tokenizer.json lies.
+    """Encode all documents and write their shards to `out`. corpus, work: `exchange_of`.
 
     Returns the state of the writer of each source and split (`ShardWriter.state`), by SOURCE/SPLIT, and the counts. Raises what
     tasks raise (`worker.run_tasks`).
     """
-    work, recipe, counts = work.absolute(), context.recipe, EncodedCounts()
-    write_atomic(work / CONTEXT, pickle.dumps((context, out.absolute())))
-    encoding = [
-        EncodeRowGroups(work, number, *place)
-        for number, place in enumerate(documents.row_groups(corpus.absolute(), TASK_BYTES))
-    ]
+    recipe, counts = context.recipe, EncodedCounts()
+    write_file(work / CONTEXT, pickle.dumps(context))
+    places = documents.row_groups(corpus, TASK_BYTES)
+    encoding = [EncodeRowGroups(work, number, *place) for number, place in enumerate(places)]
     cuts = {f"{name}/{split}": ShardCuts(recipe.tokens.shard_tokens) for name in recipe.parts for split in SPLITS}
     states: dict[str, dict[str, Any]] = {
         name: {**dict.fromkeys(COUNTS, 0), "files": {}, "held": 0, "records": 0} for name in cuts
     }
+    filled: dict[str, list[int]] = {name: [] for name in cuts}  # by which tasks
     for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, engine_of(recipe)), strict=True):
         engine.check_stop()
         counts.add(EncodedCounts(**done["counts"]))
@@ -138,7 +135,16 @@ def encode_corpus(
             for key in ("documents", "tokens", "bytes"):
                 state[key] += facts[key]
             state["longest"] = max(state["longest"], facts["longest"])
-            cuts[name].add(task.number, task.shard(name, context.dtype).offsets.astype(np.int64))
+            filled[name].append(task.number)
+
+    def offsets(path: Path) -> npt.NDArray[np.int64]:
+        return Shard(path, context.dtype).offsets.astype(np.int64)
+
+    for name, numbers in filled.items():
+        paths = [encoded_shard(work, number, name, context.dtype).path for number in numbers]
+        for number, here in zip(numbers, each(offsets, paths), strict=True):
+            engine.check_stop()
+            cuts[name].add(number, here)
     writing = [
         WriteShard(work, name, number, num_tokens, tuple(spans))
         for name, cut in cuts.items()
@@ -146,23 +152,23 @@ def encode_corpus(
     ]
     per_token = 4 / COPYING  # bytes of text that take as long
     written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
+    copies: list[tuple[Path, Path]] = []
     for shard, done in zip(writing, written, strict=True):
-        for file, facts in done["files"].items():
-            (out / file).unlink(missing_ok=True)  # of an earlier attempt
-            link(shard.folder / file, out / file)
-            states[shard.name]["files"][file] = facts
+        copies += [(shard.folder / file, out / file) for file in done["files"]]
+        states[shard.name]["files"] |= done["files"]
         states[shard.name]["shards"] += 1
+    take_files(copies)
     return states, counts
 
 
 @lru_cache(maxsize=1)
-def _prepared(work: Path, modified_ns: int) -> tuple[EncodingContext, Encoder]:
-    context, folder = pickle.loads((work / CONTEXT).read_bytes())
-    return context, context.encoder(folder)
+def _prepared(work: Path, modified_ns: int) -> EncodingContext:
+    context: EncodingContext = pickle.loads((work / CONTEXT).read_bytes())
+    return context
 
 
-def prepared(work: Path) -> tuple[EncodingContext, Encoder]:
-    """The context of a build and its encoder; loaded once in a process."""
+def prepared(work: Path) -> EncodingContext:
+    """The context of a build; loaded once in a process."""
     return _prepared(work, (work / CONTEXT).stat().st_mtime_ns)
 
 
@@ -179,8 +185,8 @@ class EncodeRowGroups(RowGroupTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for tokens that do not account for the text, OSError for a full disk."""
-        context, encoder = prepared(self.work)
-        recipe, counts = context.recipe, EncodedCounts()
+        context, counts = prepared(self.work), EncodedCounts()
+        recipe, encoder = context.recipe, context.encoder
         writers = new_writers(recipe, folder, encoder.tokenizer, bool(context.labels), sys.maxsize)
         number_of = {label: number for number, label in enumerate(context.labels)}
         for batch in batches(self._items(recipe)):
@@ -200,10 +206,6 @@ class EncodeRowGroups(RowGroupTask):
                 yield from documents.passages(document, tokens.seed, tokens.held_out)
             else:
                 yield document
-
-    def shard(self, name: str, dtype: np.dtype[Any]) -> Shard:
-        """What it wrote for SOURCE/SPLIT."""
-        return encoded_shard(self.work, self.number, name, dtype)
 
 
 def encoded_folder(work: Path, number: int) -> Path:
@@ -270,7 +272,7 @@ class WriteShard(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises OSError for a full disk."""
-        (context, _), source = prepared(self.work), self.name.split("/")[0]
+        context, source = prepared(self.work), self.name.split("/")[0]
         masked = source in context.recipe.chat_parts
         writer = ShardWriter(
             folder, self.name.replace("/", "-"), context.dtype, sys.maxsize, bool(context.labels), masked

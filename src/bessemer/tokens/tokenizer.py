@@ -217,6 +217,10 @@ class Tokenizer:
             return True
         return all(map(np.array_equal, self._encode(texts), self._by_library(texts)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: not the copy in which a setting would be lost."""
+        return {name: value for name, value in vars(self).items() if name != "_plain"}
+
     def without_tiktoken(self) -> Tokenizer:
         """The same tokenizer, encoding by `tokenizers` only."""
         other = copy.copy(self)
