@@ -158,6 +158,27 @@ def test_a_batch_that_a_refusal_names_divides(words: tuple[str, ...], capsys: py
     assert planned(capsys, *left, "--batch", tokens)["batch_tokens"] == int(tokens)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--dp", "64"), "shard 64 times the other ways is not 96 devices"),
+        (("--tp", "5"), "tensor 5 does not divide 96 devices"),
+        (("--tp", "16"), "model.kv_heads = 8 does not divide over tensor"),
+        (("--pp", "5"), "pipeline 5 does not divide 96 devices"),
+        (("--cp", "3"), "the sequences do not divide over context x tensor"),
+    ],
+    ids=str,
+)
+def test_no_batch_is_named_where_none_would_divide(
+    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """256 sequences divide badly over 96 devices, which is not what is in the way."""
+    asked = ("--model", "llama-3-8b", "--tokens", "1T", "--gpus", "96xH100", "--batch", "2097152", *words)
+    assert run_command(["plan", *asked]) == 2
+    error = capsys.readouterr().err
+    assert reason in error and "a batch of 2," not in error
+
+
 def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)

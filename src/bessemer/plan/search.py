@@ -149,13 +149,23 @@ def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
         unit = job.cluster.devices * job.layout.micro_batch
         sequences = unit * max(round(job.batch / unit), 1)
     tokens = sequences * job.model.sequence_length
-    advice = (
-        f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if sequences != job.batch else ""
-    )
+    divides = sequences != job.batch and _can_split(replace(job, batch=sequences), given)
+    advice = f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if divides else ""
     kept = as_given(job.layout, given)
     return (
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
         f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: {reasons}{advice}"
+    )
+
+
+def _can_split(job: Job, given: frozenset[str]) -> bool:
+    """Whether any layout divides a job's devices and batch, whatever the memory."""
+    unused: Counter[str] = Counter()
+    return any(
+        refuse(replace(job, layout=replace(split, micro_batch=micro_batch))) is None
+        for split in _splits(job, given, unused)
+        if _zeros(job, split, given, unused)
+        for micro_batch in _micro_batches(job, job.batch // split.data, given, unused)
     )
 
 
