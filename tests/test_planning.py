@@ -123,6 +123,20 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--days", "3"), "on what"),
         (("--money", "1M", "--gpus", "8xTPU v4"), "price"),
         (("demo", "--days", "3", "--gpus", "8xH100"), "the recipe has one"),
+        (("llama-7b", "--days", "3"), "--days proposes a model, and the recipe has one"),
+        (("llama-7b", "--money", "3", "--set", "train.precision=fp32"), "--money proposes a model"),
+        (("llama-7b", "--unique", "1M"), "--unique is of a plan for devices of the catalogue"),
+        (("llama-7b", "--what-if", "seq=1024"), "--what-if is of a plan for devices of the catalogue"),
+        (("llama-7b", "--price", "2"), "add --gpus 8xH100, or leave it out"),
+        (
+            ("llama-7b", "--measured", "runs/x", "--gpus", "8xH100"),
+            "--measured scales the plan that a recipe has on this",
+        ),
+        (("llama-7b", "--measured", "runs/x", "--html", "x.html"), "leave --html out"),
+        (("llama-7b-64", "--measured", "runs/x"), "names another device (cluster.device)"),
+        (("llama-7b", "--simulate", "--tp", "2"), "--simulate traces a step of the recipe as it is"),
+        (("--devices", "--gpus", "4xH100"), "--devices lists the catalogue and plans nothing; leave --gpus out"),
+        (("--model", "list", "--price", "2"), "--model list prints the known names; leave --price out"),
         (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
     ],
 )
@@ -132,6 +146,31 @@ def test_wrong_arguments_are_one_line(
     assert run_command(["plan", *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
+    short = planned(capsys, "llama-7b", "--seq", "1k", "--batch", "256k", "--micro-batch", "2", "--recompute", "full")
+    keys = (
+        "tokens.sequence_length=1000", "train.global_batch_tokens=256000", "train.micro_batch=2", "train.recompute=full",
+    )  # fmt: skip
+    long = planned(capsys, "llama-7b", *(word for key in keys for word in ("--set", key)))
+    whole = planned(capsys, "llama-7b")
+    for name in ("steps", "flops_per_token", "layout", "tokens"):
+        assert short[name] == long[name], name
+    assert short["flops_per_token"] < whole["flops_per_token"] and short["layout"]["recompute"] == "full"
+    assert run_command(["plan", "llama-7b", "--seq", "1k", "--set", "tokens.sequence_length=512"]) == 2
+    assert "set the same thing" in capsys.readouterr().err
+
+
+def test_a_recipe_without_run_and_device_says_what_either_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[model]\ndepth = 2\n\n[train]\ntokens = 1_000_000\n")
+    assert run_command(["plan", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert 'add [run] with name = "mine"' in error and "--gpus 8xH100" in error
+    assert planned(capsys, str(path), "--gpus", "1x4090")["devices"] == 1
 
 
 def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:

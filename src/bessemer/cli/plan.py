@@ -22,13 +22,21 @@ SHORT_NAMES = (
     "zero", "price", "framework", "headroom", "catalogue",
 )  # fmt: skip
 BUDGETS = ("flops", "days", "money")
+# Those that a plan of this machine has as well: keys of its training.
+OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_batch")
+
+# What answers another question than a whole plan, how its refusal of other options begins, and those that it takes.
+ALONE = {
+    "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
+    "measured": ("scales the plan that a recipe has on this machine", ()),
+    "simulate": ("traces a step of the recipe as it is, whose keys --set changes", ()),
+}
 
 
 def plan(args: argparse.Namespace) -> Any:
     """Which plan is meant follows from the arguments: of a cluster where they name one, else of this machine."""
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
-    if args.html is not None and (args.devices or args.simulate):
-        raise InputError("--html: a page is written of a whole plan; leave it out with --devices and --simulate")
+    _require_used(args)
     if args.devices:
         return _devices(args)
     if args.model == "list":
@@ -45,9 +53,27 @@ def plan(args: argparse.Namespace) -> Any:
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
             "--tokens 2T --gpus 2048xH100"
         )
-    if args.recipe is None or requested or args.what_if or args.search or _is_for_a_cluster(args):
+    if args.recipe is None or args.gpus is not None or _is_for_a_cluster(args):
         return _cluster_plan(args, requested)
-    return _local_plan(args)
+    return _local_plan(args, requested)
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """Names of the options that are given, but for those that every command has."""
+    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
+    return [name for name in names if getattr(args, name) not in (None, False, [])]
+
+
+def _require_used(args: argparse.Namespace) -> None:
+    """Raises InputError for an option that the arguments beside it leave without a meaning."""
+    given = _given(args)
+    alone = dict(ALONE) | ({"model": ("list prints the known names", ())} if args.model == "list" else {})
+    for mode, (what, others) in alone.items():
+        unused = [name for name in given if name not in (mode, *others)]
+        if mode in given and unused:
+            raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
+    if args.recipe is not None and (budget := _budget(args)):
+        raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
 
 
 def _budget(args: argparse.Namespace) -> dict[str, str]:
@@ -96,9 +122,10 @@ def _page_path(args: argparse.Namespace) -> Path | None:
 # --- On this machine --------------------------------------------------------------------------------------------------
 
 
-def _local_plan(args: argparse.Namespace) -> dict[str, Any]:
+def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer import forecast, preflight
 
+    args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, page = runs.open_recipe(args, False), _page_path(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
     plan, recipe = forecast.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
@@ -114,6 +141,34 @@ def _local_plan(args: argparse.Namespace) -> dict[str, Any]:
     return plan
 
 
+def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> list[str]:
+    """Short names as `key=value` overrides of the recipe. Raises InputError for options of a cluster's plan alone, and for a
+    recipe without a run, which a plan of this machine is of."""
+    from bessemer.plan import ask
+    from bessemer.recipe import load
+
+    if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
+        raise InputError(
+            f"plan: --{of_clusters[0].replace('_', '-')} is of a plan for devices of the catalogue, and neither the recipe "
+            "(cluster.device) nor --gpus names one; add --gpus 8xH100, or leave it out for a plan of this machine"
+        )
+    try:
+        recipe = load(args.recipe, args.overrides)
+    except InputError as error:
+        if "run: missing" not in str(error):
+            raise
+        raise InputError(
+            f'{args.recipe}: a plan of this machine is of a run: add [run] with name = "mine", or name the devices to plan '
+            "for, as --gpus 8xH100 (cluster.device)"
+        ) from None
+    if not requested:
+        return []
+    ask.require_one_value(requested, tuple(args.overrides))
+    changed = ask.with_changes(ask.PlanRequest(recipe), requested).recipe.model_dump(mode="json")
+    keys = [ask.PLAIN[name][0] for name in requested]
+    return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
+
+
 def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
     """The plan of a recipe, scaled by a run's measured over planned step."""
     from bessemer import forecast
@@ -121,6 +176,11 @@ def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
     from bessemer.recipe import load
     from bessemer.run import RunFolder
 
+    if _is_for_a_cluster(args):
+        raise InputError(
+            f"plan: --measured {ALONE['measured'][0]}, and {args.recipe} names another device (cluster.device); leave one of the "
+            "two out"
+        )
     run = RunFolder(Path(args.measured))
     if not run.recipe.exists():
         raise InputError(f"{run.path}: no run lies here (recipe.toml is missing); --measured takes the folder of a run")
@@ -259,8 +319,6 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     budget, overrides = _budget(args), tuple(args.overrides)
     if args.recipe is None:
         return _proposed(args, requested, budget) if budget else ask.alone(requested, overrides)
-    if budget:
-        raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
     ask.require_one_value(requested, overrides)
     if ask.leaves_layout_open(recipe, requested):
