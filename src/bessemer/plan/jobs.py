@@ -62,6 +62,8 @@ def goal_of(
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster, notes = _cluster(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
+    if recipe.train.precision == "fp8-rowwise":
+        framework = replace(framework, fp8="row")
     if recipe.parallel.auto and not has_batch:
         copies = framework.copies_keys
         default, length = resolved.batches.full, resolved.tokens.sequence_length

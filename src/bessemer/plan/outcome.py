@@ -52,6 +52,12 @@ class PlanResult:
         return self.goal.tokens / self.job.tokens * self.step.seconds
 
     @property
+    def precision(self) -> str:
+        """As the recipe has it, which says how fp8 is scaled; the job's where that is chosen for the device."""
+        asked = self.goal.recipe.train.precision
+        return asked if asked == "fp8-rowwise" else self.job.precision
+
+    @property
     def intervals(self) -> dict[str, PlanInterval]:
         """80% intervals, printed and in the JSON: seconds of a step, bytes of the fullest device, and days, device-hours and
         dollars (where there is a price) of the whole run."""
@@ -174,7 +180,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "device": job.cluster.device.name,
         "devices": devices,
         "framework": job.framework.name,
-        "precision": job.precision,
+        "precision": out.precision,
         "flops_per_token": per_token,
         "total_flops": per_token * goal.tokens,
         "six_nd_flops": laws.training_flops(config.active_parameters, goal.tokens),

@@ -57,7 +57,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "evidence": evidence_line(job),
         "model": model_line(config),
         "training": f"{amount(goal.tokens)} tokens in {counted(round(goal.tokens / job.tokens), 'step')} of {amount(job.tokens)}"
-        f", sequences of {config.sequence_length:,}, {job.precision}",
+        f", sequences of {config.sequence_length:,}, {of.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
         f"{size(cluster.intra_bandwidth)}/s within, "
         f"{size(cluster.inter_bandwidth)}/s out of it",
