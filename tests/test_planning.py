@@ -138,6 +138,24 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--devices", "--gpus", "4xH100"), "--devices lists the catalogue and plans nothing; leave --gpus out"),
         (("--model", "list", "--price", "2"), "--model list prints the known names; leave --price out"),
         (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
+        (("--params", "7B", "--gpus", "8xH100", "--what-if", "mode=3"), "did you mean model or model.from?"),
+        (
+            ("--money", "2000", "--gpus", "8xH100", "--what-if", "money=4k"),
+            "money: model and tokens are those of the first",
+        ),
+        (
+            ("--params", "1B", "--gpus", "4090"),
+            "4,090 is read as a number of devices, for one RTX 4090 write --gpus 1x4090",
+        ),
+        (("--params", "1B", "--gpus", "100"), "lists them\n"),
+        (
+            ("--model", "qwen3-30b-a3b", "--gpus", "64xH100", "--framework", "fsdp"),
+            "bessemer: framework fsdp: mixtures of",
+        ),
+        (
+            ("--model", "llama-3-8b", "--gpus", "8xH100", "--set", "model.experts=8"),
+            "plans mixtures of experts by name",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(

@@ -153,6 +153,18 @@ def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:
     assert outcome.to_dict(row)["precision"] == "fp8-rowwise"
 
 
+def test_dimensions_beside_a_number_of_parameters() -> None:
+    """The vocabulary is one of the shape by rule; other dimensions change its size, which is noted."""
+    three = {"params": "3B", "gpus": "8xH100", "tokens": "1B"}
+    whole, small = ask.alone(three), ask.alone(three, ("model.vocabulary=32_000",))
+    for one in (whole, small, ask.alone({**three, "vocabulary": "32000"})):
+        assert goal(one).job.model.parameters == pytest.approx(3e9, rel=0.01) and one.notes == ()
+    assert goal(small).job.model.vocabulary == 32_000
+    fewer = ask.alone(three, ("model.layers=20",))
+    assert fewer.notes == ("the shape by rule has 3B parameters; with the dimensions that are set, 2.56B",)
+    assert ask.alone({"model": "llama-3-8b", "gpus": "8xH100"}, ("model.layers=20",)).notes == ()
+
+
 def test_mistakes_are_said_of_what_was_typed() -> None:
     with pytest.raises(
         InputError, match=r"^model=llama2-7b kv-heads=5: model: kv_heads = 5 does not divide heads = 32"

@@ -244,3 +244,9 @@ def test_a_plan_of_repeated_tokens_is_judged_by_what_they_are_worth() -> None:
     assert found.loss == pytest.approx(REPLICATION.loss(7e9, seen.effective_tokens))
     assert found.sentence.startswith("short of new text: 20.0 tokens a parameter, worth 3.3 new ones, 0.16x")
     assert standing(7e9, 140e9, laws.repetition(140e9, 140e9)) == standing(7e9, 140e9)
+
+
+def test_a_plan_away_from_the_optimum_is_near_it() -> None:
+    """100B tokens of an 8B model are fewer than any of the laws asks for."""
+    assert standing(8e9, 160e9).sentence.startswith("compute-optimal: 20.0 tokens a parameter, 1x")
+    assert standing(8e9, 100e9).sentence.startswith("near compute-optimal: 12.5 tokens a parameter, 0.62x")

@@ -21,7 +21,6 @@ SHORT_NAMES = (
     "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
     "zero", "price", "framework", "headroom", "catalogue",
 )  # fmt: skip
-BUDGETS = ("flops", "days", "money")
 # Those that a plan of this machine has as well: keys of its training.
 OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_batch")
 
@@ -60,6 +59,8 @@ def plan(args: argparse.Namespace) -> Any:
 
 def _given(args: argparse.Namespace) -> list[str]:
     """Names of the options that are given, but for those that every command has."""
+    from bessemer.plan.ask import BUDGETS
+
     names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
@@ -77,6 +78,8 @@ def _require_used(args: argparse.Namespace) -> None:
 
 
 def _budget(args: argparse.Namespace) -> dict[str, str]:
+    from bessemer.plan.ask import BUDGETS
+
     return {name: getattr(args, name) for name in BUDGETS if getattr(args, name) is not None}
 
 

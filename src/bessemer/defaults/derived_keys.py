@@ -141,8 +141,8 @@ def dimensions(model: Model) -> Model:
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(
-            "model: the recipe says no size, and nothing here says how much text there is; give model.depth, or build the "
-            "corpus first with `bessemer corpus RECIPE`"
+            "model: the recipe says no size, and there is no corpus yet from which it would follow; give model.depth, or build "
+            "the corpus first with `bessemer corpus RECIPE`"
         )
     width = model.width or 64 * depth
     head_dim = model.head_dim or (width // model.heads if model.heads else 64 if width <= 1024 else 128)

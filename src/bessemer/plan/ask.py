@@ -21,7 +21,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.recipe import Recipe, keys, parse
 from bessemer.recipe.parallel import AXES, MODEL_AXES
-from bessemer.terminal import counted
+from bessemer.terminal import amount, counted
 
 # Short names of recipe keys, by the form of their value: a whole number, dollars, a share, a ZeRO stage, or a word.
 PLAIN = {
@@ -46,6 +46,7 @@ PLAIN = {
 }
 ALIASES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "dp": "shard", "sequence": "seq", "devices": "gpus"}
 OWN = ("model", "params", "gpus")  # stand for several keys
+BUDGETS = ("flops", "days", "money")  # of which model and tokens are proposed
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
@@ -146,7 +147,8 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
     texts, notes = dict(asked), tuple[str, ...]()
     if shape := {"model", "params"} & set(asked):
         name = shape.pop()
-        vocabulary = count(asked["vocabulary"], "vocabulary") if "vocabulary" in asked else None
+        set_to = dict(one.partition("=")[::2] for one in overrides).get("model.vocabulary", asked.get("vocabulary"))
+        vocabulary = None if set_to is None else count(set_to, "vocabulary")
         length = count(asked["seq"], "seq") if "seq" in asked else None
         model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
         notes = shapes.namesakes(model.parameters) if name == "params" else ()
@@ -164,7 +166,13 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
-        model = model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
+        shaped, model = model, model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
+        if "params" in asked and abs(model.parameters / shaped.parameters - 1) > 0.01:
+            notes = (
+                *notes,
+                f"the shape by rule has {amount(shaped.parameters)} parameters; with the dimensions that are set, "
+                f"{amount(model.parameters)}",
+            )
     return PlanRequest(filled(recipe, set(asked)), model, notes)
 
 
@@ -247,7 +255,11 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
             found[name] = text
         else:
             known = [*PLAIN, *ALIASES, *OWN]
-            near = difflib.get_close_matches(name, [*known, *keys()], n=2, cutoff=0.5)
+            if name in BUDGETS:
+                raise InputError(
+                    f"{name}: model and tokens are those of the first plan; ask for another budget by itself"
+                )
+            near = difflib.get_close_matches(name, sorted({*known, *keys()}), n=2, cutoff=0.5)
             meant = f"did you mean {' or '.join(near)}?" if near else f"possible: {', '.join(known)}, or a recipe key"
             raise InputError(f"{name}: no such setting; {meant}")
     return found

@@ -16,7 +16,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, domain_size
 from bessemer.plan.estimate.risk import HEADROOM
@@ -50,8 +50,13 @@ def goal_of(
     to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown, or
     sizes that do not go together."""
     if recipe.cluster.device is None:
+        count = recipe.cluster.devices
+        named = next((one for one in devices.catalogue().values() if str(count) in one.name.split()), None)
+        meant = (
+            f"; {count:,} is read as a number of devices, for one {named.name} write --gpus 1x{count}" if named else ""
+        )
         raise InputError(
-            "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
+            f"cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them{meant}"
         )
     device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     has_batch = recipe.train.global_batch_tokens is not None
@@ -77,6 +82,8 @@ def goal_of(
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     layout = _layout(recipe, batch, framework.sequence_parallel)
+    if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
+        raise InputError(why)
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)

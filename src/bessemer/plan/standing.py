@@ -17,6 +17,8 @@ UNDERTRAINED_BELOW, OVERTRAINED_ABOVE = 0.5, 2.0
 """Ratios of a plan's tokens to the optimal ones for its size. The valley is flat: at either bound a plan spends 5% more FLOPs
 than the cheapest that reaches its loss (by the replication; a test holds it), and the laws differ by more than that."""
 
+NEAR = 0.1  # from the optimal ratio up to which a plan is called compute-optimal and not near it
+
 INFERENCE_FLOPS = 2.0
 """FLOPs a parameter and token of inference: the forward pass (Sardana et al. 2024, section 2)."""
 
@@ -64,7 +66,7 @@ class Standing:
         much = f"{_few(ratio)} tokens a parameter, {f'worth {_few(worth)} new ones, ' if is_repeated else ''}"
         much += f"{amount(self.ratio)}x the compute-optimal"
         if self.verdict == "optimal":
-            return f"compute-optimal: {much}"
+            return f"{'' if abs(self.ratio - 1) < NEAR else 'near '}compute-optimal: {much}"
         more = f"{self.overhead:.0%} more" if self.overhead < 10 else "over ten times the"
         cost = f"{more} training FLOPs {'than' if self.overhead < 10 else 'of'} the cheapest way to its loss"
         cost += " with new text" if is_repeated else ""

@@ -44,6 +44,8 @@ def explain(key: str) -> str:
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
+    if "expert" in key:
+        return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
     near = nearest(key, known)
     return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
 
