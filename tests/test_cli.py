@@ -644,7 +644,7 @@ def test_a_simulated_step_is_told_by_part(capsys: pytest.CaptureFixture[str]) ->
     options = [item for key in (*layers, "parallel.shard=4") for item in ("--set", key)]
     assert command("plan", "llama-7b", "--simulate", *options) == 0
     told = capsys.readouterr().out
-    assert "on 4 processes" in told and "gathered" in told
+    assert "on 4 processes, as on a GPU, micro-batches of 4 sequences; GiB" in told and "gathered" in told
     assert command("plan", "llama-7b", "--simulate", "--json", *options) == 0
     os.environ.pop("BESSEMER_QUIET", None)
     found = json.loads(capsys.readouterr().out)

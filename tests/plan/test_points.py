@@ -122,6 +122,19 @@ def test_a_run_scales_another_plan_by_its_own_error() -> None:
     }
 
 
+def test_memory_is_compared_with_what_the_run_planned() -> None:
+    """A run that built its tokens first held 300 bytes more than a process that plans it anew."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "train", "step": step, "step_seconds": 1.0, "tokens_per_second": 1000, "memory_bytes": 340}
+        for step in range(1, 9)
+    ]
+    rows.append({"kind": "memory", "step": 8, "planned": 350, "measured": 343})
+    found = measured(rows)
+    assert found is not None and found.memory == 343
+    scaled = scaled_by_run(plan_of(10.0, 5e9), 2000, plan_of(1.0, 1e9), 1000, found)
+    assert scaled["calibrated_on"]["memory_ratio"] == pytest.approx(343 / 350)
+
+
 def test_a_step_that_was_not_timed_goes_with_the_flops() -> None:
     found = MeasuredRun(1.2, 0.0, 20, 1000, None)
     scaled = scaled_by_run(plan_of(99.0, 5e9, "40% of the peak"), 2000, plan_of(1.0, 1e9), 1000, found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.errors import InputError
-from bessemer.terminal import amount, duration, rate, size, text_table
+from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -199,7 +199,7 @@ def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
         ratio = f"{basis['step_ratio']:.3f} of their plan's time, spread {measured.spread:.0%}"
         print(f"{'calibration':<14} {run.path}: {measured.steps:,} steps, {ratio}")
         if basis["memory_ratio"] is not None:
-            print(f"{'':<14} memory {basis['memory_ratio']:.3f} of its plan's")
+            print(f"{'':<14} memory {basis['memory_ratio']:.3f} of what it planned")
     return scaled
 
 
@@ -263,8 +263,9 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         return simulated
     stages, gib = simulated["stages"], 2**30
     fullest = max(stages, key=lambda row: row["total"])
-    what = f"{amount(simulated['parameters'])} parameters on {simulated['processes']:,} processes"
-    print(f"{what}; GiB of the fullest, rank {fullest['rank']}")
+    what = f"{amount(simulated['parameters'])} parameters on {counted(simulated['processes'], 'process')}"
+    how = f"as on a {simulated['device']}, micro-batches of {counted(simulated['micro_batch'], 'sequence')}"
+    print(f"{what}, {how}; GiB of the fullest, rank {fullest['rank']}")
     moments, rows = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")], []
     for name, parts in SIMULATED_ROWS.items():
         num_bytes = [sum(moment.values()) if name == "peak" else moment[name] for moment in moments]

@@ -216,7 +216,11 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
         )
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": rank.blocks}
         rows.append({**asdict(simulated), **more})
-    return {"processes": layout.world, "parameters": config.parameters, "stages": rows}
+    device, micro_batch = "GPU" if is_cuda else "CPU", train.micro_batch
+    return {
+        "processes": layout.world, "parameters": config.parameters, "device": device, "micro_batch": micro_batch,
+        "stages": rows,
+    }  # fmt: skip
 
 
 def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bool = True) -> Simulated:

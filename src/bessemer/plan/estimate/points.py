@@ -22,7 +22,7 @@ TIMED_ERROR, FLOPS_ERROR = 0.1, 0.3
 class MeasuredRun:
     """seconds: median of a steady step of the full batch; spread: interquartile range as a share of it; steps: that it is of;
     batch_tokens: of such a step; memory: peak bytes of the fullest process, None where it was not recorded; since: step of the
-    resume after which the steps are."""
+    resume after which the steps are; planned_memory: what that process planned when it began, all that it held then included."""
 
     seconds: float
     spread: float
@@ -30,6 +30,7 @@ class MeasuredRun:
     batch_tokens: int
     memory: float | None
     since: int = 0
+    planned_memory: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -72,7 +73,9 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     if len(seconds) < FEWEST:
         return None
     low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    return MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
+    planned = [row["planned"] for row in rows if row.get("kind") == "memory" and _positive(row, "planned")]
+    found = MeasuredRun(median(seconds), (high - low) / middle, len(seconds), full, peak_memory(rows))
+    return replace(found, planned_memory=planned[-1]) if planned else found
 
 
 def peak_memory(rows: Iterable[dict[str, Any]]) -> float | None:
@@ -121,7 +124,8 @@ def scaled_by_run(
         ratio, error = run.seconds * flops / plan["step_seconds"], FLOPS_ERROR
         basis = "a run's FLOP/s"
     seconds, error = ratio * plan["step_seconds"], math.hypot(error, run.spread / 2)
-    memory = None if run.memory is None else run.memory / run_plan["memory_bytes"]["total"]
+    # A process that built the tokens before it trained held more from the start than one that plans.
+    memory = None if run.memory is None else run.memory / (run.planned_memory or run_plan["memory_bytes"]["total"])
     return {
         **plan,
         "step_seconds": seconds, "seconds": plan["seconds"] * ratio, "tokens_per_second": plan["tokens_per_second"] / ratio,
