@@ -95,7 +95,7 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
         names = list(dict.fromkeys(spellings[each] for each in near))
         meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(devices)}."
         raise InputError(
-            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (see layout/devices.toml)"
+            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (--catalogue)"
         )
     return found
 

@@ -224,15 +224,18 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
     them, and what the intervals rest on."""
     hours, price, found = out.seconds / money.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
     whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
+    energy = (
+        out.bill.megawatt_hours if out.job.cluster.device.watts else None
+    )  # the entry of a user's device may lack them
     return {
         "days": out.seconds / money.DAY,
         "device_hours": hours,
         "cost": None if price is None else price * hours,
-        "energy_megawatt_hours": out.bill.megawatt_hours * out.seconds / out.expected.seconds.expected,
+        "energy_megawatt_hours": energy and energy * out.seconds / out.expected.seconds.expected,
         "expected": {
             "cost": None,
             **{name: one.expected for name, one in whole.items()},
-            "energy_megawatt_hours": out.bill.megawatt_hours,
+            "energy_megawatt_hours": energy,
         },
         "interval_80": {name: one.to_list() for name, one in out.intervals.items()},
         "expected_step_seconds": out.intervals["step_seconds"].expected,

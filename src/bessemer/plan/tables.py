@@ -52,7 +52,9 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     by_law = laws.optimal_tokens(config.active_parameters).values()
     critical = [each.value for each in batch.critical.values()]
     rates = [each.value for each in batch.learning_rates.values()]
-    ranges = of.intervals
+    ranges, sentence = of.intervals, of.standing.sentence
+    if isinstance(config, MixtureConfig):
+        sentence = sentence.replace("tokens a parameter", "tokens an active parameter")
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
@@ -78,8 +80,11 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
-        "money": _money(of) + f"{energy(bill.megawatt_hours)} with cooling, expected",
-        "scaling": of.standing.sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
+        "money": _money(of)
+        + (
+            f"{energy(bill.megawatt_hours)} with cooling, expected" if device.watts else "no watts known for its energy"
+        ),
+        "scaling": sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
         f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
@@ -90,10 +95,9 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         rows = {**first, "note": "; ".join(goal.notes), **rows}
     if of.repeated is not None:
         again = of.repeated
-        rows["repeated"] = (
-            f"each token {again.epochs:,.1f} times: worth {amount(again.effective_tokens)} new ones, {_percent(again.worth)} of "
-            f"one each; one more time {_percent(again.last_epoch_worth)}"
-        )
+        worth = f"worth {amount(again.effective_tokens)} new ones, {_percent(again.worth)} of one each"
+        often = f"each token {again.epochs:,.1f} times: {worth}; one more time {_percent(again.last_epoch_worth)}"
+        rows["repeated"] = often if again.epochs > 1 else "no token: as many that differ are there, or more"
     return rows
 
 
@@ -172,6 +176,8 @@ def _seconds(seconds: float) -> str:
 
 def energy(megawatt_hours: float) -> str:
     """Energy as a person reads it: 156 kWh, 462 MWh."""
+    if megawatt_hours < 0.0005:
+        return "under 1 kWh"
     return f"{megawatt_hours * 1000:,.0f} kWh" if megawatt_hours < 10 else f"{megawatt_hours:,.0f} MWh"
 
 
@@ -207,10 +213,15 @@ def _range(found: PlanInterval, shown: Callable[[float], str]) -> str:
     return f"{shown(found.expected)} expected, {_ends(found, shown)}"
 
 
+LONG = {"days": money.DAY, "years": money.DAY * 365.25}
+
+
 def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
     low, high = shown(found.low).split(), shown(found.high).split()
     if len(low) == len(high) == 2 and low[1] == high[1]:
         low = low[:1]
+    elif shown is duration and high[1] in LONG and low[1] != high[1]:  # 1.7 to 5.2 days, where that is 41 h 53 min
+        low = [f"{found.low / LONG[high[1]]:.1f}"]
     return f"{' '.join(low)} to {' '.join(high)}"
 
 
@@ -334,6 +345,10 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
     columns = what_if_columns(several, titles)
     heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
     notes = [f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes]
+    dates = {one.job.cluster.device.name: one.bill.price_date for one in several if one.bill.price_date}
+    if len({date[:4] for date in dates.values()}) > 1:
+        asked = ", ".join(f"{name} {date}" for name, date in dates.items())
+        notes.append(f"the prices were not asked at one time ({asked}): compare hours, or give --price")
     return "\n".join([*text_table(heads, rows), *(["", *notes] if notes else [])])
 
 
