@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bessemer.errors import InputError
+from bessemer.layout.flops import flops_per_token
 from bessemer.plan import ask, outcome
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.search import changed
@@ -163,6 +164,21 @@ def test_dimensions_beside_a_number_of_parameters() -> None:
     fewer = ask.alone(three, ("model.layers=20",))
     assert fewer.notes == ("the shape by rule has 3B parameters; with the dimensions that are set, 2.56B",)
     assert ask.alone({"model": "llama-3-8b", "gpus": "8xH100"}, ("model.layers=20",)).notes == ()
+
+
+def test_options_of_the_block_change_a_known_shape() -> None:
+    asked = {"model": "llama-3-8b", "gpus": "64xH100", "tokens": "1B", "seq": "32768", "dp": "64"}
+    whole = goal(ask.alone(asked)).job.model
+    for seen in (ask.alone(asked, ("model.window=1024",)), changed(ask.alone(asked), "model.window=1024")):
+        windowed = goal(seen).job.model
+        assert windowed.window == 1024 and windowed.parameters == whole.parameters
+        assert flops_per_token(windowed) < 0.7 * flops_per_token(whole)
+        assert goal(changed(seen, "gpus=32")).job.model.window == 1024
+    tied = goal(ask.alone(asked, ("model.tie_embeddings=true",))).job.model
+    assert tied.parameters == whole.parameters - whole.vocabulary * whole.width
+    for overrides in (("model.family=gpt2",), ("model.window=1024", "model.family=gpt2")):
+        with pytest.raises(InputError, match=r"^model.family: --model and --params have a block of their own"):
+            ask.alone(asked, overrides)
 
 
 def test_mistakes_are_said_of_what_was_typed() -> None:

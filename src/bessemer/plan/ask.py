@@ -10,8 +10,8 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 
 import tomli_w
 
@@ -166,7 +166,8 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
         raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
-        shaped, model = model, model.with_changes(**sizes, sequence_length=recipe.tokens.sequence_length)
+        options = _block_options((*asked, *(one.partition("=")[0].strip() for one in overrides)), recipe)
+        shaped, model = model, model.with_changes(**sizes, **options, sequence_length=recipe.tokens.sequence_length)
         if "params" in asked and abs(model.parameters / shaped.parameters - 1) > 0.01:
             notes = (
                 *notes,
@@ -174,6 +175,18 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
                 f"{amount(model.parameters)}",
             )
     return PlanRequest(filled(recipe, set(asked)), model, notes)
+
+
+def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
+    """What of a shape's block recipe keys change, as model.window. Raises InputError for keys that stand for a whole block."""
+    plain = [name.removeprefix("model.") for name in names if name.startswith("model.")]
+    if whole := {"family", "from"} & set(plain):
+        raise InputError(
+            f"model.{min(whole)}: --model and --params have a block of their own; give the model by its dimensions, as --set "
+            "model.layers=32 --set model.width=4096 --set model.heads=32"
+        )
+    known = {each.name for each in fields(ModelConfig)} - set(SIZES) - {"rope_scaling", "window_rope_scaling"}
+    return {name: getattr(recipe.model, name) for name in plain if name in known}
 
 
 def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> None:
