@@ -166,6 +166,46 @@ def test_dimensions_beside_a_number_of_parameters() -> None:
     assert ask.alone({"model": "llama-3-8b", "gpus": "8xH100"}, ("model.layers=20",)).notes == ()
 
 
+SEVEN = {"model": "llama-2-7b", "gpus": "8xH100", "tokens": "1B", "dp": "8", "zero": "3", "micro_batch": "1"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "bytes_a_parameter"),
+    [
+        ("train.ema=0.999", 4.0),
+        ("train.optimizer.kind=lion", -4.0),
+        ("train.optimizer.state=bf16", -4.0),
+        ("train.optimizer.offload=true", -8.0),
+    ],
+)
+def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_parameter: float) -> None:
+    plain, other = (outcome.of(goal(ask.alone(SEVEN, overrides))) for overrides in ((), (setting,)))
+    share = plain.job.model.parameters / 8
+    assert other.memory.optimizer - plain.memory.optimizer == pytest.approx(bytes_a_parameter * share, rel=0.01)
+    assert other.memory.total - plain.memory.total == other.memory.optimizer - plain.memory.optimizer
+    saved = (
+        8 * share * (0 if "offload" in setting else bytes_a_parameter)
+    )  # what lies in the host's memory is saved too
+    assert other.save.bytes - plain.save.bytes == pytest.approx(saved, rel=0.01)
+    notes = (
+        []
+        if "ema" in setting or "state" in setting
+        else [f"{setting.replace('=true', '').replace('=', ' = ')}: in the"]
+    )
+    assert [note[: len(notes[0])] for note in other.goal.notes] == notes
+    elsewhere = outcome.of(goal(ask.alone({**SEVEN, "framework": "fsdp"}, (setting,))))
+    assert "not in a plan for fsdp" in elsewhere.goal.notes[0]
+
+
+def test_offloaded_shards_are_not_on_the_device() -> None:
+    plain, other = (outcome.of(goal(ask.alone(SEVEN, overrides))) for overrides in ((), ("parallel.offload=true",)))
+    assert other.memory.weights == other.memory.optimizer == 0 < plain.memory.weights
+    assert other.memory.total < plain.memory.total
+    muon = outcome.of(goal(ask.alone(SEVEN, ("train.optimizer.kind=muon",))))
+    matrices = muon.job.model.layers * muon.job.model.block_matrix_parameters
+    assert plain.memory.optimizer - muon.memory.optimizer == pytest.approx(4 * matrices / 8, rel=1e-6)
+
+
 def test_options_of_the_block_change_a_known_shape() -> None:
     asked = {"model": "llama-3-8b", "gpus": "64xH100", "tokens": "1B", "seq": "32768", "dp": "64"}
     whole = goal(ask.alone(asked)).job.model

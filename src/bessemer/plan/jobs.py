@@ -18,7 +18,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, domain_size
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
 from bessemer.plan.estimate.risk import HEADROOM
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
@@ -86,7 +86,8 @@ def goal_of(
         raise InputError(why)
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
-    job = Job(config, layout, cluster, batch, _precision(recipe, device, notes, is_open=is_open), framework)
+    precision = _precision(recipe, device, notes, is_open=is_open)
+    job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework, notes))
     if last := cluster.devices % cluster.per_node:
         notes.append(
             f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
@@ -195,6 +196,29 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
         raise InputError(f"train.precision = {asked}: {lacks}; possible: {', '.join(device.flops)}")
     return precision  # type: ignore[return-value]
+
+
+def _run_state(recipe: Recipe, framework: Framework, notes: list[str]) -> RunState:
+    """What of a recipe changes the memory of a run of this program; what a plan does not count of it is noted."""
+    train, optimizer = recipe.train, recipe.train.optimizer
+    slower = [f"train.optimizer.kind = {optimizer.kind}"] if optimizer.kind != "adamw" else []
+    slower += ["train.optimizer.offload"] if optimizer.offload else []
+    slower += ["parallel.offload"] if recipe.parallel.offload else []
+    larger = [f"train.optimizer.state = {optimizer.state}"] if optimizer.state != "fp32" else []
+    larger += ["train.ema"] if train.ema else []
+    if framework.name != "bessemer":
+        if slower or larger:
+            notes.append(f"{', '.join((*slower, *larger))}: not in a plan for {framework.name}")
+        return RunState()
+    if slower:
+        notes.append(
+            f"{', '.join(slower)}: in the memory, but a step has the time of AdamW with all of it on the device"
+        )
+    if train.compile == "off":
+        notes.append("train.compile = off: not in the plan, whose element-wise passes are fused by the compiler")
+    return RunState(
+        optimizer.kind, optimizer.state, optimizer.offload, train.ema > 0, train.loss_chunk, recipe.parallel.offload
+    )
 
 
 def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:

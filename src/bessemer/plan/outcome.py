@@ -6,10 +6,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from bessemer.layout.memory import optimizer_bytes
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages
+from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages, train_of
 from bessemer.plan.estimate.risk import out_of_memory
 from bessemer.plan.estimate.step import Step, step
 from bessemer.plan.expected import SOURCES, ExpectedRun, expected_run
@@ -131,8 +132,11 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
 
 
 def checkpoint_bytes(job: Job) -> float:
-    """Of a checkpoint: weights (the master copies where there are some) and moments, each once."""
+    """Of a checkpoint: weights (the master copies where there are some), their moving average and moments, each once."""
     framework = job.framework
+    if framework.name == "bessemer":
+        weights = framework.weight_bytes * (1 + job.state.has_ema)
+        return job.model.parameters * weights + optimizer_bytes(train_of(job), job.model)
     return job.model.parameters * ((framework.master_bytes or framework.weight_bytes) + framework.moment_bytes)
 
 

@@ -153,8 +153,22 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True)
+class RunState:
+    """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments) and
+    .offload, train.ema (whether there is one), train.loss_chunk and parallel.offload."""
+
+    optimizer: Literal["adamw", "muon", "lion"] = "adamw"
+    moments: Literal["fp32", "bf16", "8bit"] = "fp32"
+    offload: bool = False
+    has_ema: bool = False
+    loss_chunk: int = 4096
+    offload_shards: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
-    """One training step of a model. batch: sequences of the global batch, of model.sequence_length tokens each."""
+    """One training step of a model. batch: sequences of the global batch, of model.sequence_length tokens each; state: of a run
+    of this program."""
 
     model: ModelConfig
     layout: Layout
@@ -162,6 +176,7 @@ class Job:
     batch: int
     precision: Precision
     framework: Framework
+    state: RunState = RunState()
 
     @property
     def micro_batches(self) -> int:

@@ -11,12 +11,13 @@ from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelineRank
 from bessemer.layout.sharding import rank_rows
-from bessemer.plan.estimate.job import Job, Recompute, parallel
+from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
 from bessemer.plan.estimate.stage_cuts import ranks_by_cut
 from bessemer.plan.mixture import by_kind
 from bessemer.recipe import Train
 from bessemer.recipe.parallel import SCHEDULES
+from bessemer.recipe.train import Optimizer
 from bessemer.terminal import size
 
 
@@ -25,10 +26,10 @@ class DeviceMemory:
     """Bytes of a device at the fullest moment of a step, by part.
 
     place: on the pipeline, from 0; weights: those that the matmuls read (or that are kept divided); master: wider copies of
-    them, which count with the optimizer; moments: of the optimizer; activations: what waits for the backward passes of all
-    micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits: with the working memory of
-    the loss; buffers: unsharded weights, gradients in reduction, pipeline buffers; fragmentation: held by the allocator
-    in blocks that nothing fits; before_model: device context, libraries and communicators.
+    them, or their moving average, which count with the optimizer; moments: of the optimizer; activations: what waits for the
+    backward passes of all micro-batches in flight, and what one block's backward allocates (kinds: the same by kind); logits:
+    with the working memory of the loss; buffers: unsharded weights, gradients in reduction, pipeline buffers; fragmentation:
+    held by the allocator in blocks that nothing fits; before_model: device context, libraries and communicators.
     """
 
     place: int
@@ -194,20 +195,29 @@ def _bessemer_memory(job: Job, rank: PipelineRank) -> DeviceMemory:
     width = 4 if job.precision in ("fp32", "tf32") else 2
     element_bytes = ElementBytes(width, cast=2 if job.precision in ("bf16", "fp16") else 0)  # fp8 keeps the weight
     recomputed = 0 if layout.recompute == "none" else job.model.layers
+    split = parallel(layout)
+    if job.state.offload_shards:
+        split = split.model_copy(update={"offload": True})
     held = rank_memory(
-        _train(layout.micro_batch, job.tokens, layout.recompute, framework.loss_chunk), parallel(layout), job.model, rank,
-        element_bytes, recomputed_per_rank=recomputed, is_cuda=True,
+        train_of(job), split, job.model, rank, element_bytes, recomputed_per_rank=recomputed, is_cuda=True,
     )  # fmt: skip
     return DeviceMemory(
-        place=rank.pipeline_rank, weights=held.weights, master=0, gradients=held.gradients, moments=held.optimizer,
-        activations=held.activations, logits=held.logits, buffers=held.unsharded_weights,  # a job has no EMA
+        place=rank.pipeline_rank, weights=held.weights, master=held.ema, gradients=held.gradients, moments=held.optimizer,
+        activations=held.activations, logits=held.logits, buffers=held.unsharded_weights,
         fragmentation=round(framework.slack * (held.activations + held.logits + held.unsharded_weights)),
         before_model=round(framework.base_bytes),
     )  # fmt: skip
 
 
+def train_of(job: Job) -> Train:
+    """What of a recipe's [train] the memory of a run of this program follows from."""
+    return _train(job.layout.micro_batch, job.tokens, job.layout.recompute, job.state)
+
+
 @lru_cache(maxsize=4096)
-def _train(micro_batch: int, tokens: int, recompute: Recompute, loss_chunk: int) -> Train:
+def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState) -> Train:
+    optimizer = Optimizer.model_construct(kind=state.optimizer, state=state.moments, offload=state.offload)
     return Train.model_construct(
-        micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=loss_chunk
-    )
+        micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=state.loss_chunk,
+        optimizer=optimizer, ema=float(state.has_ema),
+    )  # fmt: skip
