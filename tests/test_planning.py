@@ -117,6 +117,10 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--gpus", "8xH100"), "which model"),
         (("--params", "7B", "--gpus", "8xH1O0"), "did you mean"),
         (("--params", "7B", "--days", "3", "--gpus", "8xH100"), "exclude each other"),
+        (
+            ("--days", "3", "--gpus", "8xH100", "--set", "train.steps=9"),
+            "plan: train.steps and a budget exclude each other",
+        ),
         (("--flops", "1", "--gpus", "8xH100"), "do not pay for one step"),
         (("--days", "1e-11", "--gpus", "8xH100"), "too little"),
         (("--days", "3", "--money", "5", "--gpus", "8xH100"), "give one budget"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from bessemer.errors import InputError
@@ -204,6 +206,22 @@ def test_offloaded_shards_are_not_on_the_device() -> None:
     muon = outcome.of(goal(ask.alone(SEVEN, ("train.optimizer.kind=muon",))))
     matrices = muon.job.model.layers * muon.job.model.block_matrix_parameters
     assert plain.memory.optimizer - muon.memory.optimizer == pytest.approx(4 * matrices / 8, rel=1e-6)
+
+
+def test_minutes_and_a_growing_batch_are_noted() -> None:
+    """Minutes become steps where a run times its own: a plan says how many tokens they are enough for."""
+    plain = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"})))
+    timed = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"}, ("train.minutes=60",))))
+    assert timed.goal.tokens == plain.goal.tokens and plain.goal.notes == ()
+    named = re.search(r"train.minutes = 60 is not in the plan.* enough for ([\d.]+)B", timed.goal.notes[0])
+    assert named is not None
+    less = outcome.of(
+        goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": f"{named[1]}B", "batch": str(timed.job.tokens)}))
+    )
+    assert less.expected.seconds.expected == pytest.approx(3600, rel=0.02) and less.goal.notes == ()
+    grows = ("train.batch_ramp.start_tokens=65536", "train.batch_ramp.steps=1000")
+    ramp = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": "20B"}, grows)))
+    assert ramp.goal.notes[0].startswith("the batch grows from 65,536 tokens, in 19,5"), ramp.goal.notes
 
 
 def test_options_of_the_block_change_a_known_shape() -> None:

@@ -338,9 +338,13 @@ def _proposed(args: argparse.Namespace, requested: dict[str, str], budgets: dict
     if len(budgets) > 1:
         raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
     kind, text = next(iter(budgets.items()))
-    if named := {"model", "params", "tokens"} & set(requested):
+    lengths = {f"train.{name}" for name in ("tokens", "steps", "minutes")} & {
+        override.partition("=")[0] for override in args.overrides
+    }
+    named = {f"--{name}" for name in ("model", "params", "tokens") if name in requested} | lengths
+    if named:
         raise InputError(
-            f"plan: --{min(named)} and a budget exclude each other: a budget proposes model and tokens; for the devices that a "
+            f"plan: {min(named)} and a budget exclude each other: a budget proposes model and tokens; for the devices that a "
             f"given run takes, leave --{kind} out and compare: --gpus 64xH100 --what-if gpus=128 --what-if gpus=256"
         )
     return budget.fitted(

@@ -32,7 +32,8 @@ GB = 1e9
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
     rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
-    know it; headroom: share of a device's memory that a layout which it chooses leaves free."""
+    know it; headroom: share of a device's memory that a layout which it chooses leaves free; tokens_by_size: the recipe says
+    neither tokens nor steps."""
 
     recipe: Recipe
     job: Job
@@ -41,6 +42,7 @@ class Goal:
     given: frozenset[str]
     notes: tuple[str, ...] = ()
     headroom: float = HEADROOM
+    tokens_by_size: bool = False
 
 
 def goal_of(
@@ -60,6 +62,7 @@ def goal_of(
         )
     device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     has_batch = recipe.train.global_batch_tokens is not None
+    by_size = recipe.train.tokens is None and recipe.train.steps is None
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
@@ -81,6 +84,11 @@ def goal_of(
             )
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
+    if ramp := resolved.train.batch_ramp:
+        notes.append(
+            f"the batch grows from {ramp.start_tokens:,} tokens, in {resolved.train.steps or 0:,} steps in all; the plan is of "
+            "full batches"
+        )
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
@@ -103,7 +111,7 @@ def goal_of(
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
         given.add("recompute")
     headroom = HEADROOM if recipe.cluster.headroom is None else recipe.cluster.headroom
-    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), headroom)
+    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), headroom, by_size)
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:

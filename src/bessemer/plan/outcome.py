@@ -20,7 +20,7 @@ from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 from bessemer.recipe.parallel import LAYOUT_KEYS
-from bessemer.terminal import size
+from bessemer.terminal import amount, size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
@@ -103,8 +103,8 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
         price_date=None if asked.price is not None else device.price_date,
     )  # fmt: skip
     return PlanResult(
-        goal=goal, job=job, memory=best.memory, verdict=fits(job, best.memory), step=best.step, bill=bill, running=running,
-        expected=expected, save=save,
+        goal=_with_time_given(goal, expected.seconds.expected), job=job, memory=best.memory,
+        verdict=fits(job, best.memory), step=best.step, bill=bill, running=running, expected=expected, save=save,
         loading=money.loading(
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
@@ -129,6 +129,19 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
         f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
         f"{'; '.join(miss.reasons)}{alone}; take more devices, larger ones, or a smaller model"
     )
+
+
+def _with_time_given(goal: Goal, seconds: float) -> Goal:
+    """With a note of what train.minutes is enough for: minutes become steps where a run times its own. seconds: of the plan."""
+    train = goal.recipe.train
+    if train.minutes is None or not goal.tokens_by_size:
+        return goal
+    enough = amount(goal.tokens * 60 * train.minutes / seconds)
+    note = (
+        f"train.minutes = {train.minutes:g} is not in the plan, whose tokens follow from the model's size; by the expected "
+        f"figure it is enough for {enough} (--tokens)"
+    )
+    return replace(goal, notes=(*goal.notes, note))
 
 
 def checkpoint_bytes(job: Job) -> float:
