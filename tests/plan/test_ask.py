@@ -197,6 +197,8 @@ def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_par
     assert [note[: len(notes[0])] for note in other.goal.notes] == notes
     elsewhere = outcome.of(goal(ask.alone({**SEVEN, "framework": "fsdp"}, (setting,))))
     assert "not in a plan for fsdp" in elsewhere.goal.notes[0]
+    eager = goal(ask.alone(SEVEN, ("train.compile=off",)))
+    assert eager.notes[0].startswith("train.compile = off: not in the plan")
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:

@@ -223,7 +223,9 @@ def _run_state(recipe: Recipe, framework: Framework, notes: list[str]) -> RunSta
             f"{', '.join(slower)}: in the memory, but a step has the time of AdamW with all of it on the device"
         )
     if train.compile == "off":
-        notes.append("train.compile = off: not in the plan, whose element-wise passes are fused by the compiler")
+        notes.append(
+            "train.compile = off: not in the plan, whose blocks are compiled: they take longer and keep more activations without"
+        )
     return RunState(
         optimizer.kind, optimizer.state, optimizer.offload, train.ema > 0, train.loss_chunk, recipe.parallel.offload
     )
