@@ -47,6 +47,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
 
     # With torch, which takes seconds to load: what can be said without it was said.
     from bessemer.checkpoint.mirror import mirror_of_fresh
+    from bessemer.train.optimizer.qk_clip import require_clippable
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
     from bessemer.train.trackers import require_trackers
@@ -57,6 +58,8 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:
         _export(config)
+    if resolved.train.optimizer.qk_clip is not None:
+        require_clippable(config)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:

@@ -46,6 +46,7 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
         ),
         ("train.optimizer.kind=muon", "train.optimizer.state=8bit", "train.optimizer.offload=true"),
         ("train.optimizer.kind=lion", "train.optimizer.state=bf16", "train.schedule.rewarm_at=10"),
+        ("train.optimizer.kind=muon", "train.optimizer.qk_clip=2.5", "model.qk_norm=none"),
         ("train.optimizer.state=bf16", "model.width=128", "train.optimizer.base_width=32"),
     ],
 )
@@ -54,6 +55,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
     first = folder / "checkpoints" / "step-00000024"
     shutil.copytree(first, runs / "kept")
     losses = [row["loss"] for row in steps_of(folder)]
+    clipped = [row.get("clipped_heads", 0) for row in steps_of(folder)]
+    assert any(clipped[8:]) == any("qk_clip" in override for override in overrides)
     for step in (16, 24):  # as if it had been killed after step 8
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
     train(recipe_file, runs, *overrides)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bessemer.guard.trends import Trends
-from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.tied import owned_parameters
 from bessemer.run import RunFolder, read_json_lines
@@ -16,36 +15,6 @@ from bessemer.train import watch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 from tests.train.test_trainer import batch, trainer_of
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [AttentionSpec(), AttentionSpec(causal=False), AttentionSpec(window=20), AttentionSpec(causal=False, window=30)],
-)
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_largest_logit_is_that_of_the_full_matrix(
-    spec: AttentionSpec, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "CHUNK", 32)
-    draw = torch.Generator().manual_seed(0)
-    q, k = torch.randn(1, 4, 100, 8, generator=draw), torch.randn(1, 2, 100, 8, generator=draw)
-    tokens = torch.randint(0, 9, (1, 100), generator=draw)
-    documents = Documents.from_tokens(tokens, 0) if packed else None
-    scores = (q.double() @ k.double().repeat_interleave(2, dim=1).transpose(2, 3))[0] / 8**0.5
-    wanted = -np.inf
-    for i in range(100):
-        for j in range(100):
-            if spec.causal:
-                seen = j <= i and (not spec.window or i - j < spec.window)
-            else:
-                seen = not spec.window or abs(i - j) <= spec.window // 2
-            if packed:
-                low, high = min(i, j), max(i, j)
-                seen = seen and not bool((tokens[0, low:high] == 0).any())
-            if seen:
-                wanted = max(wanted, float(scores[:, i, j].max()))
-    found = watch.largest_logit(q, k, AttentionScope.of(spec, documents, 100, torch.device("cpu")))
-    assert float(found) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt2", "modernbert"])

@@ -22,6 +22,8 @@ from bessemer.model.kernels import runs_bf16, upcast
 
 SOFT_CAP_CHUNK = 128  # queries whose scores are in memory at one time where no fused kernel knows soft caps
 OFFSET_CHUNK = 256  # queries under one mask where some keys come before the first of them: fastest of 64 to 2,048
+MAX_LOGITS = 1 << 25  # scores measured at a time, if 16 queries fit: 128 MiB
+LOGIT_CHUNK = 64  # queries on a CPU, whose cache then holds their scores: twice as fast as 256
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,40 @@ def _dropped_chunk(
     p_BHCN = _attention_weights(q_BHCK, k_BGNK, allowed, scope.spec)
     repeats = q_BHCK.shape[1] // v_BGNK.shape[1]
     return masks.attention(p_BHCN, queries, first) @ v_BGNK.repeat_interleave(repeats, dim=1)
+
+
+@torch.no_grad()
+def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
+    """The largest score that attention would see in each head, (H,), over a batch: scaled, before a soft cap, in fp32 (fp64 for
+    fp64). As in `attention`, the L queries may be some of the T tokens. Some queries at a time, so that memory is bounded."""
+    spec, documents, length = scope.spec, scope.documents, k_BGTK.shape[2]
+    batch, heads = q_BHLK.shape[:2]
+    chunk = min(max(MAX_LOGITS // (batch * heads * length), 16), length if q_BHLK.is_cuda else LOGIT_CHUNK)
+    index_T, parts, here = torch.arange(length, device=q_BHLK.device), [], 0
+    with torch.autocast(q_BHLK.device.type, enabled=False):
+        q_BGRLK, keys_BGKT = q_BHLK.unflatten(1, (k_BGTK.shape[1], -1)), upcast(k_BGTK).transpose(2, 3)  # type: ignore[no-untyped-call]
+        for low, high in ((0, length),) if documents is None else documents.ranges:
+            for start in range(low, high, chunk):
+                end = min(start + chunk, high)
+                first, last = spec.keys_of(start, end, length)
+                q_BGRCK = upcast(q_BGRLK[:, :, :, here + start - low : here + end - low])
+                # Queries that share a key are rows of one matmul, which then needs no copies of the keys.
+                flat = q_BGRCK.flatten(2, 3) @ keys_BGKT[..., first:last]
+                scores_BGRCN = flat.unflatten(2, q_BGRCK.shape[2:4])  # type: ignore[no-untyped-call]
+                if documents is None and not spec.window:  # every query sees all keys before the chunk, or all at once
+                    first = start if spec.causal else last
+                allowed = spec.allows(index_T[start:end, None], index_T[first:last])
+                if documents is not None:
+                    document_BT = documents.document_BT
+                    allowed = allowed & (document_BT[:, start:end, None] == document_BT[:, None, first:last])
+                    allowed = allowed[:, None, None]
+                if first < last:
+                    scores_BGRCN[..., first - last :].masked_fill_(~allowed, -torch.inf)
+                parts.append(scores_BGRCN.amax(dim=(0, 3, 4)).flatten())
+            here += high - low
+    scale = q_BHLK.shape[-1] ** -0.5 if spec.scale is None else spec.scale
+    largest: Tensor = torch.stack(parts).amax(dim=0) * scale
+    return largest
 
 
 def _attention_weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec) -> Tensor:

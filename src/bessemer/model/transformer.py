@@ -236,11 +236,6 @@ class Transformer(nn.Module):
         for block in filter(None, self.blocks):
             block.attention.project = block.mlp.project = function  # type: ignore[union-attr]
 
-    def use_attention(self, function: AttentionFunction) -> None:
-        """Compute the blocks' attention by another function than `attention`."""
-        for block in filter(None, self.blocks):
-            block.attention.attend = function  # type: ignore[union-attr]
-
     def logits(self, tokens_BT: Tensor, documents: Documents | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of every position, (B, T, V): for evaluation and generation of short texts."""
         return self.head.logits(self(tokens_BT, documents, cache))

@@ -26,7 +26,7 @@ from torch import Tensor
 from bessemer.layout.validity import require_context, require_length
 from bessemer.model.attention import AttentionScope, AttentionSpec, Documents, QueryBlock, attention
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import AttentionFunction, Transformer
 from bessemer.parallel.collectives import RankGroup, all_gather, collective, require_divisible_tokens
 from bessemer.parallel.mesh import ProcessMesh
 
@@ -179,18 +179,20 @@ def apply_cp(model: Transformer, mesh: ProcessMesh) -> None:
     if mesh.size("context") == 1:
         return
     require_context(model.config, mesh.layout)
-    model.use_attention(functools.partial(attend, group=RankGroup.of(mesh, "context")))
+    group = RankGroup.of(mesh, "context")
+    for attending in (block.attention for block in model.blocks if block is not None):
+        attending.attend = functools.partial(attend, group=group, inner=attending.attend)  # type: ignore[union-attr,arg-type]
 
 
 def attend(
     q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None, *,
-    group: RankGroup,
+    group: RankGroup, inner: AttentionFunction = attention,
 ) -> Tensor:  # fmt: skip
-    """Attention of local queries over the whole sequences, (B, H, L, K), from local keys and values."""
+    """Attention of local queries over the whole sequences, (B, H, L, K), from local keys and values. inner: computes it."""
     documents = scope.documents
     assert isinstance(documents, LocalDocuments), "context parallelism needs batches from `local_batch`"
     k_BGTK, v_BGTK = gather_keys_values(k_BGLK, v_BGLK, group)
-    return attention(q_BHLK, k_BGTK, v_BGTK, scope, masks)
+    return inner(q_BHLK, k_BGTK, v_BGTK, scope, masks)
 
 
 def gather_keys_values(k_BGLK: Tensor, v_BGLK: Tensor, group: RankGroup) -> tuple[Tensor, Tensor]:

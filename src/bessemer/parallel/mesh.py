@@ -92,6 +92,13 @@ class ProcessMesh:
             dist.all_reduce(values, group=self.control)
         return values
 
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of each element over all processes, of a small CPU tensor."""
+        if not self.is_single:
+            values = values.clone()
+            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.control)
+        return values
+
     def sum_over_data(self, values: Tensor) -> Tensor:
         """The sum over data-parallel ranks; ranks that share a part of the batch count once."""
         if self.is_single:

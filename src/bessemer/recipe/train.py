@@ -71,6 +71,7 @@ class Optimizer(Section):
     muon_momentum: float = Field(0.95, ge=0, lt=1)
     muon_rate: float = Field(1.0, gt=0)
     muon_scale: Literal["match_rms", "spectral"] = "match_rms"
+    qk_clip: float | None = Field(None, gt=0)
     state: Literal["fp32", "bf16", "8bit"] = "fp32"
     offload: bool = False
     batch_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -202,6 +203,10 @@ class Train(Section):
             raise ValueError(
                 f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
                 "objective = 'classify'"
+            )
+        if self.is_frozen and self.optimizer.qk_clip is not None:
+            raise ValueError(
+                "optimizer.qk_clip would change attention weights that classify.frozen keeps as they are; leave one of them out"
             )
         if self.memory_budget is not None and self.recompute != "budget":
             raise ValueError(

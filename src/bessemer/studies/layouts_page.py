@@ -21,6 +21,7 @@ CASE_MEANINGS = {
     "the sequences padded; one matrix for embedding and head; gradients accumulated over two micro-batches, with a pipeline over "
     "micro-batches of one sequence",
     "dropout": "As hard, with a tenth of the embeddings, of the attention weights and of what attention and MLP give dropped",
+    "clip": "As hard, without QK-norm, with train.optimizer.qk_clip at a logit that heads exceed from the first step",
 }
 
 

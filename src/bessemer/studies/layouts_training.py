@@ -43,18 +43,20 @@ class Case:
     """What is trained besides the layout. accumulated: two micro-batches where there is no pipeline, and of one sequence each
     where there is, else one, or of two sequences each; ragged: several documents of unequal lengths in a sequence, the last
     token of each without a target, and padding; tied: one matrix for embedding and head; dropout: share dropped of everything
-    that can be."""
+    that can be; qk_clip: of the optimizer, in a model without QK-norm."""
 
     accumulated: bool = False
     ragged: bool = False
     tied: bool = False
     dropout: float = 0.0
+    qk_clip: float | None = None
 
 
 CASES = {
     "plain": Case(),
     "hard": Case(accumulated=True, ragged=True, tied=True),
     "dropout": Case(accumulated=True, ragged=True, tied=True, dropout=0.1),
+    "clip": Case(accumulated=True, ragged=True, tied=True, qk_clip=2.0),
 }
 
 
@@ -85,6 +87,7 @@ def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: st
         "train.precision": precision, "train.compile": "off", "train.dropout.hidden": case.dropout,
         "train.dropout.attention": case.dropout, "train.optimizer.learning_rate": sizes.learning_rate,
         "train.schedule.warmup_steps": max(sizes.steps // 10, 1),
+        **({} if case.qk_clip is None else {"train.optimizer.qk_clip": case.qk_clip, "model.qk_norm": "none"}),
     })  # fmt: skip
     return recipe.changed(parallel=layout)
 

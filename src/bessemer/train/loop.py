@@ -219,6 +219,8 @@ def _train_line(training: Training, stats: StepStats, rate: float, state: TrainS
     if stats.accuracy is not None:
         numbers["accuracy"] = stats.accuracy
     numbers |= {"grad_norm": stats.grad_norm, "learning_rate": rate}
+    if training.trainer.qk_clip is not None:
+        numbers |= training.trainer.qk_clip.metrics()
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
     numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile)}
     if device.arithmetic.scaled:

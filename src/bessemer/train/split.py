@@ -32,6 +32,7 @@ from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
+from bessemer.train.optimizer.qk_clip import QkClip
 from bessemer.train.task import Task, config_of
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
@@ -77,12 +78,12 @@ def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> Non
 
 def build(
     train: Train, config: ModelConfig, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
-    weights: Weights | None, memory: AbstractContextManager[object] | None = None,
+    weights: Weights | None, memory: AbstractContextManager[object] | None = None, clip: QkClip | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """The model, split over the mesh, with its weights, and the engine that computes its gradients.
 
     `require_trainable` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such
-    as FakeTensorMode for train/simulate.py.
+    as FakeTensorMode for train/simulate.py; clip: measures attention logits.
     """
     from bessemer.parallel import tensor  # loads DTensors, for half a second
 
@@ -100,6 +101,8 @@ def build(
         local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
     tensor.apply_tp(model, mesh)
+    if clip is not None:
+        clip.observe(model)
     context.apply_cp(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, is_sharded=mesh.size("tensor") > 1)
     if local_spans:
@@ -115,12 +118,14 @@ def build(
 
 
 def on_one_process(
-    train: Train, model: Transformer, task: Task, device: Device, recomputed: int
+    train: Train, model: Transformer, task: Task, device: Device, recomputed: int, clip: QkClip | None = None
 ) -> tuple[Transformer, Engine]:
     """An initialised model, ready on the device, and the engine that computes its gradients."""
     model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
     task.prepare(model)
     model.use_linear(precisions.linear_of(device.arithmetic))
+    if clip is not None:
+        clip.observe(model)
     _recompute_and_compile(train, model, device, recomputed)
     return model, DataParallel(model, ModelWithLoss(model, task, device, train.dropout), SINGLE_PROCESS, device)
 

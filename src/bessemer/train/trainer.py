@@ -24,6 +24,7 @@ from bessemer.train import precision as precisions
 from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
+from bessemer.train.optimizer.qk_clip import QkClip
 from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.split import Weights
 from bessemer.train.task import task_of
@@ -68,14 +69,25 @@ class Trainer:
         if recomputed is None:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
+        tau = recipe.train.optimizer.qk_clip
+        self.qk_clip = None if tau is None else QkClip(config, tau, mesh, device.compile)
         self.model: Transformer
         self.engine: Engine
         if mesh.is_single:
-            self.model, self.engine = split.on_one_process(recipe.train, model, self.task, device, recomputed)
+            self.model, self.engine = split.on_one_process(
+                recipe.train, model, self.task, device, recomputed, self.qk_clip
+            )
         else:
             split.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
             self.model, self.engine = split.build(
-                recipe.train, config, mesh, self.task, device, recomputed, weights or split.weights_of(model)
+                recipe.train,
+                config,
+                mesh,
+                self.task,
+                device,
+                recomputed,
+                weights or split.weights_of(model),
+                clip=self.qk_clip,
             )
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
@@ -96,7 +108,8 @@ class Trainer:
         scaled = self.device.arithmetic.scaled
         factor = scale.value if scaled else 1.0
         self._zero_gradients()
-        losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
+        with contextlib.nullcontext() if self.qk_clip is None else self.qk_clip.recording():
+            losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if scaled:  # by a power of two, which is exact
             torch._foreach_mul_([local(gradient) for gradient in gradients], 1.0 / factor)
@@ -157,6 +170,8 @@ class Trainer:
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         self.optimizer.step()
+        if self.qk_clip is not None:
+            self.qk_clip.clip(self.model)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
             self.average.update(step)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.guard.trends import Trends
-from bessemer.model.attention import AttentionScope
+from bessemer.model.attention import largest_logits
 from bessemer.model.transformer import Attention
 from bessemer.parallel.dtensors import local, sum_of_squares
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
@@ -27,7 +27,6 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 
-CHUNK = 128  # queries whose scores are in memory at a time
 SAMPLE = 65_536  # elements of a tensor by which its update is estimated
 
 Values = dict[str, float]  # by parameter group or block
@@ -80,7 +79,7 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
         assert isinstance(attention, Attention)
         x_BTD, rotation, scope = arguments[:3]
         q_BHTK, k_BGTK, _ = attention.queries_keys_values(x_BTD, rotation)
-        by_block["attention_logit_max"].append(largest_logit(q_BHTK, k_BGTK, scope))
+        by_block["attention_logit_max"].append(largest_logits(q_BHTK, k_BGTK, scope).max())
 
     hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
     blocks = model.blocks
@@ -106,26 +105,6 @@ class _Observed(nn.Module):
         out: Tensor = self.call(*arguments)
         self.record(out)
         return out
-
-
-def largest_logit(q_BHTK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Tensor:
-    """The largest unmasked score of one sequence, in fp32, in chunks of queries."""
-    length, groups, head_dim = q_BHTK.shape[2], k_BGTK.shape[1], q_BHTK.shape[3]
-    with torch.autocast(q_BHTK.device.type, enabled=False):
-        q_GRTK, k_GTK = q_BHTK[0].float().unflatten(0, (groups, -1)), k_BGTK[0].float()  # type: ignore[no-untyped-call]
-        index_T = torch.arange(length, device=q_BHTK.device)
-        largest = []
-        for start in range(0, length, CHUNK):
-            end = min(start + CHUNK, length)
-            last = end if scope.spec.causal else length
-            allowed_CT = scope.spec.allows(index_T[start:end, None], index_T[:last])
-            if scope.documents is not None:
-                document_T = scope.documents.document_BT[0]
-                allowed_CT = allowed_CT & (document_T[start:end, None] == document_T[:last])
-            scores_GRCT = q_GRTK[:, :, start:end] @ k_GTK[:, None, :last].transpose(2, 3)
-            largest.append(scores_GRCT.masked_fill_(~allowed_CT, -torch.inf).max())
-        result: Tensor = torch.stack(largest).max() * (scope.spec.scale or head_dim**-0.5)
-    return result
 
 
 def group_of(name: str) -> str:

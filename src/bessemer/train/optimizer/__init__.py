@@ -3,6 +3,7 @@ average of the weights.
 
 rules.py    the update rules, and which parameter is updated by which, with which decay and learning rate
 moments.py  moments in bf16 or 8 bits, and in CPU memory
+qk_clip.py  smaller query and key weights for heads whose attention logits are too large
 """
 
 from __future__ import annotations
