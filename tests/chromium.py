@@ -110,9 +110,10 @@ class Chromium:
     def resize(self, width: int, height: int, mobile: bool = False) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
-    def dark(self) -> None:
-        """Prefer the dark theme."""
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    def dark(self, is_dark: bool = True) -> None:
+        """Prefer the dark theme, or the light one."""
+        value = "dark" if is_dark else "light"
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

@@ -66,7 +66,7 @@ def patch():
     from bessemer.model.transformer import Transformer
     honest = Transformer.forward
     def forward(self, *arguments, **options):
-        time.sleep(0.02)
+        time.sleep(0.04)
         return honest(self, *arguments, **options)
     Transformer.forward = forward
 if os.environ.get("LOCAL_RANK") == "1":
@@ -115,9 +115,9 @@ def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
 def test_a_rank_whose_model_is_slow_is_named_in_every_layout(made: Path, layout: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    sets = (f"parallel.{layout}=2", "model.depth=2")
+    sets: tuple[str, ...] = (f"parallel.{layout}=2", "train.micro_batch=4")
     if layout == "context":  # whose parts of the sequences are no equal work: a second pair
-        sets = (*sets, "parallel.replicate=2", "train.micro_batch=1")
+        sets = (f"parallel.{layout}=2", "parallel.replicate=2", "train.micro_batch=1")
     with trained(made, f"slow-{layout}", *sets, environment={"PYTHONPATH": path}) as training:
         _, said = training.communicate(timeout=400)
     assert training.returncode == 0, said

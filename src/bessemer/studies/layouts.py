@@ -79,7 +79,7 @@ class Scope:
 
 def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
     """The study, in `folder`; short: five layouts in fp64, for a few steps."""
-    scope = Scope(SHORT, ("hard", "dropout", "clip"), ("fp64",), CertificateRun(steps=6)) if short else Scope()
+    scope = Scope(SHORT, ("hard", "dropout"), ("fp64",), CertificateRun(steps=4)) if short else Scope()
     return certify(scope, folder or FOLDER.with_name("study-layouts-short" if short else "study-layouts"))
 
 
