@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bessemer.hashing import key_of
-from bessemer.tokens.order import permute, positions_of
+from bessemer.tokens.order import permute, permute_each, positions_of, positions_of_each
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
@@ -69,3 +69,14 @@ def test_the_order_of_many_items_runs_backwards_too(size: int, key: int, shares:
     assert np.array_equal(permute(key, positions_of(key, positions, size), size), positions)
     with pytest.raises(ValueError, match="item .* outside"):
         positions_of(key, [size], size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 1025])
+def test_many_permutations_at_once_are_each_its_own(size: int) -> None:
+    keys = [5, 6, 2**63]
+    which = np.arange(3 * size) % 3
+    positions = np.arange(3 * size) // 3
+    items = permute_each(keys, which, positions, size)
+    for number, key in enumerate(keys):
+        assert np.array_equal(items[which == number], permute(key, np.arange(size), size))
+    assert np.array_equal(positions_of_each(keys, which, items, size), positions)

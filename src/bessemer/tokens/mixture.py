@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.hashing import key_of
-from bessemer.tokens.order import permute, positions_of
+from bessemer.tokens.order import permute_each, positions_of_each
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps
 CHUNK = 4096  # slots drawn at a time
@@ -153,11 +153,11 @@ class Mixture:
         """
         size, total = self.sequences[source], self.drawn(count)[source] if count else 0
         wanted = np.unique(np.asarray(sequences, dtype=np.int64))
-        turns = [np.zeros(0, dtype=np.int64)]
-        for turn in range(-(-total // size) if size else 0):
-            places = positions_of(_epoch_key(self, source, turn), wanted, size).astype(np.int64)
-            turns.append(turn * size + places)
-        numbers = np.sort(np.concatenate(turns))
+        numbers = np.zeros(0, dtype=np.int64)
+        if keys := [_epoch_key(self, source, turn) for turn in range(-(-total // size) if size else 0)]:
+            turns = np.repeat(np.arange(len(keys)), len(wanted))
+            places = positions_of_each(keys, turns, np.tile(wanted, len(keys)), size).astype(np.int64)
+            numbers = np.sort(turns * size + places)
         numbers = numbers[numbers < total]
         before = np.array([phase.before[source] for phase in self.phases])
         # Of phases with the same count before them, all but the last have none of the source's sequences.
@@ -198,10 +198,11 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
         drawn[here] = np.asarray(phase.before)[chosen] + blocks * np.asarray(phase.slots)[chosen] + rank_of[positions]
         begin = until
     epoch, place = np.divmod(drawn, np.asarray(mixture.sequences)[source])
-    for one, turn in np.unique(np.stack([source, epoch]), axis=1).T.tolist():
-        chosen = (source == one) & (epoch == turn)
-        items = permute(_epoch_key(mixture, one, turn), place[chosen], mixture.sequences[one])
-        sequence[chosen] = items.astype(np.int64)
+    for one in np.unique(source).tolist():
+        chosen = source == one
+        turns, which = np.unique(epoch[chosen], return_inverse=True)
+        keys = [_epoch_key(mixture, one, turn) for turn in turns.tolist()]
+        sequence[chosen] = permute_each(keys, which, place[chosen], mixture.sequences[one]).astype(np.int64)
     return Draw(source, epoch, sequence)
 
 

@@ -7,7 +7,7 @@ fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from bessemer.hashing import key_of
 
 Indices = npt.NDArray[np.uint64]
+RoundKeys = list[Indices]  # of each round: one for all values, or one for each
 
 ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby and Rackoff 1988); 6 for small domains
 
@@ -24,7 +25,12 @@ def permute(key: int, positions: npt.ArrayLike, size: int) -> Indices:
 
     positions: integers in [0, size), one or many. Returns uint64, one for each.
     """
-    return _walk(_network, key, positions, size, "position")
+    return _walk(_network, _round_keys(key, size), positions, size, "position")
+
+
+def permute_each(keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int) -> Indices:
+    """As `permute`, of many permutations of one size at once: that of a position is named by keys[which]."""
+    return _walk(_network, _round_keys_each(keys, which, size), positions, size, "position")
 
 
 def positions_of(key: int, items: npt.ArrayLike, size: int) -> Indices:
@@ -32,11 +38,31 @@ def positions_of(key: int, items: npt.ArrayLike, size: int) -> Indices:
 
     items: integers in [0, size), one or many. Returns uint64, one for each.
     """
-    return _walk(_inverse_network, key, items, size, "item")
+    return _walk(_inverse_network, _round_keys(key, size), items, size, "item")
+
+
+def positions_of_each(keys: Sequence[int], which: npt.NDArray[np.intp], items: npt.ArrayLike, size: int) -> Indices:
+    """As `positions_of`, of many permutations of one size at once: that of an item is named by keys[which]."""
+    return _walk(_inverse_network, _round_keys_each(keys, which, size), items, size, "item")
+
+
+def _half_bits(size: int) -> int:
+    """Bits of each half of an index in the network."""
+    return max((int(size - 1).bit_length() + 1) // 2, 1)
+
+
+def _round_keys(key: int, size: int) -> RoundKeys:
+    half = _half_bits(size)
+    return list(np.array([key_of(key, half, number) for number in range(ROUNDS)], dtype=np.uint64)[:, None])
+
+
+def _round_keys_each(keys: Sequence[int], which: npt.NDArray[np.intp], size: int) -> RoundKeys:
+    rounds_RK = np.stack([np.concatenate(_round_keys(key, size)) for key in keys], axis=1)
+    return list(rounds_RK[:, which])
 
 
 def _walk(
-    network: Callable[[Indices, list[np.uint64], int], Indices], key: int, start: npt.ArrayLike, size: int, what: str
+    network: Callable[[Indices, RoundKeys, int], Indices], keys: RoundKeys, start: npt.ArrayLike, size: int, what: str
 ) -> Indices:
     """Cycle walking: apply the network until the value is in range(size). With the inverse network it is the inverse."""
     values = np.atleast_1d(np.array(start, dtype=np.uint64))
@@ -44,17 +70,16 @@ def _walk(
         raise ValueError(f"{what} {int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:
         return values
-    half = max((int(size - 1).bit_length() + 1) // 2, 1)
-    keys = [np.uint64(key_of(key, half, number)) for number in range(ROUNDS)]
+    half = _half_bits(size)
     values = network(values, keys, half)
     outside = values >= size
     while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
-        values[outside] = network(values[outside], keys, half)
+        values[outside] = network(values[outside], [key if len(key) == 1 else key[outside] for key in keys], half)
         outside = values >= size
     return values
 
 
-def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
+def _network(values: Indices, keys: RoundKeys, half: int) -> Indices:
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
@@ -62,7 +87,7 @@ def _network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
     return (left << bits) | right
 
 
-def _inverse_network(values: Indices, keys: list[np.uint64], half: int) -> Indices:
+def _inverse_network(values: Indices, keys: RoundKeys, half: int) -> Indices:
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in reversed(keys):
