@@ -40,7 +40,9 @@ LOADED = (
     "bessemer.corpus.dedup.kernels", "bessemer.tokens.packing", "hypothesis", "xdist.remote", "rich.console", "rich.progress", "scipy.linalg", "numba.np.arraymath",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
-    "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection", "bessemer.plan.here", "tiktoken", "rich._emoji_codes",
+    "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",
+    "bessemer.cli.check", "bessemer.cli.experiments", "bessemer.cli.plan", "bessemer.cli.planning", "bessemer.cli.watch",
+    "bessemer.guard.alerts", "bessemer.report.compare", "torch.profiler._cupti_monitor", "bessemer.plan.here", "tiktoken", "rich._emoji_codes",
     "plotly.offline",
 )  # fmt: skip
 READ_AT_START = (
@@ -191,6 +193,7 @@ def serve(listener: socket.socket) -> None:
     pages = importlib.import_module("bessemer.report.template").environment()
     for name in pages.list_templates():
         pages.get_template(name)
+    importlib.import_module("bessemer.corpus.text.characters").classes()
     importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
     gc.collect()
     gc.freeze()

@@ -81,8 +81,8 @@ def table() -> npt.NDArray[np.uint32]:
 @cache
 def classes() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
     """The class of every code point, and the bits of each class: characters with the same bits are one class."""
-    bits, numbers = np.unique(table(), return_inverse=True)
-    return numbers.astype(np.uint8), bits
+    bits = np.unique(table())
+    return np.searchsorted(bits, table()).astype(np.uint8), bits
 
 
 @cache
