@@ -24,7 +24,7 @@ def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str) -> Path:
-    sets = [part for value in (f"run.dir={runs}", *overrides) for part in ("--set", value)]
+    sets = [part for value in (f"run.dir={runs}", "train.micro_batch=8", *overrides) for part in ("--set", value)]
     assert run_command(["train", str(recipe_file), *sets]) == 0
     return runs / "small"
 
