@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 
 import tokenizers
@@ -60,7 +61,12 @@ def split(pattern: PatternOptions) -> PreTokenizer:
 
 
 def every_kind() -> dict[str, tokenizers.Tokenizer]:
-    """A small tokenizer of each kind that others publish."""
+    """A small tokenizer of each kind that others publish, free to be changed."""
+    return {name: tokenizers.Tokenizer.from_str(text) for name, text in _trained_kinds().items()}
+
+
+@cache
+def _trained_kinds() -> dict[str, str]:
     digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     found = {
         "gpt4": byte_level(split(GPT4)),
@@ -112,7 +118,7 @@ def every_kind() -> dict[str, tokenizers.Tokenizer]:
         )
     )  # fmt: skip
     found["bert"] = bert
-    return found
+    return {name: one.to_str() for name, one in found.items()}
 
 
 ENDS = {"llama": "</s>", "unigram": "</s>", "bert": "[SEP]"}

@@ -37,7 +37,9 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     """Train a copy of the prepared run for MINUTES, on a clock by which each step takes as long as `seconds` says."""
     monkeypatch.setattr("bessemer.train.measure.time_run", timing)
     text = recipe_file.read_text().replace("steps = 24\n", f"minutes = {MINUTES}\n").replace("every = 8", "every = 5")
-    text = text.replace("layers = 2", "layers = 1").replace("micro_batch = 4", "micro_batch = 8")  # the clock is none of theirs
+    text = text.replace("layers = 2", "layers = 1").replace(
+        "micro_batch = 4", "micro_batch = 8"
+    )  # the clock is none of theirs
     (runs.parent / "paced.toml").write_text(text)
     clock = {"now": 0.0}
     update = Trainer.update
