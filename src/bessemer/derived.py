@@ -14,6 +14,7 @@ from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, Train, parse
 from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run import RunFolder, published, read_json, read_json_again, stage_facts, write_json
+from bessemer.store_path import published_folder
 from bessemer.terminal import counted, rate, say, size, warn
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
@@ -152,9 +153,11 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0), ""
     from bessemer.tokens.documents import held_out_share
 
-    totals = read_json(run.corpus / "statistics.json")["totals"]
+    totals, corpus_folder = read_json(run.corpus / "statistics.json")["totals"], published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
-    share, number, held = held_out_share(run.corpus / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes))
+    share, number, held = held_out_share(
+        corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes)
+    )
     before = replace(before, text_bytes=num_bytes, documents=documents)
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 

@@ -12,6 +12,7 @@ from bessemer import derived
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, published, stage_facts, stage_is_current
+from bessemer.store_path import StorePath, is_published, published_folder
 from bessemer.terminal import counted, say, warn
 
 
@@ -24,7 +25,7 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
         inputs = pipeline.inputs_digest(recipe, run)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
-        if built is None or not _is_trained(run) or not stage_is_current(run.corpus, built):
+        if built is None or not _is_trained(run) or not _is_whole(run.corpus, built):
             raise
         warn(f"{error}; going on with the corpus as it was built")
         return built, True
@@ -32,12 +33,21 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
         return inputs, current
     files = pipeline.changed_files(recipe, run) or {}
     said = "; ".join(_files(word, names) for word, names in files.items() if names)
-    is_whole = stage_is_current(run.corpus, stage_facts(run.corpus).get("inputs", ""))
+    is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
     if said and is_whole and not files["changed"] and not files["added"]:  # what they held is in the corpus
         warn(f"{said} since the corpus was built; going on with the corpus as it was built")
         return inputs, True
     why = "the sources or their rules have changed since the corpus was built"
     raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
+
+
+def say_where(recipe: Recipe, run: RunFolder) -> None:
+    """Say where the corpus is, when the recipe names another place now: it is not moved."""
+    url, folder = recipe.corpus.publish, published_folder(run.corpus)
+    wanted = run.corpus if url is None else StorePath(url) / run.path.absolute().name
+    if wanted not in (folder, folder.parent):
+        both = " and ".join(dict.fromkeys((str(run.corpus), str(folder))))
+        say(f"  corpus.publish: the corpus was built before and stays in {folder}; to build it anew remove {both}")
 
 
 def _files(word: str, names: list[str]) -> str:
@@ -81,11 +91,16 @@ def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[],
     checkpoints were trained on what is there, and it is of something else."""
     built = stage_facts(folder)
     if built.get("inputs") == inputs or not folder.exists() or not _is_trained(run):
-        return stage_is_current(folder, inputs)
+        return _is_whole(folder, inputs)
     if not built or built.get("content") != content():
         return None
     say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
-    return stage_is_current(folder, built["inputs"])
+    return _is_whole(folder, built["inputs"])
+
+
+def _is_whole(folder: Path, inputs: str) -> bool:
+    """Whether a stage was made from these inputs and all of it is there, in the run folder and in a store."""
+    return stage_is_current(folder, inputs) and is_published(folder)
 
 
 def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:

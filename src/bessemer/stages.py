@@ -31,6 +31,7 @@ from bessemer.run import (
     write_json,
 )
 from bessemer.sharing import built_once
+from bessemer.store_path import is_published
 from bessemer.terminal import amount, counted, duration, say, size, warn, working
 
 FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
@@ -124,11 +125,12 @@ def corpus(session: Session) -> None:
     inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
         close_work(session.run.corpus)  # left there by a kill after the corpus was published
+        rebuild.say_where(session.recipe, session.run)
 
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
-        with built_once(session.run.corpus, inputs) as other:
+        with built_once(session.run.corpus, inputs, is_published) as other:
             if other is not None:
                 close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"

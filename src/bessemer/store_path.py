@@ -8,19 +8,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer.errors import BessemerError
-from bessemer.run import link
+from bessemer.run import STAGE_FILE, link, stage_facts
 from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file
+from bessemer.terminal import warn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
+STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
 
 Result = TypeVar("Result")
@@ -124,37 +127,82 @@ def put_folder(source: Path, folder: StorePath, last: str) -> None:
 
     paths = sorted(path for path in source.rglob("*") if path.is_file() and path != source / last)
     for some in (paths, [source / last]):
-        put_files([(path, folder / path.relative_to(source)) for path in some])
+        copy_files([(path, folder / path.relative_to(source)) for path in some])
 
 
-def put_files(copies: Sequence[tuple[Path, Path]]) -> None:
-    """Copy local files to a store, some at one time: each to its path there, with a look at the size that arrived."""
-
-    def put(source: Path, target: Path) -> None:
-        with answering(str(target)):
-            put_file(source, str(target))
-
-    _in_parallel(put, copies)
-
-
-def take_files(copies: Sequence[tuple[Path, Path]]) -> None:
-    """Copy files of a store to local paths, some at one time, durably; local ones by a link. What is there is replaced."""
-
-    def take(source: Path, target: Path) -> None:
-        target.unlink(missing_ok=True)
-        if not isinstance(source, StorePath):
-            link(source, target)
-            return
-        get_file(source, target)
-        with open(target, "rb") as file:
-            os.fsync(file.fileno())
-
-    _in_parallel(take, copies)
-
-
-def _in_parallel(copy: Callable[[Path, Path], None], copies: Sequence[tuple[Path, Path]]) -> None:
+def copy_files(copies: Sequence[tuple[Path, Path]]) -> None:
+    """Copy files of disks and stores, each to its path, some at one time: within a disk by a link, within a store by the store
+    itself, and to a disk durably. What is there is replaced; of a store the size that arrived is compared."""
     with ThreadPoolExecutor(min(REQUESTS, len(copies) + 1)) as pool:
-        list(pool.map(lambda one: copy(*one), copies))
+        list(pool.map(lambda one: _copy(*one), copies))
+
+
+def _copy(source: Path, target: Path) -> None:
+    if isinstance(target, StorePath):
+        with answering(str(target)):
+            if not isinstance(source, StorePath):
+                put_file(source, str(target))
+            elif source.parts[0] == target.parts[0]:
+                _copy_within(source, target)
+            else:
+                with tempfile.TemporaryDirectory(prefix="bessemer-") as scratch:
+                    get_file(source, Path(scratch) / source.name)
+                    put_file(Path(scratch) / source.name, str(target))
+        return
+    target.unlink(missing_ok=True)
+    if not isinstance(source, StorePath):
+        link(source, target)
+        return
+    get_file(source, target)
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _copy_within(source: StorePath, target: StorePath) -> None:
+    """Copy an object by its store, which takes no bytes through this machine."""
+    (files, inner), (_, place) = open_filesystem(str(source)), open_filesystem(str(target))
+    files.copy_file(inner, place)
+    if (arrived := target.stat().st_size) != (size := source.stat().st_size):
+        raise BessemerError(f"{target}: {arrived} bytes arrived of {size}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Any]:
+    """A file to write bytes to, here or in a store, piece by piece."""
+    if not isinstance(path, StorePath):
+        with open(path, "wb") as file:
+            yield file
+        return
+    files, inner = open_filesystem(str(path))
+    with answering(str(path)), files.open_output_stream(inner) as stream:
+        yield stream
+
+
+def sizes(folder: StorePath) -> dict[str, int]:
+    """The size of each file below a folder of a store, by its path there."""
+    from pyarrow import fs
+
+    files, inner = open_filesystem(str(folder))
+    with answering(str(folder)):
+        found = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=True))
+    rows = {str(info.path).removeprefix(f"{inner}/"): int(info.size) for info in found if info.type == fs.FileType.File}
+    return dict(sorted(rows.items()))
+
+
+def published_folder(stage: Path) -> Path:
+    """Where the large files of a stage lie: in its folder of the run, or in the store to which they were published."""
+    stored = stage_facts(stage).get(STORED_AT)
+    return stage if stored is None else StorePath(stored)
+
+
+def is_published(stage: Path) -> bool:
+    """Whether what a stage has published to a store is there. Where that does not answer it is taken to be, with a warning."""
+    folder = published_folder(stage)
+    try:
+        return folder == stage or (folder / STAGE_FILE).exists()
+    except BessemerError as error:
+        warn(f"{error}; going on as if {folder} were there")
+        return True
 
 
 def get_file(path: StorePath, target: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bessemer import store_path
 from bessemer.corpus import partition, pipeline, slurm, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.recipe import parse
@@ -24,10 +25,11 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
     def done(*given: Any, **named: Any) -> Any:
         global moments
         moments += 1
-        if moments == target and when == "before":
+        number = moments  # threads count too
+        if number == target and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         result = operation(*given, **named)
-        if moments == target:
+        if number == target:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -56,6 +58,7 @@ if __name__ == "__main__":
 
         for name in ("rename", "replace", "link", "fsync"):
             setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
+        store_path._copy = counted(store_path._copy, int(more[0]), more[1])  # as the corpus is published
         pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
     pipeline.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
     print(moments)

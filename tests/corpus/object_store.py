@@ -84,6 +84,14 @@ class Handler(BaseHTTPRequestHandler):
         path, query, body = self._sent()
         if self.server.refuses_writes():
             self._answer(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>", "application/xml")
+        elif source := self.headers.get("x-amz-copy-source"):
+            found = self.server.find(unquote(source).strip("/"))
+            if found is None:
+                self._answer(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>", "application/xml")
+                return
+            self._keep(path, found.read_bytes())
+            body = f"<CopyObjectResult><ETag>&quot;e&quot;</ETag><LastModified>{TIME}</LastModified></CopyObjectResult>"
+            self._answer(200, body.encode(), "application/xml")
         elif "uploadId" in query:
             self.server.parts.setdefault(query["uploadId"], {})[int(query["partNumber"])] = body
             self._answer(200, b"", "application/xml")

@@ -178,6 +178,34 @@ def test_killed_at_many_moments(data: Path, tmp_path: Path, bucket: Store, finel
 
 
 @pytest.mark.long
+def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store, finely: None) -> None:
+    of, whole, run = sample(data), RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
+    stored = of.changed(corpus={"publish": "s3://b/corpora"})
+    pipeline.build(of, whole)
+    large = {name: data for name, data in contents(whole.corpus).items() if name.count("/")}
+    file = tmp_path / "recipe.toml"
+    file.write_text(dump(stored))
+    with pytest.MonkeyPatch.context() as patched:  # the work is done: what is left is to publish
+        patched.setattr("bessemer.corpus.publish.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="full"):
+            pipeline.build(stored, run)
+    place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{pipeline.inputs_digest(of)[:16]}", 0
+    for moment in range(5, 1000, 4):
+        command = [sys.executable, PROGRAM, str(file), str(run.path), str(moment), "after"]
+        process = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += bool(contents(place)) and not run.corpus.exists()
+        assert run.corpus.exists() <= (place / "stage.json").exists()
+    assert kills >= 2, "no kill came while it was published"
+    found = contents(place)
+    del found["stage.json"]
+    assert found == large and str(store_path.published_folder(run.corpus)).endswith(place.name)
+    assert len(left(bucket)) == len(found) + 2 and [path.name for path in run.path.iterdir()] == ["corpus"]
+
+
+@pytest.mark.long
 def test_workers_need_no_disk_in_common(
     data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +254,7 @@ def test_a_store_that_cannot_be_used_is_named(
     [
         ("s3://key:secret@b/x", "leave credentials out of the URL"),
         ("s3://b/x?signature=1", "leave credentials out of the URL"),
-        ("/scratch/work", "give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks the work lies in the run folder"),
+        ("/scratch/work", "give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder"),
         ("s3://", "give s3://BUCKET/PATH"),
         ("hf://datasets/a/b", "give s3://BUCKET/PATH"),
     ],
@@ -236,6 +264,62 @@ def test_places_that_are_no_stores_are_refused(work: str, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("?", r"\?")) as caught:
         parse(text, "test")
     assert message.startswith("give") or "secret" not in str(caught.value).replace("a secret", "")
+
+
+PUBLISHED = "b/corpora/there"
+
+
+@pytest.mark.parametrize("work", [None, pytest.param("s3://b/work", marks=pytest.mark.long)])
+def test_a_corpus_published_in_a_store_is_that_of_a_disk(
+    data: Path, tmp_path: Path, bucket: Store, finely: None, work: str | None
+) -> None:
+    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    stored = of.changed(corpus={"work": work, "publish": "s3://b/corpora/"})
+    pipeline.build(stored, there)
+    place = f"{PUBLISHED}/corpus-{pipeline.inputs_digest(of)[:16]}"
+    assert str(store_path.published_folder(there.corpus)) == f"s3://{place}"
+    whole, mine, theirs = contents(here.corpus), contents(there.corpus), contents(bucket.folder / place)
+    del theirs["stage.json"]
+    large = {name: data for name, data in whole.items() if name.startswith(("documents/", "rejected/", "index/"))}
+    assert theirs == large and any(name.endswith("part-00001.parquet") for name in large)
+    assert mine.keys() == whole.keys() - large.keys() and all(
+        mine[name] == whole[name] for name in mine.keys() - {"stage.json"}
+    )
+    assert json.loads(mine["stage.json"])["stored"] == {name: len(data) for name, data in large.items()}
+    assert [path.name for path in there.path.iterdir()] == ["corpus"] and len(left(bucket)) == len(theirs) + 2
+    if work is not None:
+        parts = [line for line in bucket.requests() if line.startswith("GET") and "/documents/part-" in line]
+        assert not parts, "the driver fetched documents"
+
+
+def test_what_was_published_before_goes_when_the_next_one_is_there(
+    data: Path, tmp_path: Path, bucket: Store, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "files").mkdir()
+    of = recipe({"name": "files", "format": "text", "paths": [str(data / "files")]})
+    of, run = of.changed(corpus={"publish": "s3://b/corpora"}), RunFolder(tmp_path / "there")
+    places = []
+    for text in ("one", "two", "three"):
+        (data / "files" / "new.txt").write_text(prose(1000) + text)
+        if text == "three":
+            bucket.refuse_writes_after(3)  # one to see that it can be written
+            with pytest.raises(BessemerError, match="s3://b/corpora/there/corpus-.*ACCESS_DENIED"):
+                pipeline.build(of, run)
+            assert str(store_path.published_folder(run.corpus)) == places[-1], "the old one stays"
+            assert (StorePath(places[-1]) / "stage.json").exists()
+            bucket.refuse_writes_after(None)
+        pipeline.build(of, run)
+        places.append(str(store_path.published_folder(run.corpus)))
+        assert {"/".join(name.split("/")[:4]) for name in left(bucket)} == {places[-1][5:], "b/others/object"}
+    assert len(set(places)) == 3
+
+
+def test_a_store_that_cannot_be_published_to_is_refused_at_the_start(data: Path, run: RunFolder, bucket: Store) -> None:
+    bucket.refuse_writes_after(0)
+    with pytest.raises(InputError, match=r"corpus.publish: .*s3://b/corpora/run.*ACCESS_DENIED.*AWS_ENDPOINT_URL"):
+        pipeline.build(sample(data).changed(corpus={"publish": "s3://b/corpora"}), run)
+    assert not run.path.exists()
 
 
 def test_slurm_exchanges_on_a_disk() -> None:

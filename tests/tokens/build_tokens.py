@@ -25,10 +25,11 @@ def counted(operation: Callable[..., Any], target: int, when: str) -> Callable[.
     def done(*given: Any, **named: Any) -> Any:
         global moments
         moments += 1
-        if moments == target and when == "before":
+        number = moments  # threads count too
+        if number == target and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         result = operation(*given, **named)
-        if moments == target:
+        if number == target:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

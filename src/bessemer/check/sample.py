@@ -34,7 +34,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
         source.model_copy(update={"max_bytes": min(source.max_bytes or size, size)}) for source in asked.corpus.sources
     )
     small = resolved.changed(
-        run={"name": "sample", "dir": str(place)}, corpus={"sources": sources}, tokens={
+        run={"name": "sample", "dir": str(place)}, corpus={"sources": sources, "publish": None}, tokens={
             "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
     session = stages.Session(small, RunFolder(place / "sample"))

@@ -68,10 +68,11 @@ def _sample(args: argparse.Namespace) -> Any:
 
 def tokens(args: argparse.Namespace) -> Any:
     from bessemer import stages
+    from bessemer.store_path import published_folder
 
     session = runs.open_recipe(args, fill_derived=False)
     if session.recipe.corpus.sources:
-        runs.require_stage(args, session.run.corpus / "documents", "documents", "corpus")
+        runs.require_stage(args, published_folder(session.run.corpus) / "documents", "documents", "corpus")
     with session.run.writing():
         stages.tokens(session)
     return {"stages": session.results, "folder": session.run.tokens}

@@ -1,22 +1,21 @@
 """Index of the published corpus: the place of each document and reject by identity.
 
 index/{documents,rejected}-SOURCE.idx: 8 bytes magic "BSMRDOC1", then 28-byte rows sorted by identity: 16 bytes
-identity, little-endian uint32 part, row group, row. A look-up is a binary search in the mapped file and one row group
-read.
+identity, little-endian uint32 part, row group, row. A look-up is a binary search in the file and one row group read.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
+from bessemer.store_path import opened
 
 MAGIC = b"BSMRDOC1"
 RECORD = struct.Struct("<16sIII")
@@ -61,29 +60,34 @@ def shifted(raw: bytes, first_part: int) -> bytes:
 
 def find(corpus: Path, identity: str) -> IndexEntry | None:
     """The row of a document or reject; None for an unknown identity. Raises BessemerError for a damaged index."""
-    for kind in KINDS:
-        for path in sorted((corpus / "index").glob(f"{kind}-*.idx")):
-            place = _search(path, bytes.fromhex(identity))
-            if place is not None:
-                return IndexEntry(kind, path.stem.partition("-")[2], *place)
+    return _find(sorted((corpus / "index").iterdir()), identity)
+
+
+def _find(files: Sequence[Path], identity: str) -> IndexEntry | None:
+    """files: of the index, sorted."""
+    for path in files:
+        kind, _, source = path.stem.partition("-")
+        place = _search(path, bytes.fromhex(identity)) if kind in KINDS else None
+        if place is not None:
+            return IndexEntry(kind, source, *place)
     return None
 
 
 def _search(path: Path, identity: bytes) -> tuple[int, int, int] | None:
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         num_rows, rest = divmod(path.stat().st_size - len(MAGIC), RECORD.size)
         if file.read(len(MAGIC)) != MAGIC or rest:
             raise BessemerError(f"{path}: not a document index; build the corpus again")
         if not num_rows:
             return None
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
 
-            def row(number: int) -> tuple[bytes, int, int, int]:
-                return RECORD.unpack_from(mapped, len(MAGIC) + number * RECORD.size)
+        def row(number: int) -> tuple[bytes, int, int, int]:
+            file.seek(len(MAGIC) + number * RECORD.size)
+            return RECORD.unpack_from(file.read(RECORD.size))
 
-            number = bisect_left(range(num_rows), identity, key=lambda number: row(number)[0])
-            name, *place = row(number) if number < num_rows else (b"", 0, 0, 0)
-            return (place[0], place[1], place[2]) if name == identity else None
+        number = bisect_left(range(num_rows), identity, key=lambda number: row(number)[0])
+        name, *place = row(number) if number < num_rows else (b"", 0, 0, 0)
+        return (place[0], place[1], place[2]) if name == identity else None
 
 
 def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -91,13 +95,14 @@ def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -
     import pyarrow.parquet as pq
 
     groups: dict[tuple[str, int, int], dict[str, int]] = {}
+    files = sorted((corpus / "index").iterdir())
     for identity in dict.fromkeys(identities):
-        if (entry := find(corpus, identity)) is not None:
+        if (entry := _find(files, identity)) is not None:
             groups.setdefault((entry.kind, entry.part, entry.row_group), {})[identity] = entry.row
     result: dict[str, dict[str, Any]] = {}
     for (kind, part, group), rows in sorted(groups.items()):
         path = corpus / kind / f"part-{part:05d}.parquet"
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(opened(path)) as file:
             present = [name for name in columns if name in file.schema_arrow.names]
             table = file.read_row_group(group, columns=["identity", *present])
         for identity, row in rows.items():

@@ -7,6 +7,9 @@
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
+With `corpus.publish` documents/, rejected/ and index/ lie in an object store, below URL/RUN/corpus-DIGEST; stage.json has the
+address and the sizes (`store`, `stored`), and a stage.json there says that they are all there.
+
 Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
 (merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble.
  Each step's output in the work folder (work.py) survives a kill. The corpus is
@@ -15,6 +18,7 @@ byte-identical for any order, number of workers and engine.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import time
@@ -45,12 +49,12 @@ from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.work import build_once, close_work, open_work
+from bessemer.corpus.work import build_once, close_work, open_work, publishing, require_publishable
 from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
-from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, staging, write_json
-from bessemer.store_path import get_folder
+from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json_again, stage_facts, write_json
+from bessemer.store_path import STORED_AT, StorePath, get_folder, sizes
 
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
@@ -126,6 +130,8 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
+    if corpus.publish is not None:
+        require_publishable(run, corpus.publish)
     with worker.kept_workers():
         listings = listings_of(corpus, run)
         inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
@@ -173,8 +179,8 @@ def _build(
     _check_counts(whole.rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())
-    with _timed(seconds, "put_together"), staging(run.corpus) as staged:
-        assemble(tasks, sorted(funnels), staged)
+    with _timed(seconds, "put_together"), publishing(run, inputs, corpus.publish) as (staged, place):
+        assemble(tasks, sorted(funnels), place)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
         if repeats:
@@ -184,9 +190,12 @@ def _build(
         if whole.quality is not None:
             get_folder(work / "quality" / QUALITY_REPORT, staged)
         write_json(staged / "statistics.json", statistics)
-        kept = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
+        kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
             write_json(staged / CONTENTS, files)
+        if isinstance(place, StorePath):
+            kept |= {STORED_AT: str(place), "stored": sizes(place)}
+            (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": kept["stored"]}).encode())
         mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 
@@ -201,7 +210,7 @@ def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
 def _settings(corpus: Corpus) -> dict[str, Any]:
     """The keys of [corpus] on which the documents depend."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "slurm", "workers", "work"):
+    for key in ("engine", "address", "slurm", "workers", "work", "publish"):
         del section[key]
     return section
 

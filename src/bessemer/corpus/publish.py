@@ -5,9 +5,11 @@ A task is one bucket of one source, whose parts are sorted when concatenated in 
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import band_part, is_banded
-from bessemer.store_path import take_files
+from bessemer.store_path import StorePath, copy_files, each, writing
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -234,21 +236,29 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return powers
 
 
-def assemble(tasks: Sequence[PublishBucket], sources: list[str], staged: Path) -> None:
-    """Merge the buckets' parts and indexes below `staged`: documents/, rejected/, index/."""
-    (staged / "index").mkdir()
-    linked: list[tuple[Path, Path]] = []
+def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) -> None:
+    """Merge the buckets' parts and indexes below `place`, a folder here or in a store: documents/, rejected/, index/.
+
+    tasks: in the order of their sources. The buckets stay complete.
+    """
+    if not isinstance(place, StorePath):
+        for name in ("index", *WRITTEN_COLUMNS):
+            (place / name).mkdir()
     for kind, columns in WRITTEN_COLUMNS.items():
-        (staged / kind).mkdir()
+        parts = list(each(lambda folder: sorted(folder.iterdir()), [task.folder / kind for task in tasks]))
+        first_part = [0, *accumulate(map(len, parts))]
+        raw = each(lambda path: path.read_bytes(), [task.folder / f"{kind}.idx" for task in tasks])
+        indexes = zip(first_part, raw, strict=False)
+        by_source = {name: list(some) for name, some in groupby(tasks, lambda task: task.bucket.source)}
         for source in sources:
-            index.index_file(staged, kind, source).write_bytes(index.MAGIC)
-        num_parts = 0
-        for task in tasks:
-            with open(index.index_file(staged, kind, task.bucket.source), "ab") as file:
-                file.write(index.shifted((task.folder / f"{kind}.idx").read_bytes(), num_parts))
-            for part in sorted((task.folder / kind).iterdir()):
-                linked.append((part, staged / kind / part_name(num_parts)))
-                num_parts += 1
-        if not num_parts:  # at least one part, so that a reader finds the columns
-            pq.write_table(schema(columns).empty_table(), staged / kind / part_name(0), **WRITE_OPTIONS)
-    take_files(linked)  # so that the buckets stay complete until the corpus is published
+            with writing(index.index_file(place, kind, source)) as file:
+                file.write(index.MAGIC)
+                for _ in by_source.get(source, ()):
+                    num_before, records = next(indexes)
+                    file.write(index.shifted(records, num_before))
+        ordered = [part for some in parts for part in some]
+        copy_files([(part, place / kind / part_name(number)) for number, part in enumerate(ordered)])
+        if not ordered:  # at least one part, so that a reader finds the columns
+            empty = io.BytesIO()
+            pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
+            (place / kind / part_name(0)).write_bytes(empty.getvalue())

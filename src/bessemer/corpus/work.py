@@ -13,6 +13,9 @@
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
 
+corpus.work/places.json has the addresses of what the run has in stores and is not sure to keep: work, and corpora that are being
+published or were replaced.
+
 With `corpus.work` DIGEST lies in an object store, URL/RUN/DIGEST, and corpus.work/ has its address. A task writes its result on
 its own machine and copies it there, the receipt last; what a kill leaves without a receipt is written over. The object `begun` is
 written first and removed first, so that a folder of which a part was removed is not taken for whole.
@@ -26,7 +29,8 @@ import secrets
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,17 +43,20 @@ from bessemer.run import (
     mark_stage,
     read_json,
     read_json_again,
+    stage_facts,
     stage_is_current,
+    staging,
     sync_folder,
     write_atomic,
     write_json,
 )
-from bessemer.store_path import StorePath
+from bessemer.storage import answering, require_writable
+from bessemer.store_path import STORED_AT, StorePath
 from bessemer.terminal import warn
 
 TEMPORARY = ".tmp"
 BEGUN = "begun"  # of a work folder in a store
-PLACES = "places.json"  # addresses of those that this run has begun
+PLACES = "places.json"
 LISTING = ".listing-"  # begins the name of a folder of the run in which tasks list files (look.py)
 
 
@@ -99,9 +106,8 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
     folder = above / inputs[:16]
     stored = None if url is None else open_stored(run.corpus, inputs, url)
     if stored is None:
-        _remove_stored(above)
+        _remove_stored(run.corpus)
         folder.mkdir(parents=True, exist_ok=True)
-        (above / PLACES).unlink(missing_ok=True)
     for other in (*above.iterdir(), *run.path.glob(f"{LISTING}*")):
         if other.name != PLACES and (stored is not None or other != folder):
             shutil.rmtree(other, ignore_errors=True)
@@ -121,42 +127,92 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
 def open_stored(stage: Path, inputs: str, url: str) -> StorePath:
     """The work folder of a stage in a store for these inputs, without those of other inputs. stage: its folder in the run; url:
     `corpus.work`. Raises InputError for a store that cannot be written."""
-    above = _work_folder(stage)
     stored = StorePath(f"{url.rstrip('/')}/{stage.parent.absolute().name}") / inputs[:16]
-    _remove_stored(above, but=stored)
-    above.mkdir(parents=True, exist_ok=True)
-    # before the first object, so that it is known to be this run's
-    write_json(above / PLACES, {"places": [str(stored)]})
+    _remove_stored(stage, but=str(stored))
+    _note(stage, str(stored))
     _begin_stored(stored)
     return stored
 
 
+def _note(stage: Path, *places: str) -> None:
+    """Add folders in stores to those that a run knows as its own; before their first object."""
+    record = _work_folder(stage) / PLACES
+    record.parent.mkdir(parents=True, exist_ok=True)
+    known = (read_json_again(record) or {}).get("places", ())
+    write_json(record, {"places": sorted({*known, *places})})
+
+
+@contextmanager
+def publishing(run: RunFolder, inputs: str, url: str | None) -> Iterator[tuple[Path, Path]]:
+    """A temporary folder that becomes the corpus of the run when the block ends well, and where its documents, rejects and
+    indexes are to be written: there, or with a `url` (`corpus.publish`) in a store.
+
+    A folder in a store is named by the inputs. Until the corpus of the run names it, it is known as one that may be removed;
+    the one that it replaces is from then on.
+    """
+    if url is None:
+        with staging(run.corpus) as staged:
+            yield staged, staged
+        return
+    name = run.path.absolute().name
+    place = StorePath(f"{url.rstrip('/')}/{name}") / f"{run.corpus.name}-{inputs[:16]}"
+    before = stage_facts(run.corpus).get(STORED_AT)
+    _note(run.corpus, str(place), *([before] if before and StorePath(before).parent.name == name else []))
+    (place / STAGE_FILE).unlink(missing_ok=True)
+    with staging(run.corpus) as staged:
+        yield staged, place
+
+
 def _begin_stored(folder: StorePath) -> None:
     """Mark a work folder in a store as begun; what is left of one that was being removed goes first. Raises InputError."""
-    try:
+
+    def begin() -> None:
         if not (folder / BEGUN).exists():
             store_path.remove_tree(folder)
             (folder / BEGUN).write_bytes(b"1")
+
+    _require_answer("corpus.work", begin)
+
+
+def require_publishable(run: RunFolder, url: str) -> None:
+    """Raise InputError where the corpus of a run could not be written at the end. url: `corpus.publish`."""
+    place = f"{url.rstrip('/')}/{run.path.absolute().name}"
+
+    def write() -> None:
+        with answering(place):
+            require_writable(place)
+
+    _require_answer("corpus.publish", write)
+
+
+def _require_answer(key: str, ask: Callable[[], object]) -> None:
+    """Raise InputError, with what to check, where a store that a key of the recipe names refuses."""
+    try:
+        ask()
     except BessemerError as error:
         why = str(error).removeprefix("corpus: ")
         raise InputError(
-            f"corpus.work: {why}. Check the URL, the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
+            f"{key}: {why}. Check the URL, the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
             "application-default ones) and AWS_ENDPOINT_URL; whoever runs this must be allowed to read, list, write and delete"
         ) from None
 
 
-def _remove_stored(above: Path, but: StorePath | None = None) -> None:
-    """Remove the work folders in stores that this run has begun. Raises BessemerError for a store that fails."""
-    for place in (read_json_again(above / PLACES) or {}).get("places", ()):
-        if but is None or place != str(but):
-            (StorePath(place) / BEGUN).unlink(missing_ok=True)
-            store_path.remove_tree(StorePath(place))
+def _remove_stored(stage: Path, but: str | None = None) -> None:
+    """Remove the folders in stores that a run knows as its own, but one and the one that its stage names. Raises BessemerError
+    for a store that fails."""
+    record, kept = _work_folder(stage) / PLACES, {but, stage_facts(stage).get(STORED_AT)}
+    places = [] if not record.exists() else (read_json_again(record) or {}).get("places", ())
+    for place in (place for place in places if place not in kept):
+        (StorePath(place) / BEGUN).unlink(missing_ok=True)
+        store_path.remove_tree(StorePath(place))
+    if record.exists():
+        write_json(record, {"places": [place for place in places if place == but]})
 
 
 def close_work(stage: Path) -> None:
     """Remove the work folder of a stage, which has been published. stage: its folder in the run."""
     try:
-        _remove_stored(_work_folder(stage))
+        _remove_stored(stage)
     except BessemerError as error:
         warn(f"what the work on the {stage.name} left in the store could not be removed: {error}")
         return

@@ -105,21 +105,20 @@ class Work(Section):
     slurm: SlurmArray = SlurmArray()
     workers: int | None = Field(None, ge=1)
     work: str | None = None
+    publish: str | None = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
-    @field_validator("work")
+    @field_validator("work", "publish")
     @classmethod
-    def _is_in_a_store(cls, work: str | None) -> str | None:
-        parts = urlsplit(work or "")
+    def _is_in_a_store(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
         if "@" in parts.netloc or parts.query:
             raise ValueError(
                 "leave credentials out of the URL; they are taken from the environment or the machine's role"
             )
-        if work is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
-            raise ValueError(
-                f"{work!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks the work lies in the run folder"
-            )
-        return work
+        if url is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
+            raise ValueError(f"{url!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder")
+        return url
 
     @model_validator(mode="after")
     def _exchanges_on_a_disk_with_slurm(self) -> Self:

@@ -34,6 +34,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )  # fmt: skip
+from bessemer.store_path import published_folder
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign, sample_tasks, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
@@ -102,7 +103,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     """
     started = perf_counter()
     inputs = inputs_digest(recipe, run)
-    corpus = run.corpus / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
+    corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
     totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
@@ -110,7 +111,8 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     by_tasks = corpus is not None and is_distributed(recipe, text_bytes)
     if by_tasks:
         require_engine(recipe.corpus)
-    made_of = stage_facts(run.corpus).get("outputs", {})
+    facts_of_corpus = stage_facts(run.corpus)
+    made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
     with kept_workers(), resumable(run.tokens, digest(inputs, kept)) as work:
         staged, exchange = work / OUT, None
@@ -211,15 +213,22 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[
 
 def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Document]:
     """All documents that go into shards, in order, from number `skip` on."""
-    tokens, each = recipe.tokens, 1
-    if corpus is not None and tokens.held_out_from == "passages":
-        each = documents.PARTS
+    tokens = recipe.tokens
+    num_items = 0 if corpus is None else _each(recipe) * documents.count(corpus)
+    if corpus is None or skip >= num_items:
+        pass
+    elif tokens.held_out_from == "passages":
         yield from documents.split_documents(corpus, tokens.seed, tokens.held_out, skip)
-    elif corpus is not None:
+    else:
         yield from documents.documents(corpus, skip)
-    skip = 0 if corpus is None else max(skip - each * documents.count(corpus), 0)
+    skip = max(skip - num_items, 0)
     theirs = (foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in tokens.sources)
     yield from itertools.islice(itertools.chain.from_iterable(theirs), skip, None)
+
+
+def _each(recipe: Recipe) -> int:
+    """Of how many parts a document is."""
+    return documents.PARTS if recipe.tokens.held_out_from == "passages" else 1
 
 
 def _write_shards(
@@ -254,9 +263,9 @@ def _write_shards(
 
 def _encode_by_tasks(context: EncodingContext, corpus: Path, exchange: tuple[Path, Path], work: Path) -> None:
     """Leave a record after which no document of the corpus is left to encode."""
-    record, each = work / PROGRESS, documents.PARTS if context.recipe.tokens.held_out_from == "passages" else 1
+    record = work / PROGRESS
     kept = read_json_again(record) or {}
-    if kept.get("progress", {}).get("documents", 0) < each * documents.count(corpus):
+    if kept.get("progress", {}).get("documents", 0) < _each(context.recipe) * documents.count(corpus):
         states, done = encode_corpus(context, *exchange, work / OUT)
         write_json(record, {"progress": vars(done), "writers": states})
 

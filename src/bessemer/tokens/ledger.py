@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.batches import Range
+from bessemer.store_path import StorePath, published_folder
+from bessemer.terminal import warn
 from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import SPLITS, Shard, TokenStore, token_dtype
 
@@ -169,14 +171,21 @@ def where(document: dict[str, Any]) -> str:
 
 
 def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """Fields that the corpus index has on documents, by identity; empty where the corpus is gone or cannot be read."""
-    if not (corpus / "index").is_dir():
-        return {}
+    """Fields that the corpus index has on documents, by identity; empty where the corpus is gone or cannot be read, with a
+    warning where it is in a store that does not answer."""
+    corpus = published_folder(corpus)
     try:
+        if not (corpus / "index").is_dir():
+            return {}
         from bessemer.corpus.index import look_up
 
         known = look_up(corpus, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
     except ImportError:  # only the training half is installed
+        return {}
+    except BessemerError as error:
+        if not isinstance(corpus, StorePath):
+            raise
+        warn(f"{error}; going on without what it has on documents")
         return {}
     for row in known.values():
         row.pop("identity")

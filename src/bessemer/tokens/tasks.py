@@ -28,7 +28,7 @@ from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask, open_stored, write_file
 from bessemer.environment import num_cores
 from bessemer.recipe import Recipe, Work
-from bessemer.store_path import each, put_files, take_files
+from bessemer.store_path import StorePath, copy_files, each
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
@@ -64,9 +64,11 @@ def exchange_of(recipe: Recipe, stage: Path, inputs: str, corpus: Path, work: Pa
     if recipe.corpus.work is None:
         return corpus.absolute(), work.absolute()
     stored = open_stored(stage, inputs, recipe.corpus.work)
+    if isinstance(corpus, StorePath):
+        return corpus, stored
     text = stored / "documents"
     there = {path.name for path in text.iterdir()}  # files appear there as a whole
-    put_files([(path, text / path.name) for path in documents.part_files(corpus) if path.name not in there])
+    copy_files([(path, text / path.name) for path in documents.part_files(corpus) if path.name not in there])
     return text, stored
 
 
@@ -157,7 +159,7 @@ def encode_corpus(
         copies += [(shard.folder / file, out / file) for file in done["files"]]
         states[shard.name]["files"] |= done["files"]
         states[shard.name]["shards"] += 1
-    take_files(copies)
+    copy_files(copies)
     return states, counts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
-from bessemer.store_path import local_copy
+from bessemer.store_path import local_copy, opened, published_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,13 +197,13 @@ class ParquetPart:
         """Documents."""
         import pyarrow.parquet as pq
 
-        return int(pq.read_metadata(self.path).num_rows)
+        return int(pq.read_metadata(opened(self.path)).num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Tables with those of the columns that exist."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(opened(self.path)) as file:
             wanted = [name for name in columns if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, columns=wanted)
@@ -212,8 +212,8 @@ class ParquetPart:
 def earlier_files(folder: str | Path) -> list[Path]:
     """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
-    for place in (root / "corpus" / "documents", root / "documents", root):
-        found = sorted(place.glob("*.parquet"))
+    for place in (published_folder(root / "corpus") / "documents", published_folder(root) / "documents", root):
+        found = sorted(path for path in place.iterdir() if path.suffix == ".parquet") if place.is_dir() else []
         if found:
             return found
     raise InputError(

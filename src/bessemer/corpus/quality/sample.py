@@ -27,6 +27,7 @@ from bessemer.corpus.units import plan
 from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
+from bessemer.store_path import StorePath, published_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,7 +169,13 @@ def _find(entry: str) -> tuple[Source, list[File]]:
 
 
 def _documents(entry: str) -> Path:
-    return Path(entry).expanduser() / "corpus" / "documents"
+    folder = published_folder(Path(entry).expanduser() / "corpus")
+    if isinstance(folder, StorePath):
+        raise InputError(
+            f"corpus.quality: {entry}: its documents are in {folder}, and examples are read from disks; name a run whose corpus "
+            "is on one, or files of text"
+        )
+    return folder / "documents"
 
 
 def _examples(entry: str) -> Iterator[pa.Table]:

@@ -1,0 +1,129 @@
+"""A run whose corpus is published in an object store: the tokens of one on a disk, and every reader of its documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from bessemer import store_path
+from bessemer.cli import run_command
+from bessemer.corpus import worker
+from bessemer.corpus.dedup.verdicts import earlier_files
+from bessemer.corpus.quality.sample import example_files
+from bessemer.errors import InputError
+from bessemer.run import RunFolder, read_json
+from bessemer.tokens import build, documents, ledger, tasks
+from tests.corpus.object_store import Store
+
+
+def tokens_of(run: RunFolder) -> dict[str, Any]:
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in run.tokens.iterdir() if path.suffix != ".json"}
+    manifest = read_json(run.tokens / "manifest.json")
+    del manifest["seconds"]
+    return found | {"manifest": manifest}
+
+
+def left(bucket: Store) -> list[str]:
+    """The folders with a receipt, and all files below the work."""
+    files = [str(path.relative_to(bucket.folder / "b")) for path in (bucket.folder / "b").rglob("*") if path.is_file()]
+    return sorted(name for name in files if name.endswith("/stage.json") or name.startswith("work"))
+
+
+@pytest.fixture
+def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command on the small recipe, with its corpus in the store; returns what it said."""
+
+    def do(name: str, *more: str, code: int = 0) -> str:
+        keys = [f'run.dir="{tmp_path / "runs"}"', 'corpus.publish="s3://b/corpora"', *more]
+        capsys.readouterr()
+        assert (
+            run_command([name, str(prepared / "small.toml"), *(part for key in keys for part in ("--set", key))])
+            == code
+        )
+        said = capsys.readouterr()
+        return " ".join((said.out + said.err).split())
+
+    return do
+
+
+def test_its_tokens_are_those_of_a_disk(
+    command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, run = RunFolder(prepared / "runs" / "small"), RunFolder(tmp_path / "runs" / "small")
+    command("corpus")
+    assert not any(path.suffix in (".parquet", ".idx") for path in run.path.rglob("*"))
+    command("tokens")
+    assert tokens_of(run) == tokens_of(whole)
+    assert "unchanged" in command("corpus") and "unchanged" in command("tokens")
+
+    identity = next(documents.documents(whole.corpus / "documents")).identity
+    found = ledger.known(run.corpus, [identity, "0" * 32], text=True)
+    assert found == ledger.known(whole.corpus, [identity], text=True) and found[identity]["text"]
+    rows = sum(pq.read_metadata(store_path.opened(path)).num_rows for path in earlier_files(run.path))
+    assert rows == documents.count(whole.corpus / "documents") > 0
+    with pytest.raises(
+        InputError, match=r"corpus.quality: .*its documents are in s3://b/corpora/small/.*examples are read"
+    ):
+        example_files(str(run.path))
+
+    shutil.rmtree(run.tokens)
+    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
+    monkeypatch.setattr(tasks, "TASK_BYTES", 30_000)
+    command("tokens", 'corpus.work="s3://b/work"')
+    assert tokens_of(run) == tokens_of(whole)
+    copied = [
+        line for line in bucket.requests() if line.startswith("PUT") and "/work/" in line and "/documents/" in line
+    ]
+    assert not copied, "documents that are in a store were copied to it"
+    assert len(left(bucket)) == 1
+
+
+def test_a_store_that_does_not_answer_and_one_that_has_lost_it(command: Any, tmp_path: Path, bucket: Store) -> None:
+    run = RunFolder(tmp_path / "runs" / "small")
+    command("corpus")
+    (place,) = left(bucket)
+    bucket.refuse()
+    said = command("corpus")
+    assert "ACCESS_DENIED" in said and "going on as if s3://b/corpora/small/" in said and "unchanged" in said
+    assert ledger.known(run.corpus, ["0" * 32]) == {}
+    assert "s3://b/corpora/small/" in command("tokens", code=1)
+    bucket.answer()
+    (bucket.folder / "b" / place).unlink()
+    assert "unchanged" not in command("corpus")
+    assert left(bucket) == [place]
+    said = command("corpus", 'corpus.publish="s3://b/elsewhere"')
+    assert "corpus.publish: the corpus was built before and stays in s3://b/corpora/small/" in said
+
+
+def test_runs_share_it_until_it_is_replaced(command: Any, tmp_path: Path, bucket: Store) -> None:
+    first, second = (RunFolder(tmp_path / "runs" / name) for name in ("small", "second"))
+    command("corpus")
+    (place,) = left(bucket)
+    assert "shared with" in command("corpus", 'run.name="second"')
+    assert left(bucket) == [place] and "small" in json.loads((second.corpus / "stage.json").read_text())["store"]
+    command("corpus", "corpus.rules.min_characters=21")  # the first has another one now
+    assert left(bucket) != [place] and len(left(bucket)) == 1
+    assert "unchanged" not in command("corpus", 'run.name="second"')
+    assert len(left(bucket)) == 2 and str(store_path.published_folder(second.corpus)).startswith(
+        "s3://b/corpora/second/"
+    )
+    assert first.corpus.exists()
+
+
+@pytest.mark.long
+def test_documents_that_an_earlier_corpus_in_a_store_has_are_duplicates(
+    command: Any, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "runs" / "small"
+    command("corpus")
+    said = command("corpus", 'run.name="second"', f'corpus.dedup.against=["{first}"]', code=2)
+    assert "none of its documents is left" in said and "duplicate" in said
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)  # by processes
+    assert "none of its documents" in command(
+        "corpus", 'run.name="third"', "corpus.workers=2", f'corpus.dedup.against=["{first}"]', code=2
+    )
