@@ -27,6 +27,7 @@ from bessemer.recipe import Corpus, Recipe, dump
 from bessemer.recipe.corpus import SlurmArray
 from bessemer.run import RunFolder
 from bessemer.tokens import build
+from tests.corpus.object_store import Store
 
 
 @pytest.fixture
@@ -260,6 +261,23 @@ def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable
     mine, theirs = contents(here.tokens), contents(there.tokens)
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
+
+
+@pytest.mark.long
+def test_jobs_read_documents_that_are_published_in_a_store(
+    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store
+) -> None:
+    finely()
+    of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    for recipe_of, run in ((of, here), (on_slurm(of).changed(corpus={"publish": "s3://b/corpora"}), there)):
+        pipeline.build(recipe_of, run)
+        build.build(recipe_of, run)
+    assert not (there.corpus / "documents").exists()
+    mine, theirs = contents(here.tokens), contents(there.tokens)
+    shards = [name for name in mine if name.endswith((".bin", ".idx"))]
+    assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
+    assert any("export AWS_ENDPOINT_URL=" in path.read_text() for path in cluster.rglob("script"))
 
 
 @pytest.mark.long

@@ -13,6 +13,8 @@ from bessemer.errors import BessemerError
 
 ATTEMPTS = 3  # a task fails when its worker has died this often: once may be the machine's fault, not three times
 SINGLE_THREAD = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+# Where stores are, for workers on other machines; credentials are those of their machines
+STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 OnResult = Callable[[CorpusTask], None]
 
@@ -48,10 +50,11 @@ def gave_up(task: CorpusTask, why: str, remedy: str = "") -> BessemerError:
 
 
 def worker_environment() -> dict[str, str]:
-    """What a worker needs to find this package and to use one core."""
+    """What a worker needs to find this package and stores, and to use one core."""
     above = str(Path(bessemer.__file__).parent.parent)
     path = [above, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1")}
+    stores = {name: os.environ[name] for name in STORE_VARIABLES if name in os.environ}
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **dict.fromkeys(SINGLE_THREAD, "1"), **stores}
 
 
 def use_one_core() -> None:

@@ -37,8 +37,6 @@ PROBE_SECONDS = 10.0
 SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
 # Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
-# Where stores are, for Ray's workers; credentials are those of their machines
-STORE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def run_tasks(
@@ -268,8 +266,7 @@ def _connected(settings: Work) -> Any:
     cluster: dict[str, Any] = {"address": settings.address or "auto"}
     if settings.address is None and "RAY_ADDRESS" not in os.environ:
         cluster = {"num_cpus": settings.workers or num_cores(), "include_dashboard": False}
-    stores = {name: os.environ[name] for name in STORE_VARIABLES if name in os.environ}
-    environment = {"env_vars": {**worker_environment(), **stores}}
+    environment = {"env_vars": worker_environment()}
     try:
         ray.init(**cluster, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
