@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -42,6 +44,22 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def load_torch() -> None:
+    """Import torch with the garbage collector at rest, now and later: what is imported stays, and passes over it take an eighth
+    of the time."""
+    if "torch" in sys.modules:
+        return
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def num_cores() -> int:

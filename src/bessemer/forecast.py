@@ -23,6 +23,9 @@ MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
 BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
+COMPILED_BF16_SPEED = (
+    0.55  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
+)
 
 
 def plan_only(
@@ -74,6 +77,11 @@ def planned_run(
             resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
         )
         planner = Planner.of(resolved, config, held_out)
+    if planner.compiles_cpu_bf16:
+        warn(
+            "train.compile = on: compiled blocks do not have this program's kernels for bf16 on a CPU, and a step was "
+            f"{COMPILED_BF16_SPEED:.2g} times as fast with them as eagerly; leave train.compile out"
+        )
     timing = None
     if measure_seconds > 0:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -149,6 +157,10 @@ class Planner:
 
         again = self.recomputed if recomputed is None else recomputed
         return memory_of(recipe.train, recipe.parallel, config or self.config, self.device, again, self.base)
+
+    @property
+    def compiles_cpu_bf16(self) -> bool:
+        return not self.device.is_cuda and self.device.compile and self.device.precision == "bf16"
 
     def devices(self, recipe: Recipe) -> int:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)

@@ -7,6 +7,7 @@ from typing import Any
 
 from bessemer import derived, hub
 from bessemer.defaults import derived_keys
+from bessemer.environment import load_torch
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
@@ -45,7 +46,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
-    # With torch, which takes seconds to load: what can be said without it was said.
+    load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train.optimizer.qk_clip import require_clippable
     from bessemer.train.start import require_source

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer import forecast
 from bessemer.cli import run_command
 from bessemer.defaults import derived_keys
 from bessemer.model.huggingface.config import model_config
@@ -79,3 +80,16 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0
     assert "its matmuls are 10.0 times slower than in fp32" in " ".join(capsys.readouterr().err.split())
     assert trained(runs)[1] == losses[:8]
+
+
+@pytest.mark.parametrize(
+    ("precision", "compile_", "warns"), [("bf16", "on", True), ("bf16", "auto", False), ("fp32", "on", False)]
+)
+def test_a_slow_combination_is_warned_of(
+    recipe: Recipe, precision: str, compile_: str, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = recipe.changed(train={"precision": precision, "compile": compile_, "device": "cpu"})
+    forecast.planned_run(resolved, resolved, 400, 0, {}, measure_seconds=0.0)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("warning: train.compile = on") == warns
+    assert ("0.55 times as fast" in said) == warns

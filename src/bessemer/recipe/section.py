@@ -32,9 +32,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
 class Section(BaseModel):
     """A table of the recipe. keys.toml says what each of its keys means, under the name of its class."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

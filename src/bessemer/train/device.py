@@ -19,7 +19,7 @@ import torch.utils.deterministic
 from bessemer.environment import available_memory
 from bessemer.errors import InputError
 from bessemer.layout.devices import peak_flops
-from bessemer.model.kernels import linear_kernel
+from bessemer.model.kernels import linear_kernel, prefers_onednn
 from bessemer.recipe import Train
 from bessemer.terminal import counted
 from bessemer.train.precision import Precision, apply_flags, chosen
@@ -168,10 +168,11 @@ def matmul_rate(device: Device) -> float:
     """
     apply_flags(device.arithmetic)
     generator = torch.Generator(device.torch_device).manual_seed(0)  # not the training's
+    libraries = (linear_kernel, torch.mm) if not device.is_cuda and prefers_onednn() else (torch.mm,)
     best = 0.0
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
         a, b = (torch.randn(n, n, device=device.torch_device, generator=generator).to(device.dtype) for _ in range(2))
-        for product in (linear_kernel, torch.mm):
+        for product in libraries:
             seconds: list[float] = []
             while len(seconds) < MATMUL_REPEATS[0] or (
                 len(seconds) < MATMUL_REPEATS[1] and sum(seconds) < MATMUL_SECONDS

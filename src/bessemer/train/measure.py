@@ -28,7 +28,7 @@ from bessemer.train.engine import MicroBatch, concurrent_micro_batches
 from bessemer.train.trainer import Trainer
 
 WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this share of the budget
-MAX_STEPS = 40
+MAX_STEPS, ENOUGH_STEPS = 40, 5  # timed at most, and of a run of fewer steps than that
 SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
@@ -63,8 +63,9 @@ def time_run(
     """Time a resolved recipe's step, validation and saving for about `budget_seconds`; recomputed: layers, as planned;
     folder: on whose disk a checkpoint is written and removed."""
     trainer = _built_trainer(recipe, config, device, recomputed)
-    seconds = _timed_steps([trainer], (1.0 - SCORED_SHARE) * budget_seconds)[0]
-    scored = _timed_validation(trainer, SCORED_SHARE * budget_seconds)
+    max_steps = _worth_timing(recipe)
+    seconds = _timed_steps([trainer], (1.0 - SCORED_SHARE) * budget_seconds, max_steps=max_steps)[0]
+    scored = _timed_validation(trainer, SCORED_SHARE * budget_seconds, max_steps)
     return RunTiming(seconds, scored, _timed_saving(trainer, folder), config.layers)
 
 
@@ -76,8 +77,11 @@ def time_layers(
     few = [replace(config, layers=layers) for layers in FEW_LAYERS]
     again = [one.layers if recomputed == config.layers else 0 for one in few]
     trainers = [_built_trainer(recipe, one, device, number) for one, number in zip(few, again, strict=True)]
-    seconds = _timed_steps(trainers, (1.0 - SCORED_SHARE) * budget_seconds)
-    scored = [_timed_validation(trainer, SCORED_SHARE * budget_seconds / len(trainers)) for trainer in trainers]
+    max_steps = _worth_timing(recipe)
+    seconds = _timed_steps(trainers, (1.0 - SCORED_SHARE) * budget_seconds, max_steps=max_steps)
+    scored = [
+        _timed_validation(trainer, SCORED_SHARE * budget_seconds / len(trainers), max_steps) for trainer in trainers
+    ]
     low, high = (hardware_flops(recipe.train, one, number) for one, number in zip(few, again, strict=True))
     scale = (hardware_flops(recipe.train, config, recomputed) - low) / (high - low)
     step, scored_token = (first + scale * max(second - first, 0.0) for first, second in (seconds, scored))
@@ -136,7 +140,16 @@ def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomput
     return Trainer(recipe, build_model(config, recipe.run.seed), device, 0, 1, recomputed=recomputed)
 
 
-def _timed_steps(trainers: Sequence[Trainer], budget: float, typical: Typical = median) -> list[float]:
+def _worth_timing(recipe: Recipe) -> int:
+    """Steps that are timed at most: to time more than the run has takes longer than the run."""
+    if recipe.train.minutes is not None or recipe.train.steps is None:
+        return MAX_STEPS
+    return min(MAX_STEPS, WARMUP_STEPS + max(ENOUGH_STEPS, recipe.train.steps))
+
+
+def _timed_steps(
+    trainers: Sequence[Trainer], budget: float, typical: Typical = median, max_steps: int | None = None
+) -> list[float]:
     """Seconds of a step of each model: its micro-batches and one update. One micro-batch (or two, where they run together)
     and one update are timed (`typical` of them), so that a step of many micro-batches is known from a few. Several models
     take turns, so that other work on the machine slows all of them down."""
@@ -148,7 +161,7 @@ def _timed_steps(trainers: Sequence[Trainer], budget: float, typical: Typical = 
     gradients: list[list[float]] = [[] for _ in trainers]
     updates: list[list[float]] = [[] for _ in trainers]
     started = perf_counter()
-    for turn in range(MAX_STEPS):
+    for turn in range(max_steps or MAX_STEPS):
         is_warm = turn >= WARMUP_STEPS or (turn and perf_counter() - started > WARMUP_SHARE * budget)
         for number, trainer in enumerate(trainers):
             began = perf_counter()
@@ -167,14 +180,14 @@ def _timed_steps(trainers: Sequence[Trainer], budget: float, typical: Typical = 
 
 
 @torch.no_grad()
-def _timed_validation(trainer: Trainer, budget: float) -> float:
+def _timed_validation(trainer: Trainer, budget: float, max_steps: int) -> float:
     """Seconds a token of validation: the forward pass of a micro-batch and its loss."""
     rows, config = trainer.settings.micro_batch or 1, trainer.model.config
     batch = trainer.task.made_up(np.random.default_rng(0), rows, config)
     micro_batch = MicroBatch.of(batch)
     seconds: list[float] = []
     started = perf_counter()
-    while not seconds or (perf_counter() - started < budget and len(seconds) < MAX_STEPS):
+    while not seconds or (perf_counter() - started < budget and len(seconds) < max_steps):
         began = perf_counter()
         trainer.engine.score(micro_batch)
         synchronize(trainer.device)
