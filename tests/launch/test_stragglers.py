@@ -116,6 +116,8 @@ def test_a_rank_whose_model_is_slow_is_named_in_every_layout(made: Path, layout:
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     sets: tuple[str, ...] = (f"parallel.{layout}=2", "train.micro_batch=4")
+    if layout == "tensor":  # which divides heads
+        sets = (*sets, "model.depth=2")
     if layout == "context":  # whose parts of the sequences are no equal work: a second pair
         sets = (f"parallel.{layout}=2", "parallel.replicate=2", "train.micro_batch=1")
     with trained(made, f"slow-{layout}", *sets, environment={"PYTHONPATH": path}) as training:
