@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bessemer.tokens.loader import ConcatenatedSplit, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, SplitTokens
+from bessemer.tokens.stream import Shard, SplitTokens
 
 TOKENS = 100_000_000
 

@@ -97,7 +97,7 @@ def test_a_store_that_does_not_answer_and_one_that_has_lost_it(command: Any, tmp
     assert "unchanged" not in command("corpus")
     assert left(bucket) == [place]
     said = command("corpus", 'corpus.publish="s3://b/elsewhere"')
-    assert "corpus.publish: the corpus was built before and stays in s3://b/corpora/small/" in said
+    assert "corpus.publish: what was made before stays in s3://b/corpora/small/" in said
 
 
 def test_runs_share_it_until_it_is_replaced(command: Any, tmp_path: Path, bucket: Store) -> None:

@@ -41,13 +41,14 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
 
 
-def say_where(recipe: Recipe, run: RunFolder) -> None:
-    """Say where the corpus is, when the recipe names another place now: it is not moved."""
-    url, folder = recipe.corpus.publish, published_folder(run.corpus)
-    wanted = run.corpus if url is None else StorePath(url) / run.path.absolute().name
+def say_where(stage: Path, url: str | None) -> None:
+    """Say where the large files of a stage are, when the recipe names another place: they are not moved. stage: its folder in the
+    run; url: `corpus.publish`, `tokens.publish`."""
+    folder = published_folder(stage)
+    wanted = stage if url is None else StorePath(url) / stage.parent.absolute().name
     if wanted not in (folder, folder.parent):
-        both = " and ".join(dict.fromkeys((str(run.corpus), str(folder))))
-        say(f"  corpus.publish: the corpus was built before and stays in {folder}; to build it anew remove {both}")
+        both = " and ".join(dict.fromkeys((str(stage), str(folder))))
+        say(f"  {stage.name}.publish: what was made before stays in {folder}; to make it anew remove {both}")
 
 
 def _files(word: str, names: list[str]) -> str:

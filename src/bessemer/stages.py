@@ -125,7 +125,6 @@ def corpus(session: Session) -> None:
     inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
         close_work(session.run.corpus)  # left there by a kill after the corpus was published
-        rebuild.say_where(session.recipe, session.run)
 
     statistics = session.run.corpus / "statistics.json"
 
@@ -138,6 +137,7 @@ def corpus(session: Session) -> None:
         return result_line(read_json(statistics))
 
     session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
+    rebuild.say_where(session.run.corpus, session.recipe.corpus.publish)
     if current:
         return
     found = read_json(statistics)
@@ -181,6 +181,7 @@ def tokens(session: Session) -> None:
         )
 
     session.stage("tokens", work, current)
+    rebuild.say_where(run.tokens, session.recipe.tokens.publish)
 
 
 class Prepared(NamedTuple):

@@ -9,19 +9,22 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError
 from bessemer.run import STAGE_FILE, link, stage_facts
-from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file
+from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file, redacted
 from bessemer.terminal import warn
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+PATIENCE_SECONDS = 300.0  # that a training waits for a store which does not answer
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
@@ -133,8 +136,8 @@ def put_folder(source: Path, folder: StorePath, last: str) -> None:
 def copy_files(copies: Sequence[tuple[Path, Path]]) -> None:
     """Copy files of disks and stores, each to its path, some at one time: within a disk by a link, within a store by the store
     itself, and to a disk durably. What is there is replaced; of a store the size that arrived is compared."""
-    with ThreadPoolExecutor(min(REQUESTS, len(copies) + 1)) as pool:
-        list(pool.map(lambda one: _copy(*one), copies))
+    if copies:
+        in_parallel(lambda source, target: _copy(source, target), *zip(*copies, strict=True))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -277,3 +280,65 @@ def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     # A plain view: a memmap goes through Python for every slice.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
+
+
+class StoredNumbers:
+    """A file of a store as an array of numbers, whose slices are fetched as they are read; safe to read from several threads.
+
+    A store that does not answer is asked again for PATIENCE_SECONDS. Raises BessemerError after that, and for a file that is not
+    there or is shorter than `length` numbers.
+    """
+
+    def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
+        import numpy as np
+
+        self.path, self.dtype, self.length = path, np.dtype(dtype), length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice | int) -> Any:
+        if not isinstance(part, slice):
+            number = part + self.length if part < 0 else part
+            return self[number : number + 1][0]
+        import numpy as np
+
+        start, end, _ = part.indices(self.length)
+        size = self.dtype.itemsize
+        return np.frombuffer(self._fetch(start * size, max(end - start, 0) * size), self.dtype)
+
+    @cached_property
+    def _file(self) -> Any:
+        files, inner = open_filesystem(str(self.path))
+        return files.open_input_file(inner)
+
+    def _fetch(self, start: int, num_bytes: int) -> bytes:
+        wait, last = 1.0, monotonic() + PATIENCE_SECONDS
+        while True:
+            interrupt.check()
+            try:
+                data = bytes(self._file.read_at(num_bytes, start))
+                break
+            except FileNotFoundError:
+                raise BessemerError(f"{self.path}: no such file in the store; {_AGAIN}") from None
+            except OSError as error:
+                if monotonic() + wait > last:
+                    raise BessemerError(
+                        f"{self.path}: the object store failed for {PATIENCE_SECONDS:.0f} s: {redacted(error)}; run the command "
+                        "again once it answers"
+                    ) from None
+                warn(f"{self.path}: the object store failed: {redacted(error)}; asking it again in {wait:.0f} s")
+                sleep(wait)
+                wait = min(2 * wait, 30.0)
+        if len(data) != num_bytes:
+            raise BessemerError(f"{self.path}: ends before byte {start + num_bytes}; {_AGAIN}")
+        return data
+
+
+_AGAIN = "write the tokens again with `bessemer tokens`"
+
+
+def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:
+    """Call `work` for each of the arguments, some at one time; raises what one raises."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        list(pool.map(work, *arguments))

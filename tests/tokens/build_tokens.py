@@ -42,6 +42,7 @@ if __name__ == "__main__":
     tasks.TASK_BYTES = 6000
     for owner, name in (
         (store_path, "put_file"),
+        (store_path, "_copy"),
         (StorePath, "write_bytes"),
         (os, "rename"),
         (os, "replace"),

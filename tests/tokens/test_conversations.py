@@ -149,7 +149,8 @@ def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[s
 
 
 def test_masks_of_an_interrupted_build_are_those_of_a_whole_one(tmp_path: Path) -> None:
-    from bessemer.tokens.shards import Shard, ShardWriter
+    from bessemer.tokens.shards import ShardWriter
+    from bessemer.tokens.stream import Shard
 
     def documents(count: int) -> list[tuple[str, list[int], np.ndarray[Any, Any]]]:
         return [(f"{n:032x}", [*range(n % 5), 0], np.arange(n % 5 + 1) % 2 == 0) for n in range(count)]

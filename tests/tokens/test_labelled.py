@@ -7,7 +7,8 @@ from bessemer.errors import BessemerError
 from bessemer.tokens.held_out import held_out_samples, whole_texts
 from bessemer.tokens.loader import LabelledTexts, Loader
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.shards import Shard, ShardWriter, SplitTokens, TokenStore
+from bessemer.tokens.shards import ShardWriter, TokenStore
+from bessemer.tokens.stream import Shard, SplitTokens
 from tests.tokens.token_samples import recipe_of
 
 END = 0

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.tokens.shards import Shard, ShardWriter, SplitTokens, TokenStore, token_dtype
+from bessemer.tokens.shards import ShardWriter, TokenStore, token_dtype
+from bessemer.tokens.stream import Shard, SplitTokens
 
 
 def write(

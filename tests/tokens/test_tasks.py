@@ -259,13 +259,19 @@ def test_what_a_store_refuses_is_not_done_again(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("publish", [None, "s3://b/tokens"])
 def test_killed_at_many_moments_over_a_store(
-    prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+    publish: str | None, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name, "tokens.shard_tokens=3000") for name in ("one", "two"))
     build.build(*one)
     file, (of, run) = tmp_path / "two.toml", two
-    file.write_text(dump(in_store(of)))
+    file.write_text(dump(in_store(of).changed(tokens={"publish": publish})))
+
+    def built() -> dict[str, Any]:
+        published = (bucket.folder / "b" / "tokens").rglob("*.bin")
+        return contents(run.tokens) | {path.name: path.read_bytes() for path in published}
+
     draw, kills, program = random.Random(1), 0, str(Path(__file__).with_name("build_tokens.py"))
     while True:
         moment = [str(draw.randint(2, 90)), draw.choice(["before", "after"])]
@@ -274,10 +280,13 @@ def test_killed_at_many_moments_over_a_store(
             break
         assert process.returncode == -signal.SIGKILL, process.stderr
         kills += 1
-        assert not run.tokens.exists() or contents(run.tokens) == contents(one[1].tokens)
+        assert not run.tokens.exists() or built() == contents(one[1].tokens)
     assert kills >= 3
-    assert contents(run.tokens) == contents(one[1].tokens)
-    assert left(bucket) == ["b/others/object"]
+    assert built() == contents(one[1].tokens)
+    assert [name for name in left(bucket) if not name.startswith("b/tokens/")] == ["b/others/object"]
+    assert any(path.suffix == ".bin" and tasks.is_published(path.name) for path in run.tokens.iterdir()) == (
+        publish is None
+    )
 
 
 @pytest.mark.long

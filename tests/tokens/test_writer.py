@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bessemer.errors import BessemerError
-from bessemer.tokens.shards import Shard, ShardWriter
+from bessemer.tokens.shards import ShardWriter
+from bessemer.tokens.stream import Shard
 
 DTYPE = np.dtype("<u2")
 LENGTHS = [30, 50, 20, 90, 10, 1, 1, 120, 5, 60, 33]

@@ -152,7 +152,8 @@ def disk_row(resolved: Recipe, run: RunFolder, checkpoint: float, built: RunFold
         tokens = sum(known.values())
         sample = max(store.train_tokens + store.held_out_tokens, 1)
         parts["tokens"] = float(tokens * token_dtype(store.vocabulary).itemsize)
-        if not run.corpus.exists() and built.corpus.exists():
+        is_elsewhere = resolved.corpus.work is not None and resolved.corpus.publish is not None
+        if not run.corpus.exists() and built.corpus.exists() and not is_elsewhere:
             stored = sum(path.stat().st_size for path in built.corpus.rglob("*") if path.is_file())
             parts["corpus"] = CORPUS_FACTOR * stored * tokens / sample
     free = shutil.disk_usage(existing(run.path)).free

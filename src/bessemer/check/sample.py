@@ -10,11 +10,12 @@ from typing import Any
 from bessemer import stages
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, stage_is_current, write_json
+from bessemer.run import STAGE_FILE, RunFolder, stage_is_current, write_json
 from bessemer.terminal import silent
 from bessemer.tokens import build
 from bessemer.tokens.packing import packed_for, write_packs
-from bessemer.tokens.shards import NO_LABEL, ShardWriter, TokenStore, token_dtype
+from bessemer.tokens.shards import ShardWriter, TokenStore, token_dtype
+from bessemer.tokens.stream import NO_LABEL
 
 SAMPLE_BYTES, BYTES_PER_ID = 1_500_000, 60  # of text: in all, and for each id of a vocabulary that is trained on it
 HELD_OUT = 0.05  # of a sample, at the least
@@ -35,7 +36,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
     )
     small = resolved.changed(
         run={"name": "sample", "dir": str(place)}, corpus={"sources": sources, "publish": None}, tokens={
-            "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
+            "publish": None, "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
     session = stages.Session(small, RunFolder(place / "sample"))
     session.run.path.mkdir()
@@ -59,7 +60,7 @@ def beginning_of(store: TokenStore, recipe: Recipe, folder: Path, num_tokens: in
     dtype, lengths = token_dtype(store.vocabulary), store.token_bytes
     manifest: dict[str, Any] = {**store.manifest, "sources": {}, "files": {}}
     for path in store.folder.iterdir():
-        if path.suffix in (".json", ".npy", ".jinja"):
+        if path.suffix in (".json", ".npy", ".jinja") and path.name != STAGE_FILE:  # which has where the shards are
             shutil.copyfile(path, folder / path.name)
     for name in store.sources:
         facts = store.manifest["sources"][name]

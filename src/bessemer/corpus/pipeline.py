@@ -18,7 +18,6 @@ byte-identical for any order, number of workers and engine.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import time
@@ -49,12 +48,12 @@ from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.work import build_once, close_work, open_work, publishing, require_publishable
+from bessemer.corpus.work import build_once, close_work, end_publishing, open_work, publishing, require_publishable
 from bessemer.errors import InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
-from bessemer.run import STAGE_FILE, RunFolder, mark_stage, read_json_again, stage_facts, write_json
-from bessemer.store_path import STORED_AT, StorePath, get_folder, sizes
+from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, write_json
+from bessemer.store_path import StorePath, get_folder
 
 if TYPE_CHECKING:
     from bessemer.corpus.publish import PublishBucket
@@ -131,7 +130,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     if corpus.publish is not None:
-        require_publishable(run, corpus.publish)
+        require_publishable(run.corpus, corpus.publish)
     with worker.kept_workers():
         listings = listings_of(corpus, run)
         inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
@@ -194,8 +193,7 @@ def _build(
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
             write_json(staged / CONTENTS, files)
         if isinstance(place, StorePath):
-            kept |= {STORED_AT: str(place), "stored": sizes(place)}
-            (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": kept["stored"]}).encode())
+            kept |= end_publishing(place, inputs)
         mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 

@@ -106,7 +106,7 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
     folder = above / inputs[:16]
     stored = None if url is None else open_stored(run.corpus, inputs, url)
     if stored is None:
-        _remove_stored(run.corpus)
+        _remove_stored(run.corpus, inputs)
         folder.mkdir(parents=True, exist_ok=True)
     for other in (*above.iterdir(), *run.path.glob(f"{LISTING}*")):
         if other.name != PLACES and (stored is not None or other != folder):
@@ -128,7 +128,7 @@ def open_stored(stage: Path, inputs: str, url: str) -> StorePath:
     """The work folder of a stage in a store for these inputs, without those of other inputs. stage: its folder in the run; url:
     `corpus.work`. Raises InputError for a store that cannot be written."""
     stored = StorePath(f"{url.rstrip('/')}/{stage.parent.absolute().name}") / inputs[:16]
-    _remove_stored(stage, but=str(stored))
+    _remove_stored(stage, inputs)
     _note(stage, str(stored))
     _begin_stored(stored)
     return stored
@@ -154,13 +154,35 @@ def publishing(run: RunFolder, inputs: str, url: str | None) -> Iterator[tuple[P
         with staging(run.corpus) as staged:
             yield staged, staged
         return
-    name = run.path.absolute().name
-    place = StorePath(f"{url.rstrip('/')}/{name}") / f"{run.corpus.name}-{inputs[:16]}"
-    before = stage_facts(run.corpus).get(STORED_AT)
-    _note(run.corpus, str(place), *([before] if before and StorePath(before).parent.name == name else []))
-    (place / STAGE_FILE).unlink(missing_ok=True)
+    place = begin_publishing(run.corpus, inputs, url)
     with staging(run.corpus) as staged:
         yield staged, place
+
+
+def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
+    """The folder in a store for the large files of a stage. It and the one that it replaces are known as the run's own, of which
+    `close_work` removes what the stage does not name then."""
+    name = stage.parent.absolute().name
+    place = StorePath(f"{url.rstrip('/')}/{name}") / f"{stage.name}-{inputs[:16]}"
+    before = stage_facts(stage).get(STORED_AT)
+    _note(stage, str(place), *([before] if before and StorePath(before).parent.name == name else []))
+    (place / STAGE_FILE).unlink(missing_ok=True)
+    return place
+
+
+def end_publishing(place: StorePath, inputs: str, wanted: dict[str, int] | None = None) -> dict[str, Any]:
+    """Mark the folder in a store as complete; returns what the stage's own receipt says of it.
+
+    wanted: the sizes of its files; None: of those that are there. Raises BessemerError for a file that is not there as a whole.
+    """
+    there = store_path.sizes(place)
+    stored = there if wanted is None else wanted
+    for name in (name for name, size in stored.items() if there.get(name) != size):
+        raise BessemerError(
+            f"{place / name}: missing, or not of the {stored[name]} bytes that were written; write it again"
+        )
+    (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
+    return {STORED_AT: str(place), "stored": stored}
 
 
 def _begin_stored(folder: StorePath) -> None:
@@ -174,15 +196,16 @@ def _begin_stored(folder: StorePath) -> None:
     _require_answer("corpus.work", begin)
 
 
-def require_publishable(run: RunFolder, url: str) -> None:
-    """Raise InputError where the corpus of a run could not be written at the end. url: `corpus.publish`."""
-    place = f"{url.rstrip('/')}/{run.path.absolute().name}"
+def require_publishable(stage: Path, url: str) -> None:
+    """Raise InputError where the large files of a stage could not be written at the end. url: `corpus.publish`,
+    `tokens.publish`."""
+    place = f"{url.rstrip('/')}/{stage.parent.absolute().name}"
 
     def write() -> None:
         with answering(place):
             require_writable(place)
 
-    _require_answer("corpus.publish", write)
+    _require_answer(f"{stage.name}.publish", write)
 
 
 def _require_answer(key: str, ask: Callable[[], object]) -> None:
@@ -197,16 +220,19 @@ def _require_answer(key: str, ask: Callable[[], object]) -> None:
         ) from None
 
 
-def _remove_stored(stage: Path, but: str | None = None) -> None:
-    """Remove the folders in stores that a run knows as its own, but one and the one that its stage names. Raises BessemerError
-    for a store that fails."""
-    record, kept = _work_folder(stage) / PLACES, {but, stage_facts(stage).get(STORED_AT)}
+def _remove_stored(stage: Path, inputs: str | None = None) -> None:
+    """Remove the folders in stores that a run knows as its own, but the one that its stage names and those of these inputs.
+
+    Raises BessemerError for a store that fails.
+    """
+    record = _work_folder(stage) / PLACES
     places = [] if not record.exists() else (read_json_again(record) or {}).get("places", ())
-    for place in (place for place in places if place not in kept):
+    kept = [place for place in places if inputs is not None and place.endswith(inputs[:16])]
+    for place in (place for place in places if place not in (*kept, stage_facts(stage).get(STORED_AT))):
         (StorePath(place) / BEGUN).unlink(missing_ok=True)
         store_path.remove_tree(StorePath(place))
     if record.exists():
-        write_json(record, {"places": [place for place in places if place == but]})
+        write_json(record, {"places": kept})
 
 
 def close_work(stage: Path) -> None:

@@ -186,8 +186,9 @@ def _documents(store: TokenStore, source: str, split: str, tokenizer: Tokenizer)
     pieces = tokenizer.token_pieces()
     documents = []
     for shard in store.split(source, split).shards:
+        tokens = shard.tokens[:]  # of a store at one time
         for start, end in zip(shard.offsets[:-1], shard.offsets[1:], strict=True):
-            ids = np.asarray(shard.tokens[int(start) : int(end)]).tolist()
+            ids = np.asarray(tokens[int(start) : int(end)]).tolist()
             documents.append(b"".join([pieces[token] for token in ids]).removeprefix(store.text_prefix))
     return documents
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, Words, repeated
+from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, Words, in_a_store, repeated
 
 
 class Extract(Section):
@@ -111,14 +110,7 @@ class Work(Section):
     @field_validator("work", "publish")
     @classmethod
     def _is_in_a_store(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "")
-        if "@" in parts.netloc or parts.query:
-            raise ValueError(
-                "leave credentials out of the URL; they are taken from the environment or the machine's role"
-            )
-        if url is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
-            raise ValueError(f"{url!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder")
-        return url
+        return in_a_store(url)
 
     @model_validator(mode="after")
     def _exchanges_on_a_disk_with_slurm(self) -> Self:

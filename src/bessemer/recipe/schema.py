@@ -278,6 +278,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _packing_fits(self) -> Self:
         packing, objective = self.tokens.packing, self.train.objective
+        if self.tokens.publish is not None and objective == "classify":
+            raise ValueError("tokens.publish: the texts of a classifier are read from disks; leave it out")
         if packing == "concatenate":
             return self
         if objective == "classify":

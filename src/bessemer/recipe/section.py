@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +23,16 @@ Memory = Annotated[str, Field(pattern=r"^[0-9]+[KMGT]i?$")]
 def repeated(names: Sequence[str]) -> str | None:
     """The first name that occurs more than once; None: all are different."""
     return next((name for name in names if names.count(name) > 1), None)
+
+
+def in_a_store(url: str | None) -> str | None:
+    """A URL of s3:// or gs:// as it is, or None. Raises ValueError for another place, and for credentials in it."""
+    parts = urlsplit(url or "")
+    if "@" in parts.netloc or parts.query:
+        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
+    if url is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
+        raise ValueError(f"{url!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder")
+    return url
 
 
 DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from bessemer.recipe.section import Positive, Section, Words, repeated
+from bessemer.recipe.section import Positive, Section, Words, in_a_store, repeated
 
 TRAINED_ONLY = ("sample", "special_tokens", "pattern", "digits", "white_space", "prefix_space")
 
@@ -93,11 +93,26 @@ class Tokens(Section):
     sources: tuple[TokenSource, ...] = Field((), strict=False)
     gate: bool = False
     workers: int | None = Field(None, gt=0)
+    publish: str | None = None
     packing: Packing = "concatenate"
     chat_template: str | None = Field(None, min_length=1)
     temperature: float | None = Field(None, gt=0)
     max_epochs: float | None = Field(None, gt=0)
     schedule: tuple[MixturePhase, ...] = Field((), strict=False)
+
+    @field_validator("publish")
+    @classmethod
+    def _is_in_a_store(cls, url: str | None) -> str | None:
+        return in_a_store(url)
+
+    @model_validator(mode="after")
+    def _is_read_by_sequences(self) -> Self:
+        if self.publish is not None and self.packing != "concatenate":
+            raise ValueError(
+                f"publish: packed sequences (packing = {self.packing!r}) are read from disks; leave it out, or set "
+                "packing = 'concatenate'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _phases_in_order(self) -> Self:

@@ -17,7 +17,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from bessemer.corpus.work import close_work
+from bessemer.corpus.work import begin_publishing, close_work, end_publishing, require_publishable
 from bessemer.corpus.worker import kept_workers, require_engine
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
@@ -34,7 +34,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )  # fmt: skip
-from bessemer.store_path import published_folder
+from bessemer.store_path import StorePath, copy_files, published_folder
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign, sample_tasks, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
@@ -116,6 +116,10 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
     with kept_workers(), resumable(run.tokens, digest(inputs, kept)) as work:
         staged, exchange = work / OUT, None
+        place: Path = staged
+        if recipe.tokens.publish is not None:
+            require_publishable(run.tokens, recipe.tokens.publish)
+            place = begin_publishing(run.tokens, digest(inputs, kept), recipe.tokens.publish)
         if corpus is not None and by_tasks:
             exchange = tasks.exchange_of(recipe, run.tokens, digest(inputs, kept), corpus, work)
         tokenizer = _tokenizer(recipe, corpus, work, exchange)
@@ -135,7 +139,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
         encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, recipe.tokens.seed, chats)
         if corpus is not None and exchange is not None:
-            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work)
+            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work, place)
         writers, done = _write_shards(recipe, corpus, work, encoder, labels, text_bytes)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
@@ -172,9 +176,22 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
                 "on. Put the files of the tokens back, or train under another name with --set run.name=NAME"
             )
         write_json(staged / "manifest.json", manifest)
-        mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True))
+        stored = _publish(staged, place, inputs, manifest) if isinstance(place, StorePath) else {}
+        mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True), **stored)
     close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
+
+
+def _publish(staged: Path, place: StorePath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Move the files to publish that are still here to the store; returns what the receipt of the stage says of it. Raises
+    BessemerError where one is not there as a whole."""
+    files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
+    copy_files([(path, place / path.name) for path in files])
+    wanted = {name: facts["bytes"] for name, facts in manifest["files"].items() if tasks.is_published(name)}
+    done = end_publishing(place, inputs, wanted)
+    for path in files:
+        path.unlink()
+    return done
 
 
 def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[Path, Path] | None) -> Tokenizer:
@@ -261,12 +278,14 @@ def _write_shards(
     return writers, done
 
 
-def _encode_by_tasks(context: EncodingContext, corpus: Path, exchange: tuple[Path, Path], work: Path) -> None:
-    """Leave a record after which no document of the corpus is left to encode."""
+def _encode_by_tasks(
+    context: EncodingContext, corpus: Path, exchange: tuple[Path, Path], work: Path, place: Path
+) -> None:
+    """Leave a record after which no document of the corpus is left to encode. place: for what is published."""
     record = work / PROGRESS
     kept = read_json_again(record) or {}
     if kept.get("progress", {}).get("documents", 0) < _each(context.recipe) * documents.count(corpus):
-        states, done = encode_corpus(context, *exchange, work / OUT)
+        states, done = encode_corpus(context, *exchange, work / OUT, place)
         write_json(record, {"progress": vars(done), "writers": states})
 
 

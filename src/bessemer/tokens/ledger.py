@@ -21,7 +21,8 @@ from bessemer.recipe.batches import Range
 from bessemer.store_path import StorePath, published_folder
 from bessemer.terminal import warn
 from bessemer.tokens.loader import Loader, loader_of
-from bessemer.tokens.shards import SPLITS, Shard, TokenStore, token_dtype
+from bessemer.tokens.shards import SPLITS, TokenStore
+from bessemer.tokens.stream import Shard
 
 SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")  # columns of a document or reject
 EXCERPT_CHARACTERS = 300
@@ -92,7 +93,7 @@ def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> di
     if name not in shards or not offset.isdecimal():
         shown = ", ".join(shards[:4]) + (f" and {len(shards) - 4} more" if len(shards) > 4 else "")
         raise InputError(f"--token: {place!r} is not SHARD:OFFSET; the shards are {shown}")
-    shard = Shard(store.folder / f"{name}.bin", token_dtype(store.vocabulary))
+    shard = store.shard(f"{name}.bin")
     if int(offset) >= len(shard.tokens):
         raise InputError(f"--token: {name} has the tokens 0 to {len(shard.tokens) - 1}; {offset} is not one of them")
     number = int(np.searchsorted(shard.offsets, int(offset), side="right")) - 1

@@ -21,7 +21,8 @@ from bessemer.tokens.mixture import Mixture
 from bessemer.tokens.packing import Ints, Pack, open_pack
 from bessemer.tokens.phases import SourceSizes, mixture_of
 from bessemer.tokens.pieces import Framing
-from bessemer.tokens.shards import NO_LABEL, SplitTokens, TokenStore
+from bessemer.tokens.shards import TokenStore
+from bessemer.tokens.stream import NO_LABEL, SplitTokens
 
 Bools = npt.NDArray[np.bool_]
 

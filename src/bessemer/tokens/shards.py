@@ -20,27 +20,23 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.run import read_json, stage_facts, write_atomic
-from bessemer.store_path import mapped
+from bessemer.store_path import StorePath, published_folder, sizes
 from bessemer.terminal import counted
 from bessemer.tokens.pieces import Framing
+from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens
 
 MANIFEST = "manifest.json"
-MAGIC = b"BSMRIDX1"
-IDENTITY_BYTES = 16
 SPLITS = ("train", "heldout")
-NO_LABEL = -1
 RECORD = np.dtype([("identity", "V16"), ("tokens", "<i8"), ("label", "<i4")])
 BUFFER_BYTES = 1 << 20
 COUNTS = ("documents", "tokens", "bytes", "longest", "shards")
@@ -55,132 +51,6 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 def _sha256(path: Path, size: int, modified_ns: int) -> str:
     """Of a file's content, which is read again when its length or time has changed."""
     return file_sha256(path)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One .bin/.idx pair, memory-mapped."""
-
-    path: Path
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """All ids of the shard."""
-        return mapped(self.path, self.dtype)
-
-    @cached_property
-    def num_tokens(self) -> int:
-        """Number of ids, by the file's size."""
-        return self.path.stat().st_size // self.dtype.itemsize
-
-    @property
-    def offsets(self) -> npt.NDArray[np.uint64]:
-        """Where each document starts, in tokens, and where the last one ends."""
-        return self._index[0]
-
-    @property
-    def identities(self) -> npt.NDArray[np.uint8]:
-        """Identity of each document: (documents, 16) bytes."""
-        return self._index[1]
-
-    @cached_property
-    def labels(self) -> npt.NDArray[np.int32]:
-        """Number of each document's label; NO_LABEL for none."""
-        path = self.path.with_suffix(".lbl")
-        if not path.exists():
-            return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
-        return mapped(path, "<i4")
-
-    @cached_property
-    def is_trained(self) -> npt.NDArray[np.bool_] | None:
-        """Which ids the loss is of; None: of all."""
-        path = self.path.with_suffix(".msk")
-        return mapped(path, np.bool_) if path.exists() else None
-
-    @cached_property
-    def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        raw = mapped(self.path.with_suffix(".idx"), np.uint8)
-        if raw[:8].tobytes() != MAGIC:
-            raise BessemerError(f"{self.path.with_suffix('.idx')}: not a document index; build the tokens again")
-        count = int(raw[8:16].view("<u8")[0])
-        ends = 16 + 8 * (count + 1)
-        return raw[16:ends].view("<u8"), raw[ends:].reshape(count, IDENTITY_BYTES)
-
-
-class SplitTokens:
-    """The tokens of one source and split: its shards, read as one stream."""
-
-    def __init__(self, shards: list[Shard]) -> None:
-        self.shards = shards
-        self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
-        self.num_tokens = int(self.starts[-1])
-        self._views: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
-
-    def num_sequences(self, length: int) -> int:
-        """Whole sequences of `length` inputs, each with the token that follows its last one."""
-        return max(self.num_tokens - 1, 0) // length
-
-    def read(self, start: int, out: npt.NDArray[Any]) -> None:
-        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards."""
-        number = int(np.searchsorted(self.starts, start, side="right")) - 1
-        done = 0
-        while done < len(out):
-            offset = start + done - int(self.starts[number])
-            part = self.shards[number].tokens[offset : offset + len(out) - done]
-            out[done : done + len(part)] = part
-            done += len(part)
-            number += 1
-
-    def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
-        """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
-        windows = self._windows(length)
-        if len(self.shards) == 1:
-            return windows[0][1][numbers]
-        out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
-        whole = np.zeros(len(numbers), dtype=np.bool_)
-        for first, window in windows:
-            here = (numbers >= first) & (numbers < first + len(window))
-            out[here] = window[numbers[here] - first]
-            whole |= here
-        for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
-            self.read(int(numbers[row]) * length, out[row])
-        return out
-
-    def _windows(self, length: int) -> list[tuple[int, npt.NDArray[Any]]]:
-        """For each shard the number of the first sequence wholly in it, and all such sequences as rows of a view."""
-        if length not in self._views:
-            windows: list[tuple[int, npt.NDArray[Any]]] = []
-            for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
-                first = -(-base // length)
-                offset = first * length - base
-                count = (len(shard.tokens) - offset - 1) // length
-                if count > 0:
-                    size = shard.tokens.itemsize
-                    strides = (length * size, size)
-                    rows = as_strided(shard.tokens[offset:], (count, length + 1), strides, writeable=False)
-                    windows.append((first, rows))
-            self._views[length] = windows
-        return self._views[length]
-
-    def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where each document starts in the stream, and its size, in tokens."""
-        bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
-        none = np.zeros(0, dtype=np.int64)
-        starts = np.concatenate([none, *(part[:-1] for part in bounds)])
-        return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
-
-    def documents(self, start: int, end: int) -> list[str]:
-        """Identities of the documents that have a token in [start, end) of the stream."""
-        names: list[str] = []
-        first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
-        for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
-            if base >= end:
-                break
-            low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
-            high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
-            names += [identity.tobytes().hex() for identity in shard.identities[low:high]]
-        return names
 
 
 class TokenStore:
@@ -239,16 +109,20 @@ class TokenStore:
 
     def verify(self, reads: bool = True) -> None:
         """Raise InputError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
-        once in a process; else by its length."""
+        once in a process, and of a store by its length; else by its length, and those of a store not."""
         if damage := next(self._damages(reads), None):
             raise InputError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
 
     def _damages(self, reads: bool) -> Iterator[str]:
         shards, others = self.manifest["files"], stage_facts(self.folder).get("outputs", {})
+        if reads and isinstance(self._stored, StorePath):
+            there = sizes(self._stored)
+            for name in (name for name in self._names_stored if there.get(name) != shards[name]["bytes"]):
+                yield f"{self._stored / name}: missing, or not of the {shards[name]['bytes']} bytes that were written"
         for name, size in ((name, size) for name, size in others.items() if name not in {*shards, MANIFEST}):
             if not (self.folder / name).exists() or (self.folder / name).stat().st_size != size:
                 yield f"{self.folder / name}: missing, or not of the {size} bytes that were written"
-        for name, facts in shards.items():
+        for name, facts in ((name, facts) for name, facts in shards.items() if name not in self._names_stored):
             path = self.folder / name
             if not path.exists():
                 yield f"{path}: missing; the manifest lists it"
@@ -276,9 +150,23 @@ class TokenStore:
 
     def split(self, source: str, split: str) -> SplitTokens:
         """Tokens of one source; split: "train" or "heldout"."""
-        dtype = token_dtype(self.vocabulary)
         names = sorted(name for name in self.manifest["sources"][source][split]["files"] if name.endswith(".bin"))
-        return SplitTokens([Shard(self.folder / name, dtype) for name in names])
+        return SplitTokens([self.shard(name) for name in names])
+
+    def shard(self, name: str) -> Shard:
+        """A shard by the name of its .bin."""
+        dtype, facts = token_dtype(self.vocabulary), self.manifest["files"].get(name)
+        length = None if facts is None else facts["bytes"] // dtype.itemsize
+        return Shard(self.folder / name, dtype, self._stored / name if name in self._names_stored else None, length)
+
+    @cached_property
+    def _stored(self) -> Path:
+        return published_folder(self.folder)
+
+    @cached_property
+    def _names_stored(self) -> frozenset[str]:
+        """Names of the files that are in a store."""
+        return frozenset(stage_facts(self.folder).get("stored", ()))
 
     def is_masked(self, source: str) -> bool:
         """Whether the loss is of some tokens of a source alone: its documents are conversations."""

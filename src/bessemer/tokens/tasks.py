@@ -33,7 +33,8 @@ from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
 from bessemer.tokens.sample_tasks import RowGroupTask
-from bessemer.tokens.shards import COUNTS, NO_LABEL, SPLITS, Shard, ShardWriter, token_dtype
+from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
+from bessemer.tokens.stream import NO_LABEL, Shard
 from bessemer.tokens.tokenizer import Tokenizer
 
 CONTEXT = "context.pickle"
@@ -112,10 +113,15 @@ class EncodingContext:
         return token_dtype(self.encoder.tokenizer.vocabulary)
 
 
+def is_published(name: str) -> bool:
+    """Whether a file of the tokens is one of those that `tokens.publish` puts into a store: the ids that are trained on."""
+    return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
+
+
 def encode_corpus(
-    context: EncodingContext, corpus: Path, work: Path, out: Path
+    context: EncodingContext, corpus: Path, work: Path, out: Path, place: Path
 ) -> tuple[dict[str, dict[str, Any]], EncodedCounts]:
-    """Encode all documents and write their shards to `out`. corpus, work: `exchange_of`.
+    """Encode all documents and write their shards to `out`, and what is published to `place`. corpus, work: `exchange_of`.
 
     Returns the state of the writer of each source and split (`ShardWriter.state`), by SOURCE/SPLIT, and the counts. Raises what
     tasks raise (`worker.run_tasks`).
@@ -156,7 +162,7 @@ def encode_corpus(
     written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
     copies: list[tuple[Path, Path]] = []
     for shard, done in zip(writing, written, strict=True):
-        copies += [(shard.folder / file, out / file) for file in done["files"]]
+        copies += [(shard.folder / file, (place if is_published(file) else out) / file) for file in done["files"]]
         states[shard.name]["files"] |= done["files"]
         states[shard.name]["shards"] += 1
     copy_files(copies)

@@ -1,0 +1,153 @@
+"""Shards as they are read, memory-mapped or with their tokens in an object store, and those of a split as one stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from bessemer.errors import BessemerError
+from bessemer.store_path import StoredNumbers, StorePath, in_parallel, mapped
+
+MAGIC = b"BSMRIDX1"
+IDENTITY_BYTES = 16
+NO_LABEL = -1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if not beside the .idx; length: in tokens, if known."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    stored: Path | None = None
+    length: int | None = None
+
+    @cached_property
+    def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
+        if isinstance(self.stored, StorePath):
+            return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
+        return mapped(self.path, self.dtype)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Number of ids."""
+        return self.length if self.length is not None else self.path.stat().st_size // self.dtype.itemsize
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """Where each document starts, in tokens, and where the last one ends."""
+        return self._index[0]
+
+    @property
+    def identities(self) -> npt.NDArray[np.uint8]:
+        """Identity of each document: (documents, 16) bytes."""
+        return self._index[1]
+
+    @cached_property
+    def labels(self) -> npt.NDArray[np.int32]:
+        """Number of each document's label; NO_LABEL for none."""
+        path = self.path.with_suffix(".lbl")
+        if not path.exists():
+            return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
+        return mapped(path, "<i4")
+
+    @cached_property
+    def is_trained(self) -> npt.NDArray[np.bool_] | None:
+        """Which ids the loss is of; None: of all."""
+        path = self.path.with_suffix(".msk")
+        return mapped(path, np.bool_) if path.exists() else None
+
+    @cached_property
+    def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+        raw = mapped(self.path.with_suffix(".idx"), np.uint8)
+        if raw[:8].tobytes() != MAGIC:
+            raise BessemerError(f"{self.path.with_suffix('.idx')}: not a document index; build the tokens again")
+        count = int(raw[8:16].view("<u8")[0])
+        ends = 16 + 8 * (count + 1)
+        return raw[16:ends].view("<u8"), raw[ends:].reshape(count, IDENTITY_BYTES)
+
+
+class SplitTokens:
+    """The tokens of one source and split: its shards, read as one stream."""
+
+    def __init__(self, shards: list[Shard]) -> None:
+        self.shards = shards
+        self.starts = np.cumsum([0, *(shard.num_tokens for shard in shards)])
+        self.num_tokens = int(self.starts[-1])
+        self._views: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
+
+    def num_sequences(self, length: int) -> int:
+        """Whole sequences of `length` inputs, each with the token that follows its last one."""
+        return max(self.num_tokens - 1, 0) // length
+
+    def read(self, start: int, out: npt.NDArray[Any]) -> None:
+        """Copy tokens [start, start + len(out)) of the stream into `out`, across shards."""
+        number = int(np.searchsorted(self.starts, start, side="right")) - 1
+        done = 0
+        while done < len(out):
+            offset = start + done - int(self.starts[number])
+            part = self.shards[number].tokens[offset : offset + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            number += 1
+
+    def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
+        """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
+        if any(shard.stored is not None for shard in self.shards):
+            out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
+            in_parallel(self.read, (numbers.astype(np.int64) * length).tolist(), out)
+            return out
+        windows = self._windows(length)
+        if len(self.shards) == 1:
+            return windows[0][1][numbers]
+        out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
+        whole = np.zeros(len(numbers), dtype=np.bool_)
+        for first, window in windows:
+            here = (numbers >= first) & (numbers < first + len(window))
+            out[here] = window[numbers[here] - first]
+            whole |= here
+        for row in np.flatnonzero(~whole):  # sequences that cross a shard's border
+            self.read(int(numbers[row]) * length, out[row])
+        return out
+
+    def _windows(self, length: int) -> list[tuple[int, npt.NDArray[Any]]]:
+        """For each shard the number of the first sequence wholly in it, and all such sequences as rows of a view."""
+        if length not in self._views:
+            windows: list[tuple[int, npt.NDArray[Any]]] = []
+            for shard, base in zip(self.shards, self.starts.tolist(), strict=False):
+                first = -(-base // length)
+                offset = first * length - base
+                count = (len(shard.tokens) - offset - 1) // length
+                if count > 0:
+                    size = shard.tokens.itemsize
+                    strides = (length * size, size)
+                    rows = as_strided(shard.tokens[offset:], (count, length + 1), strides, writeable=False)
+                    windows.append((first, rows))
+            self._views[length] = windows
+        return self._views[length]
+
+    def document_spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where each document starts in the stream, and its size, in tokens."""
+        bounds = [base + shard.offsets.astype(np.int64) for shard, base in zip(self.shards, self.starts, strict=False)]
+        none = np.zeros(0, dtype=np.int64)
+        starts = np.concatenate([none, *(part[:-1] for part in bounds)])
+        return starts, np.concatenate([none, *(part[1:] for part in bounds)]) - starts
+
+    def documents(self, start: int, end: int) -> list[str]:
+        """Identities of the documents that have a token in [start, end) of the stream."""
+        names: list[str] = []
+        first = max(int(np.searchsorted(self.starts, start, side="right")) - 1, 0)
+        for shard, base in zip(self.shards[first:], self.starts[first:].tolist(), strict=False):
+            if base >= end:
+                break
+            low = int(np.searchsorted(shard.offsets, max(start - base, 0), side="right")) - 1
+            high = int(np.searchsorted(shard.offsets[:-1], end - base, side="left"))
+            names += [identity.tobytes().hex() for identity in shard.identities[low:high]]
+        return names
