@@ -21,14 +21,27 @@ MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
 HEAP_BYTES = 50_000_000
 HEAP_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
 # The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
-# with several, whose gradients are made while the sum of the earlier ones is held. Two at a time do not reach their peaks
-# together, which makes up for the holes. Fitted on the runs marked so in docs/calibration.md.
-RUN_BYTES, PAIRED_BYTES = 20_000_000, 30_000_000
-HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.25, 0.45
+# with several, whose gradients are made while the sum of the earlier ones is held. Fitted on the runs marked so in
+# docs/calibration.md.
+RUN_BYTES = 20_000_000
+HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.15, 0.44
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
 # Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
 NORM_BYTES = 6
+
+
+class PairedShares(NamedTuple):
+    """Of two micro-batches at a time, fitted to benchmarks/results/memory_cpu.json. gradients: share of theirs that exists at the
+    peak, since they are made while activations are freed; holes: share of activations and logits; reused: bytes of holes that
+    the process had before the model, as those left by timing steps."""
+
+    gradients: float
+    holes: float
+    reused: int
+
+
+PAIRED, PAIRED_NARROW = PairedShares(0.42, 0.20, 0), PairedShares(0.71, 0.24, 34_000_000)  # in fp32, and in 2 bytes
 
 
 @dataclass(frozen=True)
@@ -140,10 +153,15 @@ def _single_process_memory(
     """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
-    # Those of each micro-batch that is computed, and the sum of the earlier ones, where there are any.
-    gradients = element_bytes.gradient * trained * (1 if concurrent == 1 else min(micro_batches, 1 + concurrent))
-    share = HEAP_SHARE_OF_SEVERAL if micro_batches > 1 else HEAP_SHARE_OF_ONE
-    holes = RUN_BYTES + int(share * (gradients + step.activations + step.logits)) if concurrent == 1 else PAIRED_BYTES
+    gradients = element_bytes.gradient * trained
+    if concurrent == 1:
+        share = HEAP_SHARE_OF_SEVERAL if micro_batches > 1 else HEAP_SHARE_OF_ONE
+        holes = RUN_BYTES + int(share * (gradients + step.activations + step.logits))
+    else:
+        paired = PAIRED if element_bytes.activation >= FP32 else PAIRED_NARROW
+        holes = max(int(paired.holes * (step.activations + step.logits)) - paired.reused, 0)
+        # Those of the micro-batches that are computed, and the sum of the earlier ones, where there are any.
+        gradients = int(gradients * (paired.gradients * concurrent + (micro_batches > concurrent)))
     weights = element_bytes.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),

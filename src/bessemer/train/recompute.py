@@ -20,9 +20,10 @@ from bessemer.layout.memory import Memory, peak_memory
 from bessemer.model.attention import LayerKVCache
 from bessemer.model.config import ModelConfig
 from bessemer.model.dropout import DropoutMasks
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, build_model
 from bessemer.recipe import Parallel, Train
 from bessemer.terminal import size
+from bessemer.train.cross_entropy import chunked_cross_entropy
 from bessemer.train.device import Device, available_bytes, resident_bytes
 from bessemer.train.engine import concurrent_micro_batches
 
@@ -79,8 +80,27 @@ def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: De
 
 
 def base_bytes(device: Device) -> int:
-    """Bytes of the process without the model: on a CPU its libraries, on a GPU nothing."""
-    return 0 if device.is_cuda else resident_bytes()
+    """Bytes of the process without the model: on a CPU its libraries, also those that the first step loads; on a GPU nothing."""
+    if device.is_cuda:
+        return 0
+    if device.compile:
+        import torch._inductor.compile_fx  # noqa: F401
+    elif device.precision == "bf16":
+        _load_bf16_kernels()
+    return resident_bytes()
+
+
+@functools.lru_cache(maxsize=1)
+def _load_bf16_kernels() -> None:
+    """Run the kernels of bf16 on a model of no size: with numba and their machine code they take 150 MB of a process."""
+    config = ModelConfig(
+        layers=1, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16, vocabulary=16, sequence_length=16
+    )
+    model, tokens_BT = build_model(config, 0), torch.zeros(1, 16, dtype=torch.int64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden_BTD = model(tokens_BT)
+    loss = chunked_cross_entropy(hidden_BTD[0], model.head.weight, tokens_BT[0], chunk=16)
+    torch.autograd.backward(loss.total)
 
 
 def budget_bytes(budget: float | None, device: Device) -> int:

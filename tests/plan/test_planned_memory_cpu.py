@@ -1,0 +1,70 @@
+"""The planned memory of a process alone on a CPU: against whole trainings that were measured (benchmarks/memory_cpu.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.defaults.derived_keys import resolve
+from bessemer.layout.memory import Memory, peak_memory
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import model_config
+from bessemer.recipe import Recipe, parse
+from bessemer.train.engine import NUM_WORKERS
+from bessemer.train.precision import PRECISIONS
+
+ROWS = json.loads(
+    (Path(__file__).parents[2] / "benchmarks" / "results" / "memory_cpu.json").read_text(encoding="utf-8")
+)["rows"]
+
+
+def planned(row: dict[str, Any]) -> Memory:
+    """The plan of a row's recipe, from what its process held before the model."""
+    text = f"""
+        run.name = "x"
+        tokens.sequence_length = {row["length"]}
+        model = {{ layers = {row["layers"]}, width = {row["width"]}, heads = {row["heads"]}, kv_heads = {row["kv_heads"]},
+                   mlp_width = {row["mlp_width"]}{row["more"] and ", "}{row["more"]} }}
+        train = {{ steps = 4, global_batch_tokens = {row["sequences"] * row["length"]}, micro_batch = {row["micro_batch"]} }}
+    """
+    recipe = resolve(parse(text.replace(",\n                  ", ","), "x"), row["vocabulary"])
+    is_paired = row["threads"] >= NUM_WORKERS and row["sequences"] // row["micro_batch"] >= NUM_WORKERS
+    return peak(recipe, model_config(recipe, row["vocabulary"]), row, NUM_WORKERS if is_paired else 1)
+
+
+def peak(recipe: Recipe, config: ModelConfig, row: dict[str, Any], concurrent: int) -> Memory:
+    element_bytes = PRECISIONS[row["precision"]].element_bytes
+    before = row["plan"]["before_model"]
+    return peak_memory(recipe.train, recipe.parallel, config, element_bytes, before_model=before, concurrent=concurrent)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['shape']}-{row['precision']}-{row['threads']}")
+def test_the_plan_of_a_cpu_is_what_was_measured(row: dict[str, Any]) -> None:
+    plan = planned(row)
+    assert plan.to_dict() == row["plan"], "run the benchmark again, or plan its rows anew"
+    assert plan.total == pytest.approx(row["measured_bytes"], rel=0.05)
+
+
+def test_eight_recipes_in_each_precision_were_measured() -> None:
+    for precision in ("fp32", "bf16"):
+        assert len({row["shape"] for row in ROWS if row["precision"] == precision}) >= 8
+
+
+def test_what_the_first_step_loads_is_in_the_base() -> None:
+    """In bf16 more than in fp32: numba and machine code, which a step would load after the plan was made."""
+    code = """if 1:
+        from bessemer.recipe import Train
+        from bessemer.train import device as devices
+        from bessemer.train.recompute import base_bytes
+        import sys
+        base = [base_bytes(devices.choose(Train(device="cpu", precision=one))) for one in ("fp32", "bf16")]
+        assert "numba" in sys.modules
+        print(base[1] - base[0])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 50e6 < int(done.stdout) < 400e6
