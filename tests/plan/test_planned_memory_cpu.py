@@ -45,9 +45,10 @@ def peak(recipe: Recipe, config: ModelConfig, row: dict[str, Any], concurrent: i
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['shape']}-{row['precision']}-{row['threads']}")
 def test_the_plan_of_a_cpu_is_what_was_measured(row: dict[str, Any]) -> None:
-    plan = planned(row)
+    """Within 5% of those that the formula was fitted to, within 7% of those that were left out."""
+    plan, was_fitted = planned(row), not row["shape"].startswith("validation")
     assert plan.to_dict() == row["plan"], "run the benchmark again, or plan its rows anew"
-    assert plan.total == pytest.approx(row["measured_bytes"], rel=0.05)
+    assert plan.total == pytest.approx(row["measured_bytes"], rel=0.05 if was_fitted else 0.07)
 
 
 def test_eight_recipes_in_each_precision_were_measured() -> None:
