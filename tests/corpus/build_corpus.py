@@ -1,6 +1,6 @@
 """A build in a process of its own, with partitions and buckets of a few documents; killed by itself if told so.
 
-    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool|slurm]
+    python build_corpus.py RECIPE RUN [MOMENT before|after] [pool|slurm|copies]
 
 MOMENT: the number of the file operation at which the process kills itself, before or after it is done.
 """
@@ -58,7 +58,8 @@ if __name__ == "__main__":
 
         for name in ("rename", "replace", "link", "fsync"):
             setattr(os, name, counted(getattr(os, name), int(more[0]), more[1]))
-        store_path._copy = counted(store_path._copy, int(more[0]), more[1])  # as the corpus is published
+        if "copies" in more:  # of files to a store, of which tasks make many
+            store_path._copy = counted(store_path._copy, int(more[0]), more[1])
         pq.ParquetWriter.write_table = counted(pq.ParquetWriter.write_table, int(more[0]), more[1])
     pipeline.build(parse(Path(recipe).read_text(), "test"), RunFolder(Path(run)))
     print(moments)

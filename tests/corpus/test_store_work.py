@@ -191,7 +191,7 @@ def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store,
             pipeline.build(stored, run)
     place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{pipeline.inputs_digest(of)[:16]}", 0
     for moment in range(5, 1000, 4):
-        command = [sys.executable, PROGRAM, str(file), str(run.path), str(moment), "after"]
+        command = [sys.executable, PROGRAM, str(file), str(run.path), str(moment), "after", "copies"]
         process = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
         if process.returncode == 0:
             break
