@@ -33,15 +33,17 @@ NORM_BYTES = 6
 
 class PairedShares(NamedTuple):
     """Of two micro-batches at a time, fitted to benchmarks/results/memory_cpu.json. gradients: share of theirs that exists at the
-    peak, since they are made while activations are freed; holes: share of activations and logits; reused: bytes of holes that
-    the process had before the model, as those left by timing steps."""
+    peak, since they are made while activations are freed; has_sum: whether the sum is apart from the first one's; holes: share
+    of activations and logits; reused: bytes of holes that the process had before the model, as those left by timing steps."""
 
     gradients: float
+    has_sum: bool
     holes: float
     reused: int
 
 
-PAIRED, PAIRED_NARROW = PairedShares(0.42, 0.20, 0), PairedShares(0.71, 0.24, 34_000_000)  # in fp32, and in 2 bytes
+PAIRED = PairedShares(0.42, False, 0.20, 0)
+PAIRED_NARROW = PairedShares(0.08, True, 0.46, 35_000_000)  # in 2 bytes (model/casts.py)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _single_process_memory(
         paired = PAIRED if element_bytes.activation >= FP32 else PAIRED_NARROW
         holes = max(int(paired.holes * (step.activations + step.logits)) - paired.reused, 0)
         # Those of the micro-batches that are computed, and the sum of the earlier ones, where there are any.
-        gradients = int(gradients * (paired.gradients * concurrent + (micro_batches > concurrent)))
+        gradients = int(gradients * (paired.gradients * concurrent + (paired.has_sum or micro_batches > concurrent)))
     weights = element_bytes.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
