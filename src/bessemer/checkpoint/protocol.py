@@ -215,6 +215,10 @@ class Damage(str):
         message.cause, message.action, message.of_pointer = str(cause), action, of_pointer
         return message
 
+    def __getnewargs_ex__(self) -> tuple[tuple[str, str], dict[str, bool]]:
+        """What a copy in another process is made of."""
+        return (self.cause, self.action), {"of_pointer": self.of_pointer}
+
 
 def latest(
     folder: Path, on_damage: Callable[[Damage], None] = lambda damage: None, mesh: ProcessMesh = SINGLE_PROCESS,
