@@ -21,6 +21,14 @@ from bessemer.tokens import build, documents, ledger, tasks
 from tests.corpus.object_store import Store
 
 
+def what_is_said(command: list[str], keys: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """All that a command with these keys set writes; it has to end with `code`."""
+    capsys.readouterr()
+    assert run_command([*command, *(part for key in keys for part in ("--set", key))]) == code
+    said = capsys.readouterr()
+    return " ".join((said.out + said.err).split())
+
+
 def tokens_of(run: RunFolder) -> dict[str, Any]:
     found: dict[str, Any] = {path.name: path.read_bytes() for path in run.tokens.iterdir() if path.suffix != ".json"}
     manifest = read_json(run.tokens / "manifest.json")
@@ -40,13 +48,7 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
 
     def do(name: str, *more: str, code: int = 0) -> str:
         keys = [f'run.dir="{tmp_path / "runs"}"', 'corpus.publish="s3://b/corpora"', *more]
-        capsys.readouterr()
-        assert (
-            run_command([name, str(prepared / "small.toml"), *(part for key in keys for part in ("--set", key))])
-            == code
-        )
-        said = capsys.readouterr()
-        return " ".join((said.out + said.err).split())
+        return what_is_said([name, str(prepared / "small.toml")], keys, code, capsys)
 
     return do
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from bessemer import store_path
-from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_steps
@@ -20,6 +19,7 @@ from bessemer.tokens import build, ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
+from tests.test_stored_corpus import what_is_said
 
 SHARDS = ["tokens.shard_tokens=3000"]
 PUBLISH = 'tokens.publish="s3://b/tokens"'
@@ -40,13 +40,7 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
         if not folder.exists():
             shutil.copytree(prepared / "runs" / "small" / "corpus", folder / "corpus")
         keys = [f'run.dir="{tmp_path / run}"', f'run.name="{run}"', *SHARDS, *more]
-        capsys.readouterr()
-        assert (
-            run_command([name, str(prepared / "small.toml"), *(part for key in keys for part in ("--set", key))])
-            == code
-        )
-        said = capsys.readouterr()
-        return " ".join((said.out + said.err).split())
+        return what_is_said([name, str(prepared / "small.toml")], keys, code, capsys)
 
     return do
 

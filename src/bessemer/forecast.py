@@ -24,7 +24,7 @@ BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time i
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 COMPILED_BF16_SPEED = (
-    0.55  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
+    0.46  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
 )
 
 

@@ -66,7 +66,7 @@ def _given(args: argparse.Namespace) -> list[str]:
 
 
 def _require_used(args: argparse.Namespace) -> None:
-    """Raises InputError for an option that the arguments beside it leave without a meaning."""
+    """Raises InputError for an option that has no meaning with the other arguments."""
     given = _given(args)
     alone = dict(ALONE) | ({"model": ("list prints the known names", ())} if args.model == "list" else {})
     for mode, (what, others) in alone.items():

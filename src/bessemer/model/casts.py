@@ -22,7 +22,7 @@ Additions = list[Callable[[], object]]  # of a micro-batch: each adds a gradient
 _kept: dict[tuple[int, torch.Size], Tensor] | None = None  # weights in bf16, by address and shape
 _owners: dict[
     int, Tensor
-] = {}  # the parameters whose gradients need not go through autograd, by the address of their memory
+] = {}  # parameters whose gradients need not go through autograd, by the address of their memory
 _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None)
 
 

@@ -147,19 +147,8 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             write_atomic(staged / CHAT_TEMPLATE, chats.source)
         np.save(staged / "token_bytes.npy", tokenizer.token_bytes())
         manifest = _manifest(recipe, tokenizer, writers, labels)
-        if done.refused:
-            taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
-            report_refused(done.refused, taken, done.refusal)
-            manifest["conversations_refused"] = done.refused
-        if chats is not None and chats.turn_end not in tokenizer.special:
-            warn(
-                "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
-                f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
-                "with eos_token"
-            )
-        elif chats is not None:  # generation ends where the assistant's turn ends
-            ends = manifest["tokenizer"].get("ends", [tokenizer.end_of_text])
-            manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
+        if chats is not None:
+            _describe_chats(manifest, recipe, chats, tokenizer, writers, done)
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
@@ -180,6 +169,26 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True), **stored)
     close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
+
+
+def _describe_chats(
+    manifest: dict[str, Any], recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, writers: Writers, done: EncodedCounts
+) -> None:  # fmt: skip
+    """Put into the manifest how many conversations were refused and where a turn ends, and say what is wrong with either."""
+    if done.refused:
+        taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
+        report_refused(done.refused, taken, done.refusal)
+        manifest["conversations_refused"] = done.refused
+    if chats.turn_end not in tokenizer.special:
+        warn(
+            "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "
+            f"use a tokenizer with {' and '.join(CHATML_TOKENS)} (tokenizer.special_tokens), or a template that ends turns "
+            "with eos_token"
+        )
+        return
+    # Generation ends where the assistant's turn ends.
+    ends = manifest["tokenizer"].get("ends", [tokenizer.end_of_text])
+    manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
 
 
 def _publish(staged: Path, place: StorePath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ NO_LABEL = -1
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if not beside the .idx; length: in tokens, if known."""
+    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known."""
 
     path: Path
     dtype: np.dtype[Any]
