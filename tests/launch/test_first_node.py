@@ -80,7 +80,7 @@ def connections(port: int) -> int:
     return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(made: Path) -> str:
     """The name of a run in LAYOUT that nothing happened to."""
     assert bessemer("train", *another(made, "both-nodes-stay"), *LAYOUT).returncode == 0

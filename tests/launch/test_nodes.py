@@ -23,7 +23,7 @@ def torchrun(given: tuple[str, ...], port: int, *more: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *meet, *here, "-m", "bessemer", "train", *given, *more]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(made: Path) -> str:
     """The name of a run of one process in fp64."""
     assert bessemer("train", *another(made, "one-fp64"), *FP64).returncode == 0

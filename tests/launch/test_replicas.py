@@ -17,7 +17,7 @@ LAYOUT = "--set", "parallel.shard=2", "--set", f"train.steps={STEPS}"
 DISK_EVERY = 8
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def undisturbed(made: Path) -> str:
     """The name of a run that nothing happened to, on one node."""
     assert bessemer("train", *another(made, "undisturbed"), *LAYOUT).returncode == 0
