@@ -7,8 +7,8 @@ import torch
 pytest.importorskip("pyarrow", reason="the corpus extra is not installed")
 
 from bessemer.studies import STUDIES, bidirectional_vs_causal
+from bessemer.studies.base import build
 from bessemer.studies.bidirectional_vs_causal import _answers, _rescored
-from bessemer.studies.library import trainer_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.trainer import Trainer
 from tests.studies.test_library import TINY
@@ -22,7 +22,7 @@ def stirred(causal: bool) -> Trainer:
     recipe = TINY.recipe("causal" if causal else "masked", "qwen3" if causal else "modernbert")
     config = TINY.config(VOCABULARY, causal)
     manifest = {"tokenizer": {"vocabulary": VOCABULARY, "end_of_text": 0, "mask_token": 1}}
-    trainer = trainer_of(recipe, config, TokenStore(None, manifest))  # type: ignore[arg-type]
+    trainer = build(recipe, config, TokenStore(None, manifest).end_of_text)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainer.model.parameters():

@@ -18,7 +18,7 @@ from typing import Any
 
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, Stopped
-from bessemer.launch.group import ALONE, run_group
+from bessemer.launch.group import ALONE, run_group, work_as_member
 from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
@@ -171,7 +171,7 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 def main() -> None:
     """One process, as the module says."""
     from bessemer.guard.heartbeat import Heartbeat
-    from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
+    from bessemer.parallel.mesh import ProcessMesh
     from bessemer.terminal import QUIET, SILENT
     from bessemer.train import device as devices
     from bessemer.train.loop import train_here
@@ -180,21 +180,15 @@ def main() -> None:
     run, stop = RunFolder(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     recipe, rank = load(run.recipe), int(os.environ.get("RANK", "0"))
     device = devices.choose(recipe.train, local_rank=rank)
-    code = 0
-    try:
-        mesh = join(recipe.parallel, device.torch_device) if in_group() else SINGLE_PROCESS
+
+    def work(mesh: ProcessMesh) -> None:
         observer = _Observer(run, stop, mesh.data_rank, mesh.layout.data)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
             summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, heartbeat, observer)
         if mesh.is_main:
             write_json(run.path / RESULT, {"weights": summary.weights})
-        mesh.barrier()
-        leave()
-    except BessemerError as error:
-        print(f"bessemer: {error}")
-        code = error.exit_code
-    sys.stdout.flush()
-    os._exit(code)  # Python's teardown may wait for a thread of the group
+
+    work_as_member(recipe.parallel, device.torch_device, work)
 
 
 class _Observer:

@@ -6,10 +6,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TYPE_CHECKING, NoReturn
+
+from bessemer.errors import BessemerError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bessemer.parallel.mesh import ProcessMesh
+    from bessemer.recipe import Parallel
 
 ALONE = 0  # as the number of processes: one, outside of any process group
 
@@ -68,3 +77,21 @@ def _ended(started: list[subprocess.Popen[bytes]], seconds: float, good: Sequenc
     codes = [process.poll() for process in started]
     failed = any(code is not None and code not in good for code in codes)
     return [good[0] if code is None and failed else code for code in codes]
+
+
+def work_as_member(layout: Parallel, device: torch.device, work: Callable[[ProcessMesh], None]) -> NoReturn:
+    """Work as one process of `run_group`, on the mesh of its group, and exit: with the code of an expected error, which is
+    printed, else with 0."""
+    from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
+
+    code = 0
+    try:
+        mesh = join(layout, device) if in_group() else SINGLE_PROCESS
+        work(mesh)
+        mesh.barrier()
+        leave()
+    except BessemerError as error:
+        print(f"bessemer: {error}")
+        code = error.exit_code
+    sys.stdout.flush()
+    os._exit(code)  # Python's teardown may wait for a thread of the group

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import isfinite
+from math import inf, isfinite
 from time import perf_counter, process_time
 from typing import Any
 
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
 from bessemer.parallel.dtensors import tensors_digest
@@ -70,10 +71,10 @@ Reader = Callable[[int], Batch]
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
-def build(recipe: Recipe) -> Trainer:
-    """A new byte model with its optimizer."""
-    model = build_model(model_config(recipe, text.VOCABULARY), recipe.run.seed)
-    return Trainer(recipe, model, devices.choose(recipe.train), text.END_OF_TEXT, 1)
+def build(recipe: Recipe, config: ModelConfig | None = None, end_of_text: int = text.END_OF_TEXT) -> Trainer:
+    """A new model with its optimizer, by default of bytes."""
+    model = build_model(config or model_config(recipe, text.VOCABULARY), recipe.run.seed)
+    return Trainer(recipe, model, devices.choose(recipe.train), end_of_text, 1)
 
 
 def shape(recipe: Recipe) -> tuple[int, int]:
@@ -88,7 +89,10 @@ def python_text(recipe: Recipe) -> Reader:
     return lambda step: text.batch(step, *shape(recipe), MAX_BYTES)
 
 
-def fit(trainer: Trainer, read: Reader, first: int = 0, last: int | None = None) -> Row:
+def fit(
+    trainer: Trainer, read: Reader, first: int = 0, last: int | None = None,
+    advance: Callable[..., None] = lambda number, note: None,
+) -> Row:  # fmt: skip
     """Train updates [first, last), by default all. Returns losses (nats a byte), their mean over the last tenth, the largest
     gradient norm, and the step at which it diverged: a loss that is not finite, which ends it, or half as much again as the
     first one."""
@@ -105,6 +109,7 @@ def fit(trainer: Trainer, read: Reader, first: int = 0, last: int | None = None)
         if results.loss > 1.5 * losses[0]:
             diverged = diverged or step + 1
         trainer.update(step, results.grad_norm)
+        advance(1, note=f"loss {results.loss:.3f}")
     tail = losses[-max(len(losses) // 10, 1) :]
     return {"losses": losses, "loss": sum(tail) / len(tail) if tail else None, "max_norm": max(norms, default=None),
             "diverged_at": diverged, "steps": len(losses)}  # fmt: skip
@@ -211,6 +216,13 @@ def smoothed(losses: list[float]) -> list[float]:
     """Exponential moving mean over about a fiftieth of the steps; of few steps the losses as they are."""
     new = 1 / max(len(losses) // 50, 1)
     return list(accumulate(losses, lambda mean, loss: (1 - new) * mean + new * loss))
+
+
+def loss_chart(title: str, losses: Mapping[str, Sequence[float | None]], top: float = inf) -> str:
+    """Losses by step as SVG. losses: by name; those that are missing, or not below `top`, are left out."""
+    kept = {name: [(n, y) for n, y in enumerate(of, 1) if y is not None and y < top] for name, of in losses.items()}
+    curves = {name: ([n for n, _ in points], [y for _, y in points]) for name, points in kept.items()}
+    return line_chart(title, curves, "step", "nats a byte")
 
 
 def line_chart(title: str, curves: Curves, x: str, y: str, *, is_log: bool = False, marks: int = 0) -> str:

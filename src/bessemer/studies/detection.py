@@ -25,15 +25,12 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.guard.detection import GuardReference, History, observe
-from bessemer.model.huggingface.config import model_config
-from bessemer.model.transformer import build_model
 from bessemer.run import read_json_lines
 from bessemer.studies import text
-from bessemer.studies.base import line_chart
-from bessemer.terminal import progress, warn
+from bessemer.studies.base import BASE, LENGTH, MAX_BYTES, build, loss_chart
+from bessemer.terminal import progress, text_table, warn
 from bessemer.tokens.loader import Batch
 from bessemer.train import device as devices
-from bessemer.train.trainer import Trainer
 
 expected = (
     "A rule that compares with the last steps notices a jump at once and gets used to what comes slowly; only one that "
@@ -58,21 +55,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The model, and the runs."""
+    """The runs."""
 
-    layers: int = 2
-    width: int = 64
-    heads: int = 2
-    sequences: int = 8
-    length: int = 64
-    max_bytes: int = 2_000_000
-    rate: float = 0.004
     healthy_steps: int = 1500
     seeds: int = 3
     sick_steps: int = 600
     onset: int = 401
 
 
+SEQUENCES = 8
+MODEL = {**BASE, "train.precision": "auto", "train.global_batch_tokens": SEQUENCES * LENGTH, "train.micro_batch": SEQUENCES,
+         "train.optimizer.learning_rate": 0.004}  # fmt: skip
 SHORT = Sizes(healthy_steps=300, seeds=1, sick_steps=300, onset=201)
 
 
@@ -114,7 +107,7 @@ def run(short: bool = False, folder: Path | None = None) -> dict[str, Any]:
             sick.append(_trained(name, sizes, 0, sizes.sick_steps, fault, advance))
     groups = {"healthy": healthy, "sick": sick, "own": own}
     shown = {kind: {curve.name: _alarms(curve) for curve in curves} for kind, curves in groups.items()}
-    return {"settings": asdict(sizes), **shown, "seconds": perf_counter() - started}
+    return {"settings": {**asdict(sizes), "model": MODEL}, **shown, "seconds": perf_counter() - started}
 
 
 def recorded(folder: Path) -> list[Curve]:
@@ -186,18 +179,11 @@ def _trained(
     name: str, sizes: Sizes, seed: int, steps: int, fault: Fault | None, advance: Callable[..., None]
 ) -> Curve:
     """Train a model with a fault; losses and norms as they were computed."""
-    recipe = text.study_recipe("study detection", {
-        "tokens.sequence_length": sizes.length, "model.layers": sizes.layers, "model.width": sizes.width,
-        "model.heads": sizes.heads, "train.device": "cpu", "train.compile": "off", "train.steps": steps,
-        "train.global_batch_tokens": sizes.sequences * sizes.length, "train.micro_batch": sizes.sequences,
-        "train.optimizer.learning_rate": sizes.rate,
-    })  # fmt: skip
-    model = build_model(model_config(recipe, text.VOCABULARY), seed)
-    trainer = Trainer(recipe, model, devices.choose(recipe.train), text.END_OF_TEXT, 1)
+    trainer = build(text.study_recipe("study detection", {**MODEL, "run.seed": seed, "train.steps": steps}))
     onset = None if fault is None else 1 if fault.from_start else sizes.onset
     losses, norms = [], []
     for number in range(steps):
-        batch, factor = text.batch(seed * 1_000_000 + number, sizes.sequences, sizes.length, sizes.max_bytes), 1.0
+        batch, factor = text.batch(seed * 1_000_000 + number, SEQUENCES, LENGTH, MAX_BYTES), 1.0
         since = number + 1 - (onset or 0)
         if fault is not None and since >= 0 and (fault.steps is None or since < fault.steps):
             factor = fault.rate
@@ -222,36 +208,32 @@ def _with_noise(batch: Batch, share: float, seed: int) -> Batch:
 
 def table(results: dict[str, Any]) -> str:
     """By rule: false alarms in 10,000 healthy steps, and after how many steps each fault was noticed."""
-    width = max(map(len, RULES)) + 3
-    head = f"  {'':<16}" + "".join(f"{rule:>{width}}" for rule in RULES)
-    healthy = results["healthy"].values()
-    steps = sum(curve["steps"] for curve in healthy)
-    cells = []
-    for rule in RULES:
-        count = sum(len(curve["alarms"][rule]) for curve in healthy)
-        cells.append(f"{ENOUGH * count / steps:>{width}.1f}")
-    lines = [
-        f"False alarms in {ENOUGH:,} steps, of {steps:,} healthy ones",
-        "",
-        head,
-        f"  {'healthy':<16}" + "".join(cells),
-    ]
-    lines += ["", "Steps from the first sick one to the first alarm", "", head]
-    for name, curve in results["sick"].items():
-        lines.append(f"  {name:<16}" + "".join(f"{_noticed(curve, rule):>{width}}" for rule in RULES))
+    steps, false = _false_alarms(results)
+    lines = [f"False alarms in {ENOUGH:,} steps, of {steps:,} healthy ones", ""]
+    lines += text_table(("", *RULES), [("healthy", *(f"{ENOUGH * count / steps:.1f}" for count in false.values()))])
+    lines += ["", "Steps from the first sick one to the first alarm", ""]
+    sick = [(name, *(_noticed(curve, rule) for rule in RULES)) for name, curve in results["sick"].items()]
+    lines += text_table(("", *RULES), sick)
     lines += ["", *(f"  {name}: {fault.what}" for name, fault in FAULTS.items())]
     if results["own"]:
-        lines += ["", "Alarms in the runs given", "", head]
-        for name, curve in results["own"].items():
-            counts = "".join(f"{len(curve['alarms'][rule]):>{width}}" for rule in RULES)
-            lines.append(f"  {Path(name).name:<16}{counts}   of {curve['steps']:,} steps")
+        own = [
+            (Path(name).name, *(str(len(curve["alarms"][rule])) for rule in RULES), f"{curve['steps']:,}")
+            for name, curve in results["own"].items()
+        ]
+        lines += ["", "Alarms in the runs given", "", *text_table(("", *RULES, "steps"), own)]
     return "\n".join(lines)
+
+
+def _false_alarms(results: dict[str, Any]) -> tuple[int, dict[str, int]]:
+    """Healthy steps, and the alarms in them by rule."""
+    healthy = results["healthy"].values()
+    counts = {rule: sum(len(curve["alarms"][rule]) for curve in healthy) for rule in RULES}
+    return sum(curve["steps"] for curve in healthy), counts
 
 
 def shows(results: dict[str, Any]) -> list[str]:
     """What the replayed losses show."""
-    sick, steps = results["sick"], sum(curve["steps"] for curve in results["healthy"].values())
-    false = {rule: sum(len(curve["alarms"][rule]) for curve in results["healthy"].values()) for rule in RULES}
+    sick, (steps, false) = results["sick"], _false_alarms(results)
     seen = {rule: [name for name, curve in sick.items() if _noticed(curve, rule) != "never"] for rule in RULES}
     missed = [name for name in sick if name not in seen["guard"]]
     return [
@@ -263,13 +245,10 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 def plot(results: dict[str, Any]) -> str:
     """Losses of the runs with faults, as SVG."""
-    top = 3 * math.log(text.VOCABULARY)  # infinite losses, and those that would flatten the rest, are left out
-    kept = {
-        name: [(n + 1, loss) for n, loss in enumerate(curve["losses"]) if loss < top]
-        for name, curve in results["sick"].items()
-    }
-    curves = {name: ([n for n, _ in points], [loss for _, loss in points]) for name, points in kept.items()}
-    return line_chart("Loss of the runs with a fault", curves, "step", "nats a byte")
+    losses = {name: curve["losses"] for name, curve in results["sick"].items()}
+    return loss_chart(
+        "Loss of the runs with a fault", losses, top=3 * math.log(text.VOCABULARY)
+    )  # higher ones flatten the rest
 
 
 def _noticed(curve: dict[str, Any], rule: str) -> str:

@@ -9,7 +9,6 @@ Every finished run is kept in the study's folder, so that the same command goes 
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -18,17 +17,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bessemer import __version__
 from bessemer.checkpoint import latest
+from bessemer.environment import num_cores
 from bessemer.errors import BessemerError
 from bessemer.launch import group
 from bessemer.launch.group import run_group
+from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel
-from bessemer.report.static import bar_chart
+from bessemer.report.plan_figures import themed
 from bessemer.run import read_json, write_json
-from bessemer.studies import layouts_page
+from bessemer.studies import layouts_page, text
 from bessemer.studies.layouts_page import table as table  # `bessemer study` prints it
 from bessemer.studies.layouts_training import CASES, CertificateRun, recipe_of
 from bessemer.terminal import progress
+from bessemer.train.metrics import planned_bytes
 
 FOLDER = Path("runs/study-layouts")
 ALONE = "1"
@@ -138,15 +143,8 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> str:
-    """Differences of losses by layout in the first precision and case, as SVG."""
-    first = results["rows"][0]
-    rows = [
-        row
-        for row in results["rows"]
-        if (row["case"], row["precision"]) == (first["case"], first["precision"]) and "why" not in row
-    ]
-    title = f"Largest difference of losses, {first['case']}, {first['precision']}, nats"
-    return bar_chart(title, [(row["layout"], row["loss"], f"{row['loss']:.1e}") for row in rows])
+    """The picture of the certificate in the colours of the page."""
+    return themed(layouts_page.picture(results))
 
 
 def _begin(scope: Scope, folder: Path) -> None:
@@ -175,10 +173,6 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
 
 
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
-    from bessemer.model.huggingface.config import model_config
-    from bessemer.studies import text
-    from bessemer.train.metrics import planned_bytes
-
     layout = Parallel(**LAYOUTS[name])
     row: dict[str, Any] = {"layout": name, "processes": layout.world, "case": case, "precision": precision}
     one = f"{case}:{precision}"
@@ -223,15 +217,10 @@ def _missed(row: dict[str, Any]) -> str | None:
 
 
 def _made() -> dict[str, str]:
-    import torch
-
-    from bessemer import __version__
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "day": datetime.now(UTC).strftime("%Y-%m-%d"),
         "bessemer": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "machine": f"{cores} CPU cores, gloo",
+        "machine": f"{num_cores()} CPU cores, gloo",
     }

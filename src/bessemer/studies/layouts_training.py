@@ -8,7 +8,6 @@ loss of each step, beside a checkpoint of the weights at the end.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ import numpy as np
 import torch
 
 from bessemer.checkpoint import save
+from bessemer.launch.group import work_as_member
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel import traffic
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, in_group, join, leave
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import read_json, write_json
@@ -144,21 +144,21 @@ def main() -> None:
     given = read_json(folder / "settings.json")
     sizes, layout = CertificateRun(**given["settings"]), Parallel(**given["layouts"][name])
     devices.make_deterministic()
-    mesh = join(layout, torch.device("cpu")) if in_group() else SINGLE_PROCESS
-    for each in sys.argv[3:]:
-        case, precision = each.split(":")
-        place = folder / "runs" / name / f"{case}-{precision}"
-        if mesh.is_main:
-            place.mkdir(parents=True, exist_ok=True)
-        mesh.barrier()
-        results = train(sizes, layout, CASES[case], precision, mesh, place)
-        if mesh.is_main:
-            write_json(place / "run.json", results)
-        gc.collect()  # a wrapped model and its hooks hold each other
-        mesh.barrier()
-    leave()
-    sys.stdout.flush()
-    os._exit(0)  # Python's teardown may wait for a thread of the group
+
+    def work(mesh: ProcessMesh) -> None:
+        for each in sys.argv[3:]:
+            case, precision = each.split(":")
+            place = folder / "runs" / name / f"{case}-{precision}"
+            if mesh.is_main:
+                place.mkdir(parents=True, exist_ok=True)
+            mesh.barrier()
+            results = train(sizes, layout, CASES[case], precision, mesh, place)
+            if mesh.is_main:
+                write_json(place / "run.json", results)
+            gc.collect()  # a wrapped model and its hooks hold each other
+            mesh.barrier()
+
+    work_as_member(layout, torch.device("cpu"), work)
 
 
 if __name__ == "__main__":

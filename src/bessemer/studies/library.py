@@ -17,16 +17,15 @@ import numpy.typing as npt
 from bessemer.corpus import pipeline
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.model.transformer import build_model
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
+from bessemer.studies.base import build, fit
 from bessemer.studies.text import study_recipe
 from bessemer.terminal import progress
 from bessemer.tokens import build as tokens_build
 from bessemer.tokens.held_out import HeldOut
-from bessemer.tokens.loader import Batch, Loader
+from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
-from bessemer.train import device as devices
 from bessemer.train.trainer import Trainer
 
 PACKAGES = ("asyncio", "email", "importlib", "multiprocessing", "unittest", "xml")  # of a dozen files or more each
@@ -105,40 +104,17 @@ def tokens_of(settings: ClassifierStudy, folder: Path) -> TokenStore:
     return TokenStore.open(run.tokens)
 
 
-def trainer_of(recipe: Recipe, config: ModelConfig, store: TokenStore) -> Trainer:
-    """A new model with its optimizer."""
-    return Trainer(recipe, build_model(config, recipe.run.seed), devices.choose(recipe.train), store.end_of_text, 1)
-
-
-def fit(trainer: Trainer, reader: Callable[[int], Batch], advance: Callable[..., None]) -> float:
-    """Train a step's recipe to its end; the mean loss of the last tenth of the steps. reader: step to batch."""
-    losses = []
-    steps = trainer.settings.steps
-    assert steps is not None, "the recipe is resolved"
-    for number in range(steps):
-        results = trainer.forward_backward(reader(number))
-        trainer.update(number, results.grad_norm)
-        losses.append(results.loss)
-        advance(1, note=f"loss {results.loss:.3f}")
-    tail = losses[-max(steps // 10, 1) :]
-    return sum(tail) / len(tail)
-
-
-def one_source(loader: Loader, sequences: int) -> Callable[[int], Batch]:
-    """The batches of a loader by step, all counted as of one source."""
-
-    def read(number: int) -> Batch:
-        return replace(loader.batch(number * sequences, sequences), source=np.zeros(sequences, dtype=np.int64))
-
-    return read
-
-
 def pretrained(settings: ClassifierStudy, store: TokenStore, objective: str, family: str) -> Trainer:
     """A model trained on the library's text."""
     recipe = settings.recipe(objective, family)
-    trainer = trainer_of(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store)
+    trainer = build(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store.end_of_text)
+    loader, one_source = trainer.task.loader(recipe, store), np.zeros(settings.sequences, dtype=np.int64)
+
+    def read(step: int) -> Batch:
+        return replace(loader.batch(step * settings.sequences, settings.sequences), source=one_source)
+
     with progress(f"pretraining, {objective}", settings.steps, "steps") as advance:
-        fit(trainer, one_source(trainer.task.loader(recipe, store), settings.sequences), advance)
+        fit(trainer, read, advance=advance)
     return trainer
 
 
@@ -147,7 +123,7 @@ def classifier(
 ) -> Trainer:
     """A classifier of packages, not trained yet, with the weights of a pretrained model where there is one."""
     config = settings.config(store.vocabulary, causal=causal, labels=len(PACKAGES))
-    trainer = trainer_of(settings.recipe("classify", family, frozen=frozen), config, store)
+    trainer = build(settings.recipe("classify", family, frozen=frozen), config, store.end_of_text)
     weights = dict(body.model.named_parameters()) if body is not None else {}
     for name, parameter in trainer.model.named_parameters():
         if name in weights and not name.startswith(("head.", "classifier.")):
@@ -158,7 +134,7 @@ def classifier(
 def train_classifier(settings: ClassifierStudy, trainer: Trainer, train: Snippets, what: str) -> float:
     """Train it; the mean loss of the last tenth of the steps."""
     with progress(what, settings.class_steps, "steps") as advance:
-        return fit(trainer, train.reader(settings.class_batch, settings.seed), advance)
+        return float(fit(trainer, train.reader(settings.class_batch, settings.seed), advance=advance)["loss"])
 
 
 @dataclass(frozen=True)

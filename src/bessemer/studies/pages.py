@@ -64,8 +64,7 @@ def run_all(folder: Path) -> dict[str, Any]:
 def _index(done: dict[str, dict[str, Any]]) -> str:
     failed = [name for name, entry in done.items() if "error" in entry]
     total = duration(sum(entry["seconds"] for entry in done.values()))
-    headline = f"{len(done)} of {len(STUDIES)} studies, run on this machine in {total}" + (
-        f"; {len(failed)} failed." if failed else "."
-    )
+    headline = f"{len(done)} of {len(STUDIES)} studies, run on this machine in {total}"
+    headline += f"; {len(failed)} failed." if failed else "."
     notes = [f"Failed: {', '.join(failed)}."] if failed else []
     return render_page("studies.html", "Studies", "studies", headline, {"done": done, "studies": STUDIES}, notes=notes)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.studies.base import line_chart
+from bessemer.studies.base import loss_chart
 from bessemer.studies.text import study_recipe
 from bessemer.terminal import text_table
 from bessemer.tokens.loader import Batch
@@ -82,12 +82,7 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 def plot(results: dict[str, Any]) -> str:
     """The losses of the runs, as SVG."""
-    kept = {
-        name: [(n + 1, loss) for n, loss in enumerate(row["losses"]) if loss is not None]
-        for name, row in results["runs"].items()
-    }
-    curves = {name: ([n for n, _ in points], [loss for _, loss in points]) for name, points in kept.items()}
-    return line_chart("Loss while it trains", curves, "step", "nats a byte")
+    return loss_chart("Loss while it trains", {name: row["losses"] for name, row in results["runs"].items()})
 
 
 def ranges() -> dict[str, dict[str, float]]:

@@ -22,7 +22,7 @@ from bessemer.launch import group
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
 from bessemer.parallel.dtensors import local
-from bessemer.parallel.mesh import SINGLE_PROCESS, in_group, join, leave
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Recipe, dump, load
 from bessemer.run import read_json, write_json
 from bessemer.studies import text
@@ -58,9 +58,7 @@ def on_processes(recipe: Recipe, alone: bool = False, *, is_timed: bool = False)
     return {"ranks": ranks, "processes": len(ranks), **{key: max(rank[key] for rank in ranks) for key in FIELDS}}
 
 
-def _train(folder: Path) -> None:
-    recipe = load(str(folder / "recipe.toml"))
-    mesh = join(recipe.parallel, torch.device("cpu")) if in_group() else SINGLE_PROCESS
+def _train(recipe: Recipe, folder: Path, mesh: ProcessMesh) -> None:
     config, device = model_config(recipe, text.VOCABULARY), devices.choose(recipe.train)
     devices.release_unused(device)
     held = devices.resident_bytes()
@@ -91,8 +89,6 @@ def _train(folder: Path) -> None:
         "backward_seconds": min(halves[UNMEASURED:]), "loss": loss,
     }  # fmt: skip
     write_json(folder / f"rank-{mesh.rank}.json", row)
-    mesh.barrier()
-    leave()
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -183,6 +179,6 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         devices.keep_freed_memory()
-    _train(Path(sys.argv[1]))
-    sys.stdout.flush()
-    os._exit(0)  # Python's teardown may wait for a thread of the group
+    folder = Path(sys.argv[1])
+    recipe = load(folder / "recipe.toml")
+    group.work_as_member(recipe.parallel, torch.device("cpu"), lambda mesh: _train(recipe, folder, mesh))

@@ -17,10 +17,10 @@ SEQUENCES = 16  # held-out ones, for each point
 
 
 @torch.no_grad()
-def grid(trainer: Trainer, edge: int, seed: int = 0) -> list[list[float]]:
+def grid(trainer: Trainer, edge: int) -> list[list[float]]:
     """Held-out losses (nats) on an `edge` x `edge` grid from -1 to 1 along two random directions, each filter of which has
     the norm of the weights' own (Li et al. 2018, section 4); vectors, such as gains of norms, stay. edge: odd."""
-    draw, weights = torch.Generator().manual_seed(seed), [p for p in trainer.model.parameters() if p.ndim > 1]
+    draw, weights = torch.Generator().manual_seed(0), [p for p in trainer.model.parameters() if p.ndim > 1]
     start = [p.clone() for p in weights]
     directions = []
     for _ in range(2):
@@ -28,10 +28,8 @@ def grid(trainer: Trainer, edge: int, seed: int = 0) -> list[list[float]]:
         directions.append(
             [n * p.norm(dim=-1, keepdim=True) / n.norm(dim=-1, keepdim=True) for n, p in zip(noise, start, strict=True)]
         )
-    part, steps = (
-        text.held_out(SEQUENCES, trainer.model.config.sequence_length, MAX_BYTES),
-        np.linspace(-1, 1, edge).tolist(),
-    )
+    part = text.held_out(SEQUENCES, trainer.model.config.sequence_length, MAX_BYTES)
+    steps = np.linspace(-1, 1, edge).tolist()
     rows = list[list[float]]()
     for a in steps:
         rows.append([])
@@ -59,12 +57,8 @@ class LossSurface(Variation):
 
     def plot(self, results: dict[str, Any]) -> str:
         name, row = list(results["rows"].items())[-1]
-        return heat_map(
-            f"Held-out loss around the weights, {name}; dark: low",
-            row["grid"],
-            "first direction, -1 to 1",
-            "second direction",
-        )
+        title = f"Held-out loss around the weights, {name}; dark: low"
+        return heat_map(title, row["grid"], "first direction, -1 to 1", "second direction")
 
 
 def _shows(rows: Rows) -> list[str]:

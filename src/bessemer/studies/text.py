@@ -29,24 +29,17 @@ def study_recipe(name: str, values: dict[str, Any], base: str = "", vocabulary: 
 
 
 @lru_cache(maxsize=2)
-def standard_library(max_bytes: int) -> npt.NDArray[np.uint8]:
-    """About so many bytes of the library's modules, each ended by END_OF_TEXT, in an order that has no theme."""
+def training_and_held_out(max_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """About so many bytes of the library's modules, each ended by END_OF_TEXT, in an order that has no theme: text to train on,
+    and the last tenth, which is held out."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(folder.glob("*.py"), key=lambda path: hashlib.blake2b(path.name.encode()).digest())
     text = bytearray()
-    for file in files:
+    for file in sorted(folder.glob("*.py"), key=lambda path: hashlib.blake2b(path.name.encode()).digest()):
         if len(text) >= max_bytes:
             break
         text += file.read_bytes().replace(b"\0", b"") + bytes([END_OF_TEXT])
-    return np.frombuffer(bytes(text), dtype=np.uint8)
-
-
-@lru_cache(maxsize=2)
-def training_and_held_out(max_bytes: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Training and held-out text: the last tenth is held out."""
-    text = standard_library(max_bytes)
-    border = len(text) * 9 // 10
-    return text[:border], text[border:]
+    whole, border = np.frombuffer(bytes(text), dtype=np.uint8), len(text) * 9 // 10
+    return whole[:border], whole[border:]
 
 
 def _windows(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from bessemer.studies import text
@@ -13,9 +15,9 @@ CLIP, WARMUP, SCALING = "train.optimizer.clip_norm", "train.schedule.warmup_step
 NEVER = 1e9  # a norm to clip to that no gradient has
 
 
-def _lowest(rows: Rows, measure: str = "bits_per_byte") -> str:
-    """The variant with the lowest value of those that have one."""
-    return min((name for name in rows if rows[name][measure] is not None), key=lambda name: float(rows[name][measure]))
+def _lowest(names: Iterable[str], rows: Rows) -> str:
+    """The variant of these with the best score."""
+    return min(names, key=lambda name: float(rows[name]["bits_per_byte"]))
 
 
 def _batch_size(rows: Rows) -> list[str]:
@@ -24,7 +26,7 @@ def _batch_size(rows: Rows) -> list[str]:
     after = sum(first["losses"][max(few - 2, 0) : few]) / len(first["losses"][max(few - 2, 0) : few])
     per_update = "less" if large["losses"][-1] < after else "more"
     fastest, slowest = (pick(row["tokens_per_second"] for row in rows.values()) for pick in (max, min))
-    best = _lowest(rows)
+    best = _lowest(rows, rows)
     return [
         f"On the same text a batch of {best} ends lowest: {rows[best]['bits_per_byte']:.3f} bits a byte. A batch of 32 makes "
         f"{small['steps']:,} updates of it ({small['bits_per_byte']:.3f}), one of 2048 makes {few} "
@@ -47,7 +49,7 @@ batch_size = Variation(
 
 def _rate_scaling(rows: Rows) -> list[str]:
     few, *scaled = rows
-    best = min(scaled, key=lambda name: float(rows[name]["bits_per_byte"]))
+    best = _lowest(scaled, rows)
     bits = {name: rows[name]["bits_per_byte"] for name in rows}
     return [
         f"With 8 times the batch, {best.removeprefix('128, ')} does best: {bits[best]:.3f} bits a byte; the rate left as it "
