@@ -131,8 +131,8 @@ class WallClock:
                 "from": self._from,
                 "reached": self._reached,
                 "step": step,
-                "redone_steps": self._redone,
             }
+            row["redone_steps"] = self._redone
             row |= {"reached_at": self._reached_at} if self._reached_at else {}
             saved = published(RunFolder(self._log.path.parent).checkpoints)
             row |= {"saved": saved[-1]} if saved else {}
@@ -173,7 +173,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
             start = following["from"]
             if not row.get("finished") and stopped_by is None:  # the last line is some seconds old
                 after = max(after, following.get("reached", 0), start)
-                ended = max(ended, min(_seconds_of(following.get("reached_at")), following["began"]))
+                ended = max(ended, min(seconds_of(following.get("reached_at")), following["began"]))
                 if after > row["step"]:
                     done, in_steps = done + after - row["step"], in_steps + ended - row["at"]
             redone += max(after - start, 0)
@@ -204,7 +204,7 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _seconds_of(moment: Any) -> float:
+def seconds_of(moment: Any) -> float:
     """Seconds since the epoch of an ISO time; 0 where it is none."""
     try:
         return datetime.fromisoformat(moment).timestamp()

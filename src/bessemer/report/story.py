@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from bessemer.guard.goodput import ERROR
+from bessemer.guard.goodput import ERROR, seconds_of
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RECORDED
 from bessemer.report.data import Json, RunData, as_number, as_objects, as_text, number_or_0
 from bessemer.report.parts import capitalised, count, words
@@ -50,13 +49,13 @@ def _incidents(data: RunData) -> list[Event]:
     """Each incident but minor ones that were only recorded; several of a kind in a row of one session are one."""
     major = [row for row in data.incidents if as_text(row, "action") != RECORDED or as_text(row, "what") not in MINOR]
     restarts = as_objects(data.times, "restarts")
-    stops = [(_moment(restart, "stopped"), _moment(restart, "time")) for restart in restarts]
+    stops = [(seconds_of(restart.get("stopped")), seconds_of(restart.get("time"))) for restart in restarts]
     starts = [again for _, again in stops]
 
     def sort(row: Json) -> tuple[str, float | None, int, str]:
         kind = as_text(row, "what")
         change = as_text(row, "cause") if kind == RECIPE_CHANGED.name else ""  # each is another one
-        return kind, as_number(row, "rollback"), bisect_right(starts, _moment(row, "time")), change
+        return kind, as_number(row, "rollback"), bisect_right(starts, seconds_of(row.get("time"))), change
 
     events = []
     for (kind, rollback, *_), group in groupby(major, sort):
@@ -67,7 +66,7 @@ def _incidents(data: RunData) -> list[Event]:
         began = as_number(same[-1], "onset") if rollback else None
         since = f" It began at step {count(began)}." if began is not None and began < last else ""
         sentence = f"{many}{words(kind)}: {cause}.{since} {_sentence(action)}{_documents(same)}"
-        moment = _moment(same[0], "time")
+        moment = seconds_of(same[0].get("time"))
         if kind in LOSSES:  # a launcher writes it when the group is begun again already
             moment = min([moment, *(again for stop, again in stops if _is_of(moment, stop, again))])
         events.append((moment, _steps(first, last), sentence))
@@ -89,13 +88,12 @@ def _documents(incidents: list[Json]) -> str:
 
 def _stops(data: RunData) -> list[Event]:
     """Each stop with who stopped the run, and each restart. A loss that the launcher recorded is an incident already."""
-    losses = [_moment(row, "time") for row in data.incidents if as_text(row, "what") in LOSSES]
+    losses = [seconds_of(row.get("time")) for row in data.incidents if as_text(row, "what") in LOSSES]
     events = []
     for restart in as_objects(data.times, "restarts"):
         after, start, pause = (number_or_0(restart, key) for key in ("after", "from", "seconds"))
-        stopped, began, stopped_by = (
-            _moment(restart, "stopped"), _moment(restart, "time"), as_text(restart, "stopped_by")
-        )  # fmt: skip
+        stopped, began = seconds_of(restart.get("stopped")), seconds_of(restart.get("time"))
+        stopped_by = as_text(restart, "stopped_by")
         is_loss = not stopped_by or stopped_by.startswith(ERROR)
         if not (is_loss and any(_is_of(loss, stopped, began) for loss in losses)):
             ended = _ending(stopped_by) if stopped_by else "the training was killed, or its machine lost."
@@ -113,14 +111,6 @@ def _ending(stopped_by: str) -> str:
     if stopped_by.startswith(ERROR):
         return f"the run ended with {stopped_by.rstrip('.')}."
     return f"{stopped_by} stopped the run."
-
-
-def _moment(row: Json, key: str) -> float:
-    """Seconds since the epoch of an ISO time; 0 where there is none."""
-    try:
-        return datetime.fromisoformat(as_text(row, key)).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _steps(first: float, last: float | None = None) -> str:

@@ -14,6 +14,7 @@ from bessemer.errors import InputError
 from bessemer.report import compare, results, story, summary
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, WINDOWS, Detail, curves, smoothing_labels
 from bessemer.report.data import Json, RunData, RunReader, file_version, number_or_0
+from bessemer.report.parts import known, tile
 from bessemer.report.template import PageParts, as_markup, environment
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
@@ -23,6 +24,7 @@ FRAGMENTS = ("status", "frame", "story", "processes", "incidents", "samples", "w
 POINTS, SMOOTH_POINTS = 700, 300  # of a curve: a screen shows no more, and zooming asks for the part
 LOG_LINES, LOG_BYTES = 40, 16_384
 SAMPLES = 12
+RATE_STEPS = 20  # whose median is the rate now
 
 
 @dataclass(frozen=True)
@@ -161,28 +163,26 @@ def _links(runs: Sequence[Watched], view: View) -> list[Json]:
 def _tiles(one: Watched) -> list[Json]:
     """Up to six key figures of a run that goes on."""
     data, status = one.data, one.status
-    loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), _recent(data, "tokens_per_second")
+    loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), _recent_rate(data)
     bits, memory = summary.score(data, "bits_per_byte"), data.peak_memory
     since = ", since the last start" if number_or_0(data.times, "sessions") > 1 else ""
     steps = f"of {status.steps:,}, {status.share:.0%}" if status.steps else ""
     found = [
-        {"label": "Step", "value": f"{status.step:,}", "note": steps},
-        {"label": "Time left", "value": "–" if status.seconds_left is None else duration(status.seconds_left),
-         "note": "" if status.dollars_left is None else f"${status.dollars_left:,.2f}"},
-        {"label": "Training loss", "value": "–" if loss is None else f"{loss:.3f}", "note": data.loss_unit},
-        {"label": "Held-out bits per byte", "value": f"{bits:.3f}", "note": ""} if bits is not None else None,
-        {"label": "Tokens per second", "value": "–" if rate is None else amount(rate),
-         "note": f"{amount(tokens)} tokens so far" if tokens else ""},
-        {"label": "Memory", "value": f"{memory / 1e9:.2f} GB", "note": f"at the peak{since}"} if memory else None,
+        tile("Step", f"{status.step:,}", steps),
+        tile("Time left", known(status.seconds_left, duration),
+             "" if status.dollars_left is None else f"${status.dollars_left:,.2f}"),
+        tile("Training loss", known(loss, "{:.3f}".format), data.loss_unit),
+        tile("Held-out bits per byte", f"{bits:.3f}") if bits is not None else None,
+        tile("Tokens per second", known(rate, amount), f"{amount(tokens)} tokens so far" if tokens else ""),
+        tile("Memory", f"{memory / 1e9:.2f} GB", f"at the peak{since}") if memory else None,
     ]  # fmt: skip
-    return [tile for tile in found if tile is not None]
+    return [one for one in found if one is not None]
 
 
-def _recent(data: RunData, name: str, steps: int = 20) -> float | None:
-    """The median of the last lines."""
-    values = data.train.column(name)
-    recent = None if values is None else values[-steps:]
-    return None if recent is None or not np.isfinite(recent).any() else float(np.nanmedian(recent))
+def _recent_rate(data: RunData) -> float | None:
+    """Tokens per second, the median of the last lines."""
+    recent = data.train.columns.get("tokens_per_second", np.empty(0))[-RATE_STEPS:]
+    return float(np.nanmedian(recent)) if np.isfinite(recent).any() else None
 
 
 def log_tail(path: Path) -> list[str]:

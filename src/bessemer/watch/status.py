@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from time import time
 
 import numpy as np
 
-from bessemer.guard.goodput import BY_GUARD, ERROR, was_saved
-from bessemer.report.data import RunData, as_number, as_text
+from bessemer.guard.goodput import BY_GUARD, ERROR, seconds_of, was_saved
+from bessemer.report.data import RunData, as_number, as_text, number_or_0
 from bessemer.run import RunFolder, published
 from bessemer.terminal import amount, duration
 
 STATES = ("training", "preparing", "silent", "stopped", "finished", "empty")
 PACE_STEPS = 100  # the last so many logged steps say how fast the run is
 FRESH_SECONDS = 30.0  # a sign of life so young is that of a process on another machine
-QUIET_STEPS, QUIET_SECONDS = (
-    10.0,
-    60.0,
-)  # without a line for so many steps' time, and at least so long, something is wrong
+# Without a line for so many steps' time, and at least so long, something is wrong.
+QUIET_STEPS, QUIET_SECONDS = 10.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -54,26 +50,20 @@ def status_of(run: RunFolder, data: RunData) -> RunStatus:
     step = int(data.train.step[-1]) if len(data.train) else max(saved, default=0)
     planned = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
     steps = None if planned is None else int(planned)
-    last, pace = _last_sign(run, data), seconds_a_step(data)
+    last = max(seconds_of(data.last_time), number_or_0(data.times, "last")) or None
+    pace = seconds_a_step(data)
     stopped_by = as_text(data.times, "stopped_by")
     has_ended = bool(stopped_by) or (steps is not None and step >= steps)
     age = None if last is None else max(time() - last, 0.0)
     is_fresh = age is not None and age < FRESH_SECONDS
     is_running = run.is_being_written() or (is_fresh and not has_ended and not run.was_written_here())
-    left = None if steps is None or pace is None else max(steps - step, 0) * pace
-    dollars = as_number(data.plan, "cost")
-    planned_seconds = as_number(data.plan, "seconds")
-    rate = dollars / planned_seconds if dollars and planned_seconds else None
     state = _state(step, steps, is_running, age, pace, is_empty=not data.recipe and not len(data.train))
-    return RunStatus(
-        state=state,
-        sentence=_sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0))),
-        step=step,
-        steps=steps,
-        seconds_left=left if state in ("training", "silent") else None,
-        dollars_left=None if rate is None or left is None or state not in ("training", "silent") else rate * left,
-        last=last,
-    )
+    is_known = steps is not None and pace is not None and state in ("training", "silent")
+    left = max((steps or 0) - step, 0) * (pace or 0.0) if is_known else None
+    dollars, seconds = as_number(data.plan, "cost"), as_number(data.plan, "seconds")
+    cost = dollars / seconds * left if dollars and seconds and left is not None else None
+    sentence = _sentence(state, step, steps, age, stopped_by, _goes_on(run, max(saved, default=0)))
+    return RunStatus(state, sentence, step, steps, left, cost, last)
 
 
 def seconds_a_step(data: RunData) -> float | None:
@@ -85,24 +75,14 @@ def seconds_a_step(data: RunData) -> float | None:
     recent = slice(-PACE_STEPS, None)
     sizes = np.diff(tokens[recent]) / np.diff(step[recent])
     seconds = float(np.nanmedian(sizes / rate[recent][1:]))
-    between = sum(as_number(data.times, kind) or 0.0 for kind in ("validation", "saving", "memory"))
-    in_steps = sum(as_number(data.times, kind) or 0.0 for kind in ("productive", "data_wait", "redone"))
+    between = sum(number_or_0(data.times, kind) for kind in ("validation", "saving", "memory"))
+    in_steps = sum(number_or_0(data.times, kind) for kind in ("productive", "data_wait", "redone"))
     return seconds * (1.0 + between / in_steps if in_steps else 1.0)
-
-
-def _last_sign(run: RunFolder, data: RunData) -> float | None:
-    """Seconds since the epoch of the run's last line about time or metrics."""
-    signs = []
-    with suppress(ValueError):
-        signs.append(datetime.fromisoformat(data.last_time).timestamp())
-    if (ended := as_number(data.times, "last")) is not None:
-        signs.append(ended)
-    return max(signs, default=None)
 
 
 def _state(
     step: int, steps: int | None, is_running: bool, age: float | None, pace: float | None, *, is_empty: bool
-) -> str:  # fmt: skip
+) -> str:
     if steps is not None and step >= steps:
         return "finished"
     if not is_running:
@@ -137,6 +117,5 @@ def _goes_on(run: RunFolder, saved: int) -> str:
     """What becomes of a run that has stopped. saved: the step of its newest checkpoint, 0 without one."""
     if not saved and was_saved(run):
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
-    return "`bessemer run` on this folder " + (
-        f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
-    )
+    goes_on = f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
+    return f"`bessemer run` on this folder {goes_on}"
