@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bessemer import logfile
 from bessemer.cli import run_command
-from bessemer.guard.goodput import accounts
+from bessemer.guard.goodput import accounts, sessions
 from bessemer.run import read_json_lines
 from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text, write_text
@@ -283,7 +283,7 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
     for session, step in enumerate((2, 7, 9, 15, 17), 1):
         process = start(recipe_file, runs)
         # A step may be from the session before, which went on for a moment after it was seen.
-        while (taken := accounts(runs / "small" / "time.jsonl")) is None or taken["sessions"] < session:
+        while (taken := accounts(sessions(runs / "small" / "time.jsonl"))) is None or taken["sessions"] < session:
             assert process.poll() is None
             time.sleep(0.005)
         wait_for_step(runs, step, process)
@@ -291,7 +291,9 @@ def test_many_stops_come_to_the_same_end(whole: Path, runs: Path, recipe_file: P
         process.communicate(timeout=60)
     assert bessemer("train", recipe_file, "--set", f"run.dir={runs}").returncode == 0
     assert trained(runs / "small") == trained(whole / "small")
-    taken = accounts(runs / "small" / "time.jsonl")  # also of sessions that were killed in their first seconds
+    taken = accounts(
+        sessions(runs / "small" / "time.jsonl")
+    )  # also of sessions that were killed in their first seconds
     assert taken is not None and taken["sessions"] == 6 and taken["stopped_by"] is None
     assert [restart["stopped_by"] for restart in taken["restarts"]] == ["SIGTERM", None, None, None, None]
     assert all(restart["stopped"] < restart["time"] for restart in taken["restarts"])

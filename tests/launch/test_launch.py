@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from trainings import another, bessemer, command, facts, losses, metrics, wait_for_step, weights
 
-from bessemer.guard.goodput import accounts
+from bessemer.guard.goodput import accounts, sessions
 from bessemer.run import read_json_lines
 
 
@@ -111,8 +111,8 @@ def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Pa
     assert f"going on from step {resumed['step']} of 40, from the copy in memory" in said
     assert losses(made, "in-memory") == losses(made, straight)
     assert weights(made, "in-memory") == weights(made, straight)
-    sessions = accounts(run / "time.jsonl")
-    assert sessions is not None and 0 < sessions["memory"] < sessions["total"]
+    taken = accounts(sessions(run / "time.jsonl"))
+    assert taken is not None and 0 < taken["memory"] < taken["total"]
 
 
 @pytest.mark.long

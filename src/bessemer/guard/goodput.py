@@ -152,16 +152,21 @@ def was_saved(run: RunFolder) -> bool:
     return run.was_saved or run.mixture.exists() or last_saved(run.times) > 0
 
 
-def accounts(path: Path) -> dict[str, Any] | None:
+def sessions(path: Path) -> list[dict[str, Any]]:
+    """The last line of each session in time.jsonl, in order of time."""
+    last = {row["began"]: row for row in read_json_lines(path) if isinstance(row.get("began"), float)}
+    return [last[began] for began in sorted(last)]
+
+
+def accounts(sessions: list[dict[str, Any]], logged: tuple[int, str | None] | None = None) -> dict[str, Any] | None:
     """Seconds of a run by kind (TIME_KINDS), `total`, `effective`, the share of productive steps, the number of `sessions`, the
     `restarts` between them, the end of the last one as `stopped_by`, and the time of its last line (seconds since the epoch) as
-    `last`. None without lines.
+    `last`. None without sessions.
 
+    logged: the last step in metrics.jsonl and its time (ISO): what was trained after the last line of a session that has not
+    ended, or was killed, or lost.
     A restart: `time` (UTC), `from` its step, `after` the last step before, when it `stopped` and what it was `stopped_by`
     (None: killed or lost), and the `seconds` between."""
-    rows = read_json_lines(path)
-    last = {row["began"]: row for row in rows if isinstance(row.get("began"), float)}
-    sessions = [last[began] for began in sorted(last)]
     if not sessions:
         return None
     seconds, restarts, total = dict.fromkeys(TIME_KINDS, 0.0), [], 0.0
@@ -169,13 +174,17 @@ def accounts(path: Path) -> dict[str, Any] | None:
         redone = row["redone_steps"]
         done, in_steps = row["step"] - row["from"] + redone, row.get("steps", 0.0)
         ended, stopped_by, after = row["at"], row.get("stopped_by"), row["step"]
+        start, until = after, float("inf")
+        reached, reached_at = logged or (0, None)
         if following is not None:
-            start = following["from"]
-            if not row.get("finished") and stopped_by is None:  # the last line is some seconds old
-                after = max(after, following.get("reached", 0), start)
-                ended = max(ended, min(seconds_of(following.get("reached_at")), following["began"]))
-                if after > row["step"]:
-                    done, in_steps = done + after - row["step"], in_steps + ended - row["at"]
+            start, until = following["from"], following["began"]
+            reached, reached_at = max(following.get("reached", 0), start), following.get("reached_at")
+        if not row.get("finished") and stopped_by is None:  # the last line is some seconds old
+            after = max(after, reached)
+            ended = max(ended, min(seconds_of(reached_at), until))
+            if after > row["step"]:
+                done, in_steps = done + after - row["step"], in_steps + ended - row["at"]
+        if following is not None:
             redone += max(after - start, 0)
             if not row.get("finished"):
                 pause = max(following["began"] - ended, 0.0)
@@ -196,7 +205,7 @@ def accounts(path: Path) -> dict[str, Any] | None:
     effective = seconds["productive"] / total if total else 0.0
     return {
         **seconds, "total": total, "effective": effective, "sessions": len(sessions), "restarts": restarts,
-        "stopped_by": sessions[-1].get("stopped_by"), "last": sessions[-1]["at"],
+        "stopped_by": sessions[-1].get("stopped_by"), "last": ended,
     }  # fmt: skip
 
 

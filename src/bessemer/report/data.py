@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.goodput import accounts
+from bessemer.guard.goodput import accounts, sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.run import RunFolder, published, read_json, read_json_lines
 from bessemer.terminal import counted
@@ -262,7 +262,11 @@ class RunReader:
             gated=gate.summary(run.path),
             peak_memory=self._metrics.memory.peak,
             forks=self._forks.curves(),
-            times=self._cached(run.times, accounts) or {},
+            times=accounts(
+                self._cached(run.times, sessions) or [],
+                (int(trained[-1]), self._metrics.last_time) if trained else None,
+            )
+            or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
             samples=self._metrics.samples,
             last_time=self._metrics.last_time,

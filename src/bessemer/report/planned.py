@@ -6,7 +6,7 @@ import tomllib
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.guard.goodput import TIME_KINDS, accounts
+from bessemer.guard.goodput import TIME_KINDS, accounts, sessions
 from bessemer.plan.estimate.points import MeasuredRun, measured
 from bessemer.report.data import as_number, as_object
 from bessemer.run import RunFolder, read_json, read_steps, write_json
@@ -58,7 +58,7 @@ def of_run(run: RunFolder) -> dict[str, Any] | None:
     if not isinstance(plan, dict) or found is None:
         return None
     comparison = against_measured(plan, found, taken[-1] if taken else None, _minutes(run))
-    if (wall := accounts(run.times)) is not None:
+    if (wall := accounts(sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:
         comparison["wall"] = wall
     is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
     if is_one_life and (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
