@@ -82,7 +82,7 @@ def test_links_and_anchors_lead_somewhere(page: str) -> None:
 
 def test_links_are_rewritten_for_the_site() -> None:
     links = module("links")
-    text = "See [the step](../src/bessemer/train/step.py), [all](../README.md#how-fast) and [a plan](plan.md#x).\n| a |\n|---|\n"
+    text = "See [the step](../src/bessemer/train/loop.py), [all](../README.md#how-fast) and [a plan](plan.md#x).\n| a |\n|---|\n"
     assert links.prepared(text, "check.md") == (
         "See the step, [all](about.md#how-fast) and [a plan](plan.md#x).\n\n| a |\n|---|\n"
     )

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from bessemer.checkpoint import staging
-from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory
+from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory, replica_nodes
 from bessemer.checkpoint.node_memory import NodeMemory, hold
-from bessemer.checkpoint.replication import replica_nodes
 from bessemer.errors import BessemerError
 from bessemer.interrupt import NODE
 from bessemer.parallel.mesh import ProcessMesh, join

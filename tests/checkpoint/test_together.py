@@ -20,8 +20,7 @@ import torch
 from bessemer.checkpoint import SavedCheckpoint, files, latest, protocol, save
 from bessemer.checkpoint.files import Scan
 from bessemer.errors import BessemerError
-from bessemer.parallel.control import gather_scatter
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join, leave
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, join, leave
 from bessemer.recipe import Parallel
 from bessemer.run import published
 from tests.parallel.processes import run_on

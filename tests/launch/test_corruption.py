@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainings import another, command, losses, weights
 
-from bessemer.parallel.replicas import bit_sums, differences
+from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.run import read_json_lines
 
 FLIPS = """

@@ -9,8 +9,7 @@ import torch
 from processes import run_on
 
 from bessemer.errors import InputError
-from bessemer.parallel.control import gather_scatter
-from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, join, require_world
+from bessemer.parallel.mesh import MESH_AXES, SINGLE_PROCESS, ProcessMesh, gather_scatter, join, require_world
 from bessemer.recipe import Parallel
 
 

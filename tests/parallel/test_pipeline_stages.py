@@ -27,9 +27,9 @@ from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
 from bessemer.parallel.context import LocalBatch
+from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
-from bessemer.parallel.replicas import bit_sums, differences
 from bessemer.parallel.tied import compared_parameters, owned_parameters, whole_name
 from bessemer.recipe import Parallel, Train
 from bessemer.train import recompute

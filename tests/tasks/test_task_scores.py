@@ -20,7 +20,7 @@ from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.stages import opened
 from bessemer.tasks.files import Item, open_task
 from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, likelihoods, score_task
-from bessemer.train.samples import scored_model
+from bessemer.train.validation import scored_model
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import torch
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
-from bessemer.train import fp8
+from bessemer.train import precision
 
 
 def rowwise_on_cpu() -> bool:
     """torch 2.11 scales only whole tensors on a CPU."""
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            fp8.Fp8Linear("rowwise")(torch.ones(16, 16), torch.ones(16, 16))
+            precision.Fp8Linear("rowwise")(torch.ones(16, 16), torch.ones(16, 16))
     except RuntimeError:
         return False
     return True
@@ -55,11 +55,11 @@ def close(found: torch.Tensor, wanted: np.ndarray, share: float = 5e-3) -> None:
 @pytest.mark.parametrize("dtype", list(FORMATS))
 def test_quantising_is_rounding_by_the_format(dtype: torch.dtype) -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 3
-    values, scale = fp8.quantise(x, dtype, "rowwise")
+    values, scale = precision.quantise(x, dtype, "rowwise")
     wanted = rounded(x.double().numpy() / scale.double().numpy(), dtype)
     np.testing.assert_array_equal(values.double().numpy(), wanted)
     assert np.array_equal(np.log2(scale.numpy()) % 1, np.zeros((64, 1))), "powers of two"
-    whole, one = fp8.quantise(x, dtype, "tensorwise")
+    whole, one = precision.quantise(x, dtype, "tensorwise")
     assert one.shape == () and float(whole.float().abs().max()) == FORMATS[dtype][2]
 
 
@@ -70,7 +70,7 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> No
     weight = (torch.randn(48, 64, generator=draw) * 0.1).requires_grad_()
     gradient = torch.randn(2, 16, 48, generator=draw).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fp8.Fp8Linear(scaling)(x, weight)
+        y = precision.Fp8Linear(scaling)(x, weight)
     y.backward(gradient)
     e4m3 = torch.float8_e4m3fn
     back = e4m3 if scaling == "rowwise" else torch.float8_e5m2
@@ -88,7 +88,7 @@ def test_product_and_gradients_are_those_of_rounded_operands(scaling: Any) -> No
 
 def test_bias_and_what_lies_outside_autocast() -> None:
     x, weight, bias = torch.randn(16, 32), torch.randn(16, 32), torch.randn(16)
-    linear = fp8.Fp8Linear("tensorwise")
+    linear = precision.Fp8Linear("tensorwise")
     assert torch.equal(linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(linear(x, weight, bias), linear(x, weight) + bias.bfloat16())
@@ -100,7 +100,7 @@ def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
     x = torch.randn(16, 32)
     x[3, 5] = bad
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fp8.Fp8Linear(scaling)(x, torch.randn(16, 32))
+        y = precision.Fp8Linear(scaling)(x, torch.randn(16, 32))
     assert not torch.isfinite(y[3]).any()
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_finite_stays_so(scaling: Any, bad: float) -> None:
 def test_zeros_give_zeros() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(
-            fp8.Fp8Linear("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
+            precision.Fp8Linear("rowwise")(torch.zeros(16, 32), torch.randn(16, 32)).float(), torch.zeros(16, 16)
         )
 
 
@@ -127,11 +127,11 @@ def test_dimensions_that_do_not_fit_are_named(changes: dict[str, int], micro: in
     values = dict(
         vocabulary=100, layers=1, width=64, heads=2, kv_heads=2, head_dim=32, mlp_width=128, sequence_length=16
     )
-    fp8.check(ModelConfig(**values), Parallel(), micro)
+    precision.require_fp8(ModelConfig(**values), Parallel(), micro)
     layout = Parallel(tensor=changes.get("tensor", 1))
     changed = {name: value for name, value in changes.items() if name != "tensor"}
     with pytest.raises(InputError, match=said):
-        fp8.check(ModelConfig(**{**values, **changed}), layout, micro)
+        precision.require_fp8(ModelConfig(**{**values, **changed}), layout, micro)
 
 
 @pytest.mark.gpu
@@ -144,7 +144,7 @@ def test_a_gpu_gives_the_product_of_rounded_operands(scaling: Any) -> None:
     x, weight = torch.randn(64, 128, generator=draw).bfloat16(), torch.randn(48, 128, generator=draw)
     there, w = x.cuda().requires_grad_(), weight.cuda().requires_grad_()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        y = fp8.Fp8Linear(scaling)(there, w)
+        y = precision.Fp8Linear(scaling)(there, w)
     y.backward(torch.ones_like(y))
     e4m3 = torch.float8_e4m3fn
     close(y.detach().cpu(), by_hand(x, weight, (e4m3, e4m3), scaling), 1e-2)

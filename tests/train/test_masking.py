@@ -11,7 +11,7 @@ from bessemer.tokens.held_out import held_out
 from bessemer.tokens.loader import Batch, loader_of
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
-from bessemer.train.masking import Masker
+from bessemer.train.task import Masker
 
 END, MASK, VOCABULARY = 0, 1, 500
 ORDINARY = np.arange(VOCABULARY) >= 2

@@ -47,8 +47,7 @@ from bessemer.checkpoint.format import (
 from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
-from bessemer.parallel.control import gather_scatter, on_rank_zero
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero
 from bessemer.run import (
     LATEST,
     checkpoint_name,

@@ -26,10 +26,9 @@ from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.samples import samples, scored_model
 from bessemer.train.state import Restored
 from bessemer.train.trainer import Trainer
-from bessemer.train.validation import Validation, validate
+from bessemer.train.validation import Validation, samples, scored_model, validate
 
 FILL_INS = 8  # in all, spread over the sources
 GUESSES = 3

@@ -1,5 +1,5 @@
 """One mesh of processes (mesh.py), five ways to split a model; the same loss whatever the split.
 
 The ways: data.py (DDP, FSDP2), tensor.py, context.py, pipeline.py with tied.py, made of collectives.py and dtensors.py. Beside
-them: control.py (rank 0 decides), replicas.py (are copies equal), traffic.py (bytes sent), waiting.py (seconds waited).
+them: traffic.py (bytes sent, seconds waited).
 """

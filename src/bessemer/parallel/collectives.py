@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
 from bessemer.layout.sharding import rank_rows
-from bessemer.parallel import waiting
+from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe.parallel import nearest_that_fit
 
@@ -105,7 +105,7 @@ def wait(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         compiled: Tensor = functional.wait_tensor(x)
         return compiled
-    with waiting.timing():
+    with traffic.timing():
         result: Tensor = functional.wait_tensor(x)
     return result
 

@@ -1,4 +1,5 @@
-"""Sharded tensors: the local shard of a DTensor and its offset, global norms, and a hash of tensors independent of the layout.
+"""Sharded tensors: the local shard of a DTensor and its offset, global norms, a hash of tensors independent of the layout, and
+whether replicas are equal: processes that hold the same weights must hold the same bits.
 
 Whatever sharded a parameter (FSDP2, tensor parallelism, both), it is a DTensor whose local shard is one box of the whole.
 """
@@ -9,6 +10,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Box = tuple[int, ...]  # an offset or a shape
+Key = tuple[str, Box, Box]  # name, offset and size of a shard
+Sums = dict[Key, int]
 HASH_CHUNK = 1 << 14  # elements hashed at a time, each with some 64 bytes of intermediates, which a core's cache holds
 DEVICE_CHUNKS = 64  # chunks hashed at a time on a device, where larger kernels are faster
 
@@ -196,3 +200,46 @@ def _hash_sums(name: str, shape: Box, offset: Box, shard: Tensor) -> Tensor:
         for number, seed in enumerate(seeds):
             total[number] += splitmix64_finaliser(chunk ^ splitmix64_finaliser(index + seed)).sum().cpu()
     return total
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A shard whose replicas differ. sums: of its bits, by rank."""
+
+    name: str
+    key: Key
+    sums: dict[int, int]
+
+    @property
+    def suspects(self) -> list[int]:
+        """The ranks that differ from most of the others; all of them where no value has a majority."""
+        values = list(self.sums.values())
+        common = max(set(values), key=values.count)
+        if 2 * values.count(common) <= len(values):
+            return sorted(self.sums)
+        return self.differing_from(common)
+
+    def differing_from(self, right: int) -> list[int]:
+        """The ranks with another sum."""
+        return sorted(rank for rank, value in self.sums.items() if value != right)
+
+
+@torch.no_grad()
+def bit_sums(named: Iterable[tuple[str, Tensor]]) -> Sums:
+    """The sum of the bits of each of this process's shards as integers, which any flipped bit changes."""
+    keys, sums = [], []
+    for name, tensor in named:
+        _, offset, shard = local_shard(tensor)
+        if shard.numel():
+            keys.append((name, offset, tuple(shard.shape)))
+            sums.append(bits_of(shard).sum(dtype=torch.int64))
+    return dict(zip(keys, torch.stack(sums).tolist(), strict=True)) if sums else {}  # one transfer from the device
+
+
+def differences(by_rank: list[Sums]) -> list[Difference]:
+    """The shards that several processes hold with different bits."""
+    holders: dict[Key, dict[int, int]] = {}
+    for rank, sums in enumerate(by_rank):
+        for key, value in sums.items():
+            holders.setdefault(key, {})[rank] = value
+    return [Difference(key[0], key, sums) for key, sums in holders.items() if len(set(sums.values())) > 1]

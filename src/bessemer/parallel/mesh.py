@@ -1,4 +1,4 @@
-"""The process groups of a run: a mesh of five axes, and this process's rank on it.
+"""The process groups of a run: a mesh of five axes, this process's rank on it, and decisions of rank 0 for all processes.
 
 The outermost axis comes first: pipeline, replicate, shard, context, tensor. Ranks along `tensor`, which communicate most, are
 neighbours and so share a node.
@@ -7,9 +7,10 @@ neighbours and so share a node.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.parallel import traffic, waiting
+from bessemer.parallel import traffic
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
@@ -27,6 +28,9 @@ MESH_AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 SHARD_CONTEXT = "shard_context"  # the two axes as one, over which FSDP2 shards
 TIMEOUT = timedelta(minutes=10)
 CONTROL_TIMEOUT = timedelta(minutes=30)  # of the group in which others wait while rank 0 writes
+
+Gathered = TypeVar("Gathered")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     traffic.start_counting(control)
-    waiting.start_timing()
+    traffic.start_timing()
     return ProcessMesh(layout, rank, device_mesh, control)
 
 
@@ -208,3 +212,58 @@ def require_world(layout: Parallel, world: int) -> None:
         divisors = [candidate for candidate in range(1, world + 1) if world % candidate == 0]
         fits = f"{' x '.join(MODEL_AXES)} = {rest} does not divide {world}; possible: {divisors}"
     raise InputError(f"parallel: {product} = {layout.world} processes, but there are {world}; {fits}")
+
+
+def on_rank_zero(mesh: ProcessMesh, act: Callable[[], Result]) -> Result:
+    """Call `act` on rank 0, and return its result, which must pickle, on every process; collective. Raises as
+    `gather_scatter`."""
+    return gather_scatter(mesh, lambda: None, lambda by_rank: [act()] * len(by_rank))
+
+
+def gather_scatter(
+    mesh: ProcessMesh, local: Callable[[], Gathered], decide: Callable[[list[Gathered]], list[Result]]
+) -> Result:
+    """Gather a value of every process on rank 0, and scatter what rank 0 makes of them; both must pickle. Collective.
+
+    local: called on every process; decide: called on rank 0 with the values by rank, returns each rank's result. When either
+    raises anywhere, every process raises one error that names the rank: InputError for one, BessemerError where a user can act
+    on it (BessemerError, OSError), else RuntimeError. A single process raises its own error.
+    """
+    if mesh.is_single:
+        return decide([local()])[0]
+    value, fault, cause = _attempt(local)
+    is_main, world = mesh.rank == 0, mesh.world
+    gathered: list[Any] | None = [None] * world if is_main else None
+    dist.gather_object((value, fault), gathered, dst=0, group=mesh.control)
+    answers: list[Any] | None = None
+    if gathered is not None:
+        failed = next((rank for rank, (_, its_fault) in enumerate(gathered) if its_fault is not None), None)
+        if failed is None:
+            values = [its_value for its_value, _ in gathered]
+            # Too few results raise here and not below, where the others would wait in vain.
+            decided, fault, cause = _attempt(lambda: [one for one, _ in zip(decide(values), values, strict=True)])
+            failed = 0 if fault is not None else None
+        else:
+            fault = gathered[failed][1]
+        answers = [(None, (failed, *fault)) if fault else (decided[rank], None) for rank in range(world)]
+    scattered: list[Any] = [None]
+    dist.scatter_object_list(scattered, answers, src=0, group=mesh.control)
+    answer, failure = scattered[0]
+    if failure is not None:
+        rank, message, kind = failure
+        try:
+            raise kind(f"rank {rank}: {message}") from cause
+        finally:
+            del cause  # with this frame it would be a reference cycle that keeps the group alive
+    result: Result = answer
+    return result
+
+
+def _attempt(act: Callable[[], Any]) -> tuple[Any, tuple[str, type[Exception]] | None, Exception | None]:
+    """(result, None, None), or on failure (None, (message, what the others raise), exception)."""
+    try:
+        return act(), None, None
+    except Exception as error:
+        if not isinstance(error, BessemerError | OSError):
+            return None, (f"{type(error).__name__}: {error}", RuntimeError), error
+        return None, (str(error), InputError if isinstance(error, InputError) else BessemerError), error

@@ -23,7 +23,7 @@ from bessemer.model import casts
 from bessemer.model.dropout import DropoutMasks
 from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data, waiting
+from bessemer.parallel import data, traffic
 from bessemer.parallel.context import gather_sequences, local_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Dropout, Train
@@ -217,7 +217,7 @@ def accumulate(
                     torch.autograd.backward(loss.total / divisor * factor)
                 for add in more:
                     add()
-            waiting.backward_ended()
+            traffic.backward_ended()
             results.append(loss.detached())
     finally:
         if two_at_a_time:

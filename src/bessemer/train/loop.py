@@ -27,14 +27,12 @@ from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import compare_replicas, note_interrupted, respond
-from bessemer.train.samples import log_sample, log_tasks
-from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
+from bessemer.train.session import Observer, Training, apply_step, judge_step, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
-from bessemer.train.step import apply_step, judge_step
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats
-from bessemer.train.validation import Validation, validate
+from bessemer.train.validation import Validation, log_sample, log_tasks, validate
 
 
 @dataclass(frozen=True)

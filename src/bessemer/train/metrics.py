@@ -21,7 +21,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from bessemer.layout.communication import ElementBytes, step_bytes
 from bessemer.logfile import LogFile, is_torn, json_line
 from bessemer.model.config import ModelConfig
-from bessemer.parallel import traffic, waiting
+from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
 from bessemer.run import RunFolder, read_json, read_json_lines, read_steps, write_atomic, write_json
@@ -162,13 +162,13 @@ class Rates:
         """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
         self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
         self.device, self.mesh, self.data_wait, self._plan = device, mesh, 0.0, plan
-        self._mark, self._sent, self._waited = perf_counter(), traffic.sent(), waiting.waited()
+        self._mark, self._sent, self._waited = perf_counter(), traffic.sent(), traffic.waited()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and time the wait for each."""
         self._mark = started = perf_counter()
         for batch in batches:
-            self.data_wait, self._sent, self._waited = perf_counter() - started, traffic.sent(), waiting.waited()
+            self.data_wait, self._sent, self._waited = perf_counter() - started, traffic.sent(), traffic.waited()
             yield batch
             started = self._mark = perf_counter()
 
@@ -179,7 +179,7 @@ class Rates:
 
     def busy(self) -> float:
         """Seconds of the current step so far, without waits for data and for other processes."""
-        return perf_counter() - self._mark - self.data_wait - (waiting.waited() - self._waited)
+        return perf_counter() - self._mark - self.data_wait - (traffic.waited() - self._waited)
 
     def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
         """Bytes that all processes sent in the current step, by kind; empty for one process, or where they cannot be counted.

@@ -30,8 +30,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
 from bessemer.train.recompute import blocks_recomputed
-from bessemer.train.session import Training, set_up
-from bessemer.train.step import apply_step, judge_step
+from bessemer.train.session import Training, apply_step, judge_step, set_up
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats
 

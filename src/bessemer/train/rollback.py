@@ -14,8 +14,8 @@ from bessemer.guard.goodput import BY_GUARD
 from bessemer.guard.incidents import CORRUPTION, INCIDENT_KINDS, NONFINITE, RECORDED, STOPPED, record
 from bessemer.guard.journal import Rollback, num_rollbacks_within
 from bessemer.guard.policy import Judgement, Verdict
-from bessemer.parallel.control import on_rank_zero
-from bessemer.parallel.replicas import Sums, bit_sums, differences
+from bessemer.parallel.dtensors import Sums, bit_sums, differences
+from bessemer.parallel.mesh import on_rank_zero
 from bessemer.parallel.tied import compared_parameters
 from bessemer.run import published, read_steps
 from bessemer.terminal import counted, say, warn

@@ -1,4 +1,5 @@
-"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs."""
+"""The parts of a training on this process and their set-up: model and starting weights, data, guard, logs; and one step of it:
+the guard's verdict on its gradients, and the update unless that skips it."""
 
 from __future__ import annotations
 
@@ -22,16 +23,15 @@ from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
 from bessemer.guard.journal import Journal
-from bessemer.guard.policy import GuardState
+from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.guard.trends import Trends
 from bessemer.hashing import digest
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.model.transformer import meta_model
-from bessemer.parallel.control import on_rank_zero
-from bessemer.parallel.mesh import ProcessMesh
-from bessemer.parallel.replicas import Difference
+from bessemer.parallel.dtensors import Difference
+from bessemer.parallel.mesh import ProcessMesh, on_rank_zero
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_steps
 from bessemer.terminal import say, warn
@@ -41,6 +41,7 @@ from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
+from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import MetricsLog, Rates
 from bessemer.train.pace import Pace
 from bessemer.train.split import initial_weights
@@ -48,7 +49,7 @@ from bessemer.train.start import no_dropout_line, start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
 from bessemer.train.stragglers import Stragglers
 from bessemer.train.trackers import open_trackers
-from bessemer.train.trainer import Trainer
+from bessemer.train.trainer import StepStats, Trainer
 from bessemer.train.watch import Watch
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
@@ -277,3 +278,41 @@ def _trainer(
     else:
         model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
     return Trainer(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)
+
+
+def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
+    """Judge the step after `state`. The history is cleared at the start of a data phase and after a scheduled re-warm-up;
+    during a re-warm-up after a rollback, steps are judged but not added to the history. Collective."""
+    sizes, schedule = training.pace.sizes, training.trainer.settings.schedule
+    first, end = state.samples, sizes.after(state.step + 1)
+    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
+    is_rewarming = schedule.is_rewarming(state.step)
+    guard = state.guard
+    if begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming):
+        guard = guard.restarted(keeps_level=not begins_phase)
+    return judge(
+        training.recipe.guard, guard, state.step + 1, stats.loss, stats.grad_norm, training.reference,
+        overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
+        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
+        mesh=training.trainer.mesh,
+    )  # fmt: skip
+
+
+def apply_step(
+    training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement
+) -> tuple[TrainState, float]:
+    """Update the weights, unless the judgement skips the update. Returns the state after the step and the learning rate, 0 of a
+    skipped update."""
+    rate, step = 0.0, state.step
+    if judgement.updates:
+        last = training.journal.governing(step)
+        factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
+        rate = training.trainer.update(step, stats.grad_norm, factor)
+    samples = batch.first + training.pace.sizes.sequences(step)
+    counts = state.counts.plus(batch, training.loader.mixture)
+    return TrainState(step + 1, samples, judgement.state, stats.scale, counts), rate
+
+
+def _rewarm_factor(journal: Journal, step: int) -> float:
+    last = journal.governing(step)
+    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)

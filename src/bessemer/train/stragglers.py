@@ -1,6 +1,6 @@
 """Stragglers: processes that compute longer than those with equal work, so that all others wait for them in every step.
 
-On a CPU what is compared is the time of a step without the waits for data and for other processes (parallel/waiting.py). On
+On a CPU what is compared is the time of a step without the waits for data and for other processes (parallel/traffic.py). On
 a GPU a process does not see its device wait, so a matmul is timed on each device instead, which shows a clock that was lowered.
 """
 

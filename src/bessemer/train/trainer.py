@@ -18,9 +18,9 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.tokens.loader import Batch
-from bessemer.train import fp8, recompute, split
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
+from bessemer.train import recompute, split
 from bessemer.train.device import Device
 from bessemer.train.engine import Engine, MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
@@ -62,7 +62,7 @@ class Trainer:
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
         if device.arithmetic.fp8 is not None:
-            fp8.check(config, recipe.parallel, recipe.train.micro_batch or 1)
+            precisions.require_fp8(config, recipe.parallel, recipe.train.micro_batch or 1)
         precisions.apply_flags(device.arithmetic)
         self.batches = recipe.batches
         self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
