@@ -34,6 +34,7 @@ from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import optimizer_bytes, state_bytes
 from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters
+from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import parse
@@ -63,7 +64,8 @@ def measured(recipe: Recipe) -> dict[str, dict[str, int]]:
     """Bytes by owner at the moments of a step, on this process of the group."""
     config, mesh = config_of(recipe, VOCABULARY, 0), join(recipe.parallel, torch.device("cpu"))
     task, device = task_of(recipe.train, recipe.tokens.document_mask, config, 0), choose(recipe.train)
-    built = split.build(recipe.train, config, mesh, task, device, config.layers, split.initial_weights(config, 1))
+    weights, shell = split.initial_weights(config, 1), meta_model(config)
+    built = split.build(recipe.train, shell, mesh, task, device, config.layers, weights)
     held = asdict(
         simulate.watch_step(recipe.train, recipe.parallel, config, *built, in_buckets=recipe.parallel.uses_ddp)
     )

@@ -18,6 +18,7 @@ from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import peak_memory, rank_memory
 from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.layout.sharding import PartParameters
+from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse
@@ -64,7 +65,7 @@ def real(layout: Parallel, **train: Any) -> simulate.Moments:
     weights = split.initial_weights(config, 1)
     built = split.build(
         recipe.train,
-        config,
+        meta_model(config),
         mesh,
         task_of(recipe.train, recipe.tokens.document_mask, config, 0),
         device,

@@ -77,18 +77,15 @@ def _missing(name: str) -> None:
 def test_a_tracker_that_fails_is_left(
     runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
 ) -> None:
-    class Failing:
-        def __init__(self, *given: Any) -> None:
-            if when == "start":
-                raise RuntimeError("no network\nat all")
+    def fail(*given: Any) -> None:
+        raise RuntimeError("no network\nat all")
 
-        def log(self, *given: Any) -> None:
-            raise RuntimeError("no network\nat all")
+    def failing(*given: Any) -> trackers.Tracker:
+        if when == "start":
+            fail()
+        return trackers.Tracker("wandb", fail, lambda: pytest.fail("it was left"))
 
-        def close(self) -> None:
-            raise AssertionError("it was left")
-
-    monkeypatch.setattr(trackers, "_Wandb", Failing)
+    monkeypatch.setattr(trackers, "_wandb", failing)
     monkeypatch.setattr(trackers, "require_trackers", lambda names: None)
     assert train(recipe_file, runs, 'report.trackers=["wandb"]') == 0
     said = capsys.readouterr().err

@@ -72,8 +72,6 @@ def apply_tp(model: Transformer, mesh: ProcessMesh) -> None:
     pipeline stages (None) are skipped. Without FSDP, call `reduce_partial_gradients` after the last backward pass of a step.
     Raises InputError as `require_tensor` does.
     """
-    if mesh.size("tensor") == 1:
-        return
     require_tensor(model.config, mesh.layout)
     assert mesh.device_mesh is not None
     group = RankGroup.of(mesh, "tensor")

@@ -79,7 +79,7 @@ class MetricsLog:
         if self._events is not None:
             self._events.write(step, scalars, now.timestamp())
         for tracker in self._trackers:
-            tracker.log(kind, step, scalars, row)
+            tracker.log(step, scalars, row)
 
     def roll_back(self, number: int, step: int) -> None:
         """Move the lines after `step` to forks.jsonl, as fork `number` (from 1)."""

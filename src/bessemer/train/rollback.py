@@ -284,25 +284,13 @@ def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: Save
 def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
     """The rollback's line of the journal."""
     guard, sizes = training.recipe.guard, training.pace.sizes
-    first = sizes.first(skipped.start)
-    rollback = Rollback(
-        number=training.journal.num_rollbacks + 1,
-        at=step,
-        to=checkpoint.step,
-        what=alarm.kind.name,
-        onset=alarm.onset,
-        omitted=(first, sizes.after(skipped.stop) if skipped else first),
-        rate_factor=1.0,
-        rewarm_from=1.0,
-        rewarm_steps=0,
-    )
-    if alarm.kind.is_hardware_fault:
-        return rollback
-    factors, before = guard.rate_factors, _num_recent_rollbacks(training, step, of_data=True)
-    return replace(
-        rollback, rate_factor=factors[min(before, len(factors) - 1)], rewarm_from=guard.rewarm_from,
-        rewarm_steps=guard.steps_to_rewarm(training.pace.steps),
-    )  # fmt: skip
+    first, rates = sizes.first(skipped.start), (1.0, 1.0, 0)
+    if not alarm.kind.is_hardware_fault:
+        before = min(_num_recent_rollbacks(training, step, of_data=True), len(guard.rate_factors) - 1)
+        rates = guard.rate_factors[before], guard.rewarm_from, guard.steps_to_rewarm(training.pace.steps)
+    omitted = first, sizes.after(skipped.stop) if skipped else first
+    number = training.journal.num_rollbacks + 1
+    return Rollback(number, step, checkpoint.step, alarm.kind.name, alarm.onset, omitted, *rates)
 
 
 def _num_recent_rollbacks(training: Training, step: int, *, of_data: bool = False) -> int:

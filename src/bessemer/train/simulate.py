@@ -32,7 +32,7 @@ from bessemer.layout.memory import rank_memory
 from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import as_on_gpu
-from bessemer.model.transformer import Transformer
+from bessemer.model.transformer import Transformer, meta_model
 from bessemer.parallel.dtensors import clip_gradients
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh
 from bessemer.recipe import Parallel, Recipe, Train
@@ -243,7 +243,8 @@ def simulate(recipe: Recipe, config: ModelConfig, place: int = 0, *, is_cuda: bo
         # DDP reads values; besides the model it holds only gradients, in buckets that exist from the start.
         built_mesh = ProcessMesh(Parallel(), 0, mesh.device_mesh, mesh.control) if uses_ddp else mesh
         recomputed = blocks_recomputed(train, config)
-        model, engine = split.build(recipe.train, config, built_mesh, task, device, recomputed, None, fake)
+        shell = meta_model(config)
+        model, engine = split.build(recipe.train, shell, built_mesh, task, device, recomputed, memory=fake)
         with fake, AssumedValues(), as_on_gpu() if is_cuda else contextlib.nullcontext():  # type: ignore[no-untyped-call]
             moments = watch_step(recipe.train, layout, config, model, engine, in_buckets=uses_ddp)
     return Simulated(rank, place, moments, perf_counter() - begun)

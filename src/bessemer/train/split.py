@@ -24,7 +24,7 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, tied
 from bessemer.parallel.dtensors import put
-from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
+from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Batches, Parallel, Recipe, Train
 from bessemer.tokens import outlook
 from bessemer.train import device as devices
@@ -77,61 +77,53 @@ def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> Non
 
 
 def build(
-    train: Train, config: ModelConfig, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
-    weights: Weights | None, memory: AbstractContextManager[object] | None = None, clip: QkClip | None = None,
+    train: Train, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
+    weights: Weights | None = None, memory: AbstractContextManager[object] | None = None, clip: QkClip | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
-    """The model, split over the mesh, with its weights, and the engine that computes its gradients.
+    """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
 
-    `require_trainable` has passed. weights: None leaves them uninitialised; memory: a context in which they are allocated, such
-    as FakeTensorMode for train/simulate.py; clip: measures attention logits.
+    model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
+    processes, weights: None leaves them uninitialised; memory: a context in which they are allocated, such as FakeTensorMode for
+    train/simulate.py. clip: measures attention logits.
     """
-    from bessemer.parallel import tensor  # loads DTensors, for half a second
-
-    memory = memory or nullcontext()
-    model = meta_model(config).to(device.arithmetic.weights)
-    if model.config.is_tied:
-        model.head.tie(model.embedding)
+    memory, layout, local_spans = memory or nullcontext(), mesh.layout, list[StageSpan]()
+    if mesh.is_single:
+        model = model.to(device.torch_device, device.arithmetic.weights)
+    else:
+        model = meta_model(model.config).to(device.arithmetic.weights)
+        if model.config.is_tied:
+            model.head.tie(model.embedding)
     task.prepare(model)
     model.use_linear(precisions.linear_of(device.arithmetic))
-    local_spans: list[StageSpan] = []
-    if mesh.layout.pipeline > 1:
+    if layout.pipeline > 1:
         from bessemer.parallel import pipeline
 
-        all_spans = stage_spans(config, mesh.layout)
-        local_spans = [all_spans[number] for number in stages_at(mesh.layout, mesh.coordinate("pipeline"))]
+        all_spans = stage_spans(model.config, layout)
+        local_spans = [all_spans[number] for number in stages_at(layout, mesh.coordinate("pipeline"))]
         pipeline.keep_stages(model, local_spans)
-    tensor.apply_tp(model, mesh)
+    if layout.tensor > 1:
+        from bessemer.parallel import tensor  # loads DTensors, for half a second
+
+        tensor.apply_tp(model, mesh)
     if clip is not None:
         clip.observe(model)
     context.apply_cp(model, mesh)
-    _recompute_and_compile(train, model, device, recomputed, is_sharded=mesh.size("tensor") > 1)
+    _recompute_and_compile(train, model, device, recomputed, is_sharded=layout.tensor > 1)
     if local_spans:
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
-    if mesh.layout.uses_fsdp:
+    if layout.uses_fsdp:
         data.apply_fsdp(root, list(model.blocks), mesh, device.arithmetic.autocast)
-    with memory:
-        materialise(model, mesh, device, weights)
-        if mesh.layout.uses_ddp:
-            root = data.apply_ddp(root, device.torch_device)
+    if not mesh.is_single:
+        with memory:
+            materialise(model, mesh, device, weights)
+            if layout.uses_ddp:
+                root = data.apply_ddp(root, device.torch_device)
     return model, DataParallel(model, root, mesh, device)
 
 
-def on_one_process(
-    train: Train, model: Transformer, task: Task, device: Device, recomputed: int, clip: QkClip | None = None
-) -> tuple[Transformer, Engine]:
-    """An initialised model, ready on the device, and the engine that computes its gradients."""
-    model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
-    task.prepare(model)
-    model.use_linear(precisions.linear_of(device.arithmetic))
-    if clip is not None:
-        clip.observe(model)
-    _recompute_and_compile(train, model, device, recomputed)
-    return model, DataParallel(model, ModelWithLoss(model, task, device, train.dropout), SINGLE_PROCESS, device)
-
-
 def _recompute_and_compile(
-    train: Train, model: Transformer, device: Device, recomputed: int, *, is_sharded: bool = False
+    train: Train, model: Transformer, device: Device, recomputed: int, *, is_sharded: bool
 ) -> None:
     """Compile each block with its recomputation. torch cannot compile one that reads DTensors (2.13): then (is_sharded) the
     compiled block is recomputed."""

@@ -10,10 +10,12 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bessemer.errors import InputError
+from bessemer.logfile import json_line
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_again, write_json
 from bessemer.terminal import FOR_JSON, QUIET, warn
@@ -21,14 +23,37 @@ from bessemer.terminal import FOR_JSON, QUIET, warn
 STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
 
 
-class Tracker(Protocol):
-    """Takes the lines of metrics.jsonl. A resumed run continues in the same place."""
+@dataclass
+class Tracker:
+    """Takes the lines of metrics.jsonl. A resumed run continues in the same place.
 
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        """Take in a line: its numbers by tag (kind/name), and the line itself."""
+    write: takes a step, its numbers by tag (kind/name), and the line itself; end: called when the training has ended; name: of a
+    tracker that is left when it fails.
+    """
+
+    name: str | None
+    write: Callable[[int, dict[str, float], dict[str, Any]], object]
+    end: Callable[[], object] = lambda: None
+    has_failed: bool = False
+
+    def log(self, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
+        """Take in a line."""
+        self._do(lambda: self.write(step, scalars, row))
 
     def close(self) -> None:
         """The training has ended."""
+        self._do(self.end)
+
+    def _do(self, call: Callable[[], object]) -> None:
+        if self.has_failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            if self.name is None:
+                raise
+            self.has_failed = True
+            warn(f"report.trackers: {self.name} failed ({_first_line(error)}); the training goes on without it")
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -45,19 +70,17 @@ def require_trackers(names: Sequence[str]) -> None:
 
 def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
     """The trackers of a recipe; one that does not start is reported and left out."""
-    openers: dict[str, Callable[[Recipe, RunFolder, dict[str, str]], Tracker]] = {
-        "wandb": _Wandb, "trackio": _Trackio, "mlflow": _Mlflow,
-    }  # fmt: skip
+    openers = {"wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
     found: list[Tracker] = []
     if recipe.report.stdout and os.environ.get(QUIET) == FOR_JSON:
         warn("report.stdout: left out, since --json prints one value alone; its lines are in metrics.jsonl")
     elif recipe.report.stdout:
-        found.append(_JsonLines())
+        found.append(Tracker(None, _print_line))
     place = run.path / "trackers.json"
     known: dict[str, str] = read_json_again(place) or {}
     for name in recipe.report.trackers:
         try:
-            found.append(_Guarded(name, openers[name](recipe, run, known)))
+            found.append(openers[name](recipe, run, known))
         except Exception as error:  # of its own code, the network or its service
             warn(f"report.trackers: {name} did not start ({_first_line(error)}); the training goes on without it")
     if recipe.report.trackers:
@@ -65,102 +88,49 @@ def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
     return found
 
 
-class _Guarded:
-    """A tracker that is left when it fails."""
-
-    def __init__(self, name: str, tracker: Tracker) -> None:
-        self._name, self._tracker = name, tracker
-        self._has_failed = False
-
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        self._do(lambda: self._tracker.log(kind, step, scalars, row))
-
-    def close(self) -> None:
-        self._do(self._tracker.close)
-
-    def _do(self, call: Callable[[], None]) -> None:
-        if self._has_failed:
-            return
-        try:
-            call()
-        except Exception as error:
-            self._has_failed = True
-            warn(f"report.trackers: {self._name} failed ({_first_line(error)}); the training goes on without it")
+def _print_line(step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
+    """On standard output, as in metrics.jsonl."""
+    sys.stdout.write(json_line(row).decode())
+    sys.stdout.flush()
 
 
-class _JsonLines:
-    """Lines on standard output, each with the run's line of metrics.jsonl."""
-
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        from bessemer.logfile import json_line
-
-        sys.stdout.write(json_line(row).decode())
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        pass
-
-
-class _Wandb:
+def _wandb(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     """Weights & Biases. Where it reports to is its own environment's (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY)."""
+    import wandb
 
-    def __init__(self, recipe: Recipe, run: RunFolder, known: dict[str, str]) -> None:
-        import wandb
-
-        identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "bessemer"), name=recipe.run.name, id=identity, resume="allow",
-            dir=str(run.path), config=recipe.model_dump(mode="json", by_alias=True),
-        )  # fmt: skip
-        self._run.define_metric(STEP)
-        self._run.define_metric("*", step_metric=STEP)
-
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        self._run.log({STEP: step, **scalars})
-
-    def close(self) -> None:
-        self._run.finish()
+    identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
+    logged = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "bessemer"), name=recipe.run.name, id=identity, resume="allow",
+        dir=str(run.path), config=recipe.model_dump(mode="json", by_alias=True),
+    )  # fmt: skip
+    logged.define_metric(STEP)
+    logged.define_metric("*", step_metric=STEP)
+    return Tracker("wandb", lambda step, scalars, row: logged.log({STEP: step, **scalars}), logged.finish)
 
 
-class _Trackio:
+def _trackio(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     """trackio, whose files lie where TRACKIO_DIR says."""
+    import trackio
 
-    def __init__(self, recipe: Recipe, run: RunFolder, known: dict[str, str]) -> None:
-        import trackio
-
-        self._trackio = trackio
-        config = recipe.model_dump(mode="json", by_alias=True)
-        project = os.environ.get("TRACKIO_PROJECT", "bessemer")
-        trackio.init(project=project, name=recipe.run.name, config=config, resume="allow")
-
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        self._trackio.log(scalars, step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
+    config = recipe.model_dump(mode="json", by_alias=True)
+    project = os.environ.get("TRACKIO_PROJECT", "bessemer")
+    trackio.init(project=project, name=recipe.run.name, config=config, resume="allow")
+    return Tracker("trackio", lambda step, scalars, row: trackio.log(scalars, step=step), trackio.finish)
 
 
-class _Mlflow:
+def _mlflow(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     """MLflow: to MLFLOW_TRACKING_URI, else into mlflow.db of the run folder."""
+    import mlflow
 
-    def __init__(self, recipe: Recipe, run: RunFolder, known: dict[str, str]) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri(f"sqlite:///{run.path.resolve() / 'mlflow.db'}")
-        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "bessemer"))
-        self._run = mlflow.start_run(run_id=known.get("mlflow"), run_name=recipe.run.name)
-        if "mlflow" not in known:
-            known["mlflow"] = self._run.info.run_id
-            mlflow.set_tag("bessemer.run_folder", str(Path(run.path).resolve()))
-            mlflow.log_dict(recipe.model_dump(mode="json", by_alias=True), "recipe.json")
-
-    def log(self, kind: str, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        self._mlflow.log_metrics(scalars, step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        mlflow.set_tracking_uri(f"sqlite:///{run.path.resolve() / 'mlflow.db'}")
+    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "bessemer"))
+    started = mlflow.start_run(run_id=known.get("mlflow"), run_name=recipe.run.name)
+    if "mlflow" not in known:
+        known["mlflow"] = started.info.run_id
+        mlflow.set_tag("bessemer.run_folder", str(Path(run.path).resolve()))
+        mlflow.log_dict(recipe.model_dump(mode="json", by_alias=True), "recipe.json")
+    return Tracker("mlflow", lambda step, scalars, row: mlflow.log_metrics(scalars, step=step), mlflow.end_run)
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import recompute, split
 from bessemer.train.device import Device
-from bessemer.train.engine import Engine, MicroBatch
+from bessemer.train.engine import MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
 from bessemer.train.optimizer.qk_clip import QkClip
 from bessemer.train.precision import FIRST_SCALE, LossScale
@@ -71,24 +71,12 @@ class Trainer:
         self.recomputed = recomputed
         tau = recipe.train.optimizer.qk_clip
         self.qk_clip = None if tau is None else QkClip(config, tau, mesh, device.compile)
-        self.model: Transformer
-        self.engine: Engine
-        if mesh.is_single:
-            self.model, self.engine = split.on_one_process(
-                recipe.train, model, self.task, device, recomputed, self.qk_clip
-            )
-        else:
+        if not mesh.is_single:
             split.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
-            self.model, self.engine = split.build(
-                recipe.train,
-                config,
-                mesh,
-                self.task,
-                device,
-                recomputed,
-                weights or split.weights_of(model),
-                clip=self.qk_clip,
-            )
+            weights = weights or split.weights_of(model)
+        self.model, self.engine = split.build(
+            recipe.train, model, mesh, self.task, device, recomputed, weights, clip=self.qk_clip
+        )
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
@@ -184,6 +172,10 @@ class Trainer:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context in which matmuls run in the recipe's precision."""
         return precisions.autocast(self.device.arithmetic, self.device.torch_device)
+
+    def eager(self) -> contextlib.AbstractContextManager[object]:
+        """Context in which blocks are not compiled, for shapes that are others than a step's, and not worth a compilation."""
+        return torch.compiler.set_stance("force_eager") if self.device.compile else contextlib.nullcontext()
 
     def hidden(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Hidden states of a batch on the device, (B, T, D)."""

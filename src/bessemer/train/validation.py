@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -140,7 +139,7 @@ def log_sample(training: Training, state: TrainState) -> None:
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     prompt, length = options.prompts[0], min(options.sample_tokens, SHORT_TOKENS)
-    with _eager(trainer):
+    with trainer.eager():
         text = complete(subject.model, subject.tokenizer, prompt, length, Sampling(), subject.framing, subject.ends)
     training.log.write("sample", state.step, prompt=prompt, text=text)
 
@@ -153,7 +152,7 @@ def log_tasks(training: Training, state: TrainState) -> None:
         return
     subject = scored_model(trainer, training.store, training.recipe.tokenizer.end_of_text)
     by_score: dict[str, dict[str, float]] = {}
-    with _eager(trainer):
+    with trainer.eager():
         for reference in options.tasks:
             task = opened_task(reference, options.task_items)
             scored = score_task(task, subject)
@@ -161,11 +160,6 @@ def log_tasks(training: Training, state: TrainState) -> None:
             for name, score in scored.scores.items():
                 by_score.setdefault(name, {})[scored.name] = score["value"] or 0.0
     training.log.write("tasks", state.step, **by_score)
-
-
-def _eager(trainer: Trainer) -> AbstractContextManager[object]:
-    """Not compiled: the shapes are others than a step's, and not worth a compilation."""
-    return torch.compiler.set_stance("force_eager") if trainer.device.compile else nullcontext()
 
 
 @cache

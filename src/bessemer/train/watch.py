@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -62,15 +62,15 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
     """By block, over the batch's first sequence: RMS and maximum of the output, and the largest unmasked attention logit
     (q.k / sqrt(K), before a soft cap), in the step's precision.
 
-    An extra forward pass over that one sequence: hooks in the step itself would not run in compiled blocks, and a pass
-    without gradients costs a third of a sequence.
+    An extra forward pass over that one sequence, uncompiled: hooks in the step itself would not run in compiled blocks, and a
+    pass without gradients costs a third of a sequence.
     """
     model, device = trainer.model, trainer.device.torch_device
     tokens_BT = torch.from_numpy(batch.inputs[:1]).to(device)
     starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(device)
     by_block: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
 
-    def record_output(out_BTD: Tensor) -> None:
+    def record_output(block: nn.Module, arguments: tuple[Any, ...], out_BTD: Tensor) -> None:
         wide = out_BTD.float()
         by_block["activation_rms"].append(wide.square().mean().sqrt())
         by_block["activation_max"].append(wide.abs().max())
@@ -82,29 +82,14 @@ def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
         by_block["attention_logit_max"].append(largest_logits(q_BHTK, k_BGTK, scope).max())
 
     hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
-    blocks = model.blocks
-    model.blocks = nn.ModuleList(_Observed(block, record_output) for block in blocks)
+    hooks += [block.register_forward_hook(record_output) for block in model.blocks]
     try:
-        with trainer.autocast():
+        with trainer.autocast(), trainer.eager():
             model(tokens_BT, trainer.task.documents(tokens_BT, starts_BT))
     finally:
-        model.blocks = blocks
         for hook in hooks:
             hook.remove()
     return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in by_block.items()}
-
-
-class _Observed(nn.Module):
-    """A block, uncompiled, whose output is passed to `record`."""
-
-    def __init__(self, block: nn.Module, record: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self.call, self.record = block.forward, record
-
-    def forward(self, *arguments: Any) -> Tensor:
-        out: Tensor = self.call(*arguments)
-        self.record(out)
-        return out
 
 
 def group_of(name: str) -> str:
