@@ -5,7 +5,7 @@ Shapes: B sequences, H query heads, G key/value heads, T tokens, K width of a he
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -59,6 +59,10 @@ class AttentionSpec:
         """The range of keys, of `length`, that any of the queries start, ..., end - 1 sees."""
         first = max(start - self.back, 0) if self.window else 0
         return first, min(end + self.ahead, length) if self.window or self.causal else length
+
+    def scale_of(self, q_BHTK: Tensor) -> float:
+        """What the scores of queries are multiplied by."""
+        return float(q_BHTK.shape[-1] ** -0.5) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,16 @@ class AttentionScope:
         mask = create_block_mask(lambda b, h, q, kv: spec.allows(q, kv), None, None, length, length, device=device)
         return cls(spec, None, mask)
 
+    def chunks(self, length: int, size: int) -> Iterator[tuple[slice, int, slice]]:
+        """The local queries, at most `size` at a time: their slice, the place of the first in the sequence of `length` tokens,
+        and the slice of the keys that any of them sees."""
+        here = 0
+        for low, high in ((0, length),) if self.documents is None else self.documents.ranges:
+            for start in range(low, high, size):
+                end = min(start + size, high)
+                yield slice(here + start - low, here + end - low), start, slice(*self.spec.keys_of(start, end, length))
+            here += high - low
+
 
 def attention(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope, masks: DropoutMasks | None = None
@@ -195,8 +209,7 @@ def attention(
     if scope.block_mask is not None:
         return _flex(q_BHTK, k_BGTK, v_BGTK, scope)
     if scope.documents is not None:
-        by_document: Tensor = _per_document(q_BHTK, k_BGTK, v_BGTK, scope)
-        return by_document
+        return _per_document(q_BHTK, k_BGTK, v_BGTK, scope)
     return _one_document(q_BHTK, k_BGTK, v_BGTK, scope.spec)
 
 
@@ -247,8 +260,7 @@ def _one_document(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: Attentio
             from bessemer.model.bf16 import NarrowAttention
 
             if count in NarrowAttention.LENGTHS:
-                attended: Tensor = NarrowAttention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-untyped-call]
-                return attended
+                return NarrowAttention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-any-return, no-untyped-call]
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGTK, v_BGTK, is_causal=spec.causal, scale=spec.scale,
             enable_gqa=q_BHCK.shape[1] != k_BGTK.shape[1],
@@ -278,10 +290,9 @@ def _masked(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, 
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGNK, v_BGNK, attn_mask=allowed_CN, scale=spec.scale, enable_gqa=q_BHCK.shape[1] != k_BGNK.shape[1]
         )  # fmt: skip
-    capped: Tensor = checkpoint(  # type: ignore[no-untyped-call]
+    return checkpoint(  # type: ignore[no-any-return, no-untyped-call]
         _soft_capped, q_BHCK, k_BGNK, v_BGNK, allowed_CN, spec, use_reentrant=False, preserve_rng_state=False
     )
-    return capped
 
 
 def _soft_capped(q_BHCK: Tensor, k_BGNK: Tensor, v_BGNK: Tensor, allowed_CN: Tensor, spec: AttentionSpec) -> Tensor:
@@ -294,20 +305,13 @@ def _with_dropout(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
 
     Some queries at a time, whose scores are recomputed in the backward pass, never kept.
     """
-    documents, length = scope.documents, k_BGTK.shape[2]
-    chunk = dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)
-    parts, here = [], 0
-    for low, high in ((0, length),) if documents is None else documents.ranges:
-        for start in range(low, high, chunk):
-            end = min(start + chunk, high)
-            first, last = scope.spec.keys_of(start, end, length)
-            queries, keys = slice(here + start - low, here + end - low), slice(first, last)
-            part: Tensor = checkpoint(  # type: ignore[no-untyped-call]
-                _dropped_chunk, q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys], scope, masks, queries,
-                start, first, use_reentrant=False, preserve_rng_state=False,
-            )  # fmt: skip
-            parts.append(part)
-        here += high - low
+    length, parts = k_BGTK.shape[2], []
+    for queries, start, keys in scope.chunks(length, dropping_chunk(q_BHTK.shape[0], q_BHTK.shape[1], length)):
+        part = checkpoint(  # type: ignore[no-untyped-call]
+            _dropped_chunk, q_BHTK[:, :, queries], k_BGTK[:, :, keys], v_BGTK[:, :, keys], scope, masks, queries,
+            start, keys.start, use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
+        parts.append(part)
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 
@@ -335,38 +339,32 @@ def largest_logits(q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> Ten
     spec, documents, length = scope.spec, scope.documents, k_BGTK.shape[2]
     batch, heads = q_BHLK.shape[:2]
     chunk = min(max(MAX_LOGITS // (batch * heads * length), 16), length if q_BHLK.is_cuda else LOGIT_CHUNK)
-    index_T, parts, here = torch.arange(length, device=q_BHLK.device), [], 0
+    index_T, parts = torch.arange(length, device=q_BHLK.device), []
     with torch.autocast(q_BHLK.device.type, enabled=False):
         q_BGRLK, keys_BGKT = q_BHLK.unflatten(1, (k_BGTK.shape[1], -1)), upcast(k_BGTK).transpose(2, 3)  # type: ignore[no-untyped-call]
-        for low, high in ((0, length),) if documents is None else documents.ranges:
-            for start in range(low, high, chunk):
-                end = min(start + chunk, high)
-                first, last = spec.keys_of(start, end, length)
-                q_BGRCK = upcast(q_BGRLK[:, :, :, here + start - low : here + end - low])
-                # Queries that share a key are rows of one matmul, which then needs no copies of the keys.
-                flat = q_BGRCK.flatten(2, 3) @ keys_BGKT[..., first:last]
-                scores_BGRCN = flat.unflatten(2, q_BGRCK.shape[2:4])  # type: ignore[no-untyped-call]
-                if documents is None and not spec.window:  # every query sees all keys before the chunk, or all at once
-                    first = start if spec.causal else last
-                allowed = spec.allows(index_T[start:end, None], index_T[first:last])
-                if documents is not None:
-                    document_BT = documents.document_BT
-                    allowed = allowed & (document_BT[:, start:end, None] == document_BT[:, None, first:last])
-                    allowed = allowed[:, None, None]
-                if first < last:
-                    scores_BGRCN[..., first - last :].masked_fill_(~allowed, -torch.inf)
-                parts.append(scores_BGRCN.amax(dim=(0, 3, 4)).flatten())
-            here += high - low
-    scale = q_BHLK.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-    largest: Tensor = torch.stack(parts).amax(dim=0) * scale
-    return largest
+        for queries, start, keys in scope.chunks(length, chunk):
+            q_BGRCK = upcast(q_BGRLK[:, :, :, queries])
+            # Queries that share a key are rows of one matmul, which then needs no copies of the keys.
+            flat = q_BGRCK.flatten(2, 3) @ keys_BGKT[..., keys]
+            scores_BGRCN = flat.unflatten(2, q_BGRCK.shape[2:4])  # type: ignore[no-untyped-call]
+            first, last, end = keys.start, keys.stop, start + q_BGRCK.shape[3]
+            if documents is None and not spec.window:  # every query sees all keys before the chunk, or all at once
+                first = start if spec.causal else last
+            allowed = spec.allows(index_T[start:end, None], index_T[first:last])
+            if documents is not None:
+                document_BT = documents.document_BT
+                allowed = allowed & (document_BT[:, start:end, None] == document_BT[:, None, first:last])
+                allowed = allowed[:, None, None]
+            if first < last:
+                scores_BGRCN[..., first - last :].masked_fill_(~allowed, -torch.inf)
+            parts.append(scores_BGRCN.amax(dim=(0, 3, 4)).flatten())
+    return torch.stack(parts).amax(dim=0) * spec.scale_of(q_BHLK)
 
 
 def _attention_weights(q_BHCK: Tensor, k_BGNK: Tensor, allowed: Tensor, spec: AttentionSpec) -> Tensor:
     """The attention weights themselves, (B, H, C, N): the softmax of the scores, in fp32 (fp64 for fp64) inside."""
     k_BHNK = k_BGNK.repeat_interleave(q_BHCK.shape[1] // k_BGNK.shape[1], dim=1)
-    scale = q_BHCK.shape[-1] ** -0.5 if spec.scale is None else spec.scale
-    scores = q_BHCK @ k_BHNK.transpose(2, 3) * scale
+    scores = q_BHCK @ k_BHNK.transpose(2, 3) * spec.scale_of(q_BHCK)
     if spec.soft_cap:
         scores = torch.tanh(scores / spec.soft_cap) * spec.soft_cap
     return upcast(scores.masked_fill(~allowed, -torch.inf)).softmax(dim=-1).to(q_BHCK.dtype)
@@ -378,11 +376,10 @@ def _flex(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: AttentionScope)
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
-    attended: Tensor = _compiled_flex(q_BHTK.device.type)(
+    return _compiled_flex(q_BHTK.device.type)(  # type: ignore[no-any-return]
         q_BHTK, k_BGTK, v_BGTK, score_mod=capped if cap else None, block_mask=scope.block_mask,
         scale=scope.spec.scale, enable_gqa=q_BHTK.shape[1] != k_BGTK.shape[1],
     )  # fmt: skip
-    return attended
 
 
 @lru_cache(maxsize=2)

@@ -56,21 +56,11 @@ class NarrowNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        x_MD = x.reshape(-1, x.shape[-1])
-        if not x_MD.is_contiguous():
-            x_MD = x_MD.contiguous()
+        x_MD = x.reshape(-1, x.shape[-1]).contiguous()
         out_MD, scale_M = torch.empty_like(x_MD), torch.empty(len(x_MD), dtype=torch.float32)
-        weight = weight_D.detach().float().contiguous()
-        _by_rows(
-            kernels.norm,
-            len(x_MD),
-            x_MD.numel(),
-            _bits(x_MD),
-            weight.numpy(),
-            np.float32(eps),
-            _bits(out_MD),
-            scale_M.numpy(),
-        )
+        weight = weight_D.detach().float().contiguous().numpy()
+        arrays = _bits(x_MD), weight, np.float32(eps), _bits(out_MD), scale_M.numpy()
+        _by_rows(kernels.norm, len(x_MD), x_MD.numel(), *arrays)
         ctx.save_for_backward(x_MD, weight_D, scale_M)
         return out_MD.view(x.shape)
 
@@ -149,11 +139,8 @@ def _move_joined(
     joined_BTGEK: Tensor, parts: tuple[Tensor, ...], cos: Tensor, sin: Tensor, direction: float, is_split: bool
 ) -> None:
     batch, length, groups, each = joined_BTGEK.shape[:4]
-    joined_ME, angles, none = (
-        _bits(joined_BTGEK.view(batch * length, -1)),
-        _angles(cos, sin),
-        np.empty((1, 0), np.float32),
-    )
+    joined_ME, angles = _bits(joined_BTGEK.view(batch * length, -1)), _angles(cos, sin)
+    none = np.empty((1, 0), np.float32)
     for first, part in zip((0, each - 2, each - 1), parts, strict=True):
         is_value = first == each - 1
         _by_rows(
@@ -203,9 +190,8 @@ class NarrowAttention(torch.autograd.Function):
             some = slice(first, min(first + NarrowAttention.QUERIES, length))
             end = min(some.stop, keys) if ctx.causal else keys
             q_NCK, gradient_NCK, out_NCK = (x[:, :, some].flatten(1, 2) for x in (q_NRTK, gradient_NRTK, out_NRTK))
-            k_NEK, v_NEK = (
-                x if end == keys else x[:, :end].contiguous() for x in (k_NTK, v_NTK)
-            )  # strided, bmm is slow
+            # Strided, bmm is slow.
+            k_NEK, v_NEK = (x if end == keys else x[:, :end].contiguous() for x in (k_NTK, v_NTK))
             weights_NCE = torch.bmm(q_NCK, k_NEK.mT)
             rests_NCE = torch.baddbmm(weights_NCE, q_NCK, k_NEK.mT, beta=-1)
             slopes_NCE = torch.bmm(gradient_NCK, v_NEK.mT)
@@ -221,13 +207,8 @@ class NarrowAttention(torch.autograd.Function):
             parts.append((q_part, torch.bmm(slopes_NCE.mT, q_NCK), torch.bmm(weights_NCE.mT, gradient_NCK)))
         q_parts, k_parts, v_parts = zip(*parts, strict=True)
         q_grad = q_parts[0] if len(parts) == 1 else torch.cat(q_parts, dim=2)
-        return (
-            q_grad.view(q.shape),
-            _summed(k_parts, keys).view(k.shape),
-            _summed(v_parts, keys).view(v.shape),
-            None,
-            None,
-        )
+        k_grad, v_grad = _summed(k_parts, keys), _summed(v_parts, keys)
+        return q_grad.view(q.shape), k_grad.view(k.shape), v_grad.view(v.shape), None, None
 
 
 def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:

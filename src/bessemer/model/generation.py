@@ -48,9 +48,7 @@ def generate(
     knows are used up, it goes on with the later half of them as its context, read anew.
     Raises InputError for a model that does not predict the next token.
     """
-    if not model.config.causal or model.config.labels:
-        kind = "classifies texts" if model.config.labels else "is an encoder, which fills in masked tokens"
-        raise InputError(f"this model {kind}; only a causal language model can continue a text")
+    require_writer(model.config)
     device, limit = next(model.parameters()).device, model.config.positions_length
     generator = torch.Generator("cpu").manual_seed(sampling.seed)
     context = list(prompt[-limit:])
@@ -99,7 +97,6 @@ def complete(
     framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text;
     cut: texts after which no more is written.
     """
-    require_writer(model.config)
     ids = tokenizer.encode_marked(prompt)
     if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")

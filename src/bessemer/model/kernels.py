@@ -59,28 +59,24 @@ def _onednn_fits(x: Tensor, weight: Tensor) -> bool:
 def linear_kernel(x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, (M, O). Not differentiable: for the inside of autograd functions."""
     if _onednn_fits(x_MI, weight_OI):
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x_MI, weight_OI, bias_O, "none", [], "")
-        return y
+        return torch.ops.mkldnn._linear_pointwise(x_MI, weight_OI, bias_O, "none", [], "")  # type: ignore[no-any-return]
     return torch.mm(x_MI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_MI, weight_OI.T)
 
 
 def matmul_kernel(y_MO: Tensor, weight_OI: Tensor) -> Tensor:
     """y @ weight, (M, I). Not differentiable: for the inside of autograd functions."""
     if _onednn_fits(y_MO, weight_OI):
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(y_MO, weight_OI.T, None, "none", [], "")
-        return y
+        return torch.ops.mkldnn._linear_pointwise(y_MO, weight_OI.T, None, "none", [], "")  # type: ignore[no-any-return]
     return torch.mm(y_MO, weight_OI)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """F.linear: x @ weight.T + bias over the last dimension of x."""
     if _onednn_fits(x, weight_OI) and not torch.is_autocast_enabled("cpu"):
-        y: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
-        return y
+        return _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-any-return, no-untyped-call]
     if casts.are_kept() and runs_bf16(x, weight_OI) and weight_OI.dtype == torch.float32:
         bias = None if bias_O is None else bias_O.to(x.dtype)
-        narrow: Tensor = casts.CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-untyped-call]
-        return narrow
+        return casts.CastLinear.apply(x, weight_OI, bias)  # type: ignore[no-any-return, no-untyped-call]
     return F.linear(x, weight_OI, bias_O)
 
 
@@ -147,11 +143,9 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if runs_bf16(x, weight_D):
         from bessemer.model import bf16
 
-        narrow: Tensor = bf16.NarrowNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
-        return narrow
+        return bf16.NarrowNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
     if is_eager_cpu(x, weight_D):
-        normed: Tensor = _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-untyped-call]
-        return normed
+        return _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(upcast(x), weight_D.shape, weight_D, eps).to(x.dtype)
 
 
@@ -187,11 +181,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     if runs_bf16(gate_up):
         from bessemer.model import bf16
 
-        narrow: Tensor = bf16.NarrowGate.apply(gate_up)  # type: ignore[no-untyped-call]
-        return narrow
+        return bf16.NarrowGate.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
     if is_eager_cpu(gate_up):
-        hidden: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
-        return hidden
+        return _SwiGLU.apply(gate_up)  # type: ignore[no-any-return, no-untyped-call]
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -226,8 +218,7 @@ def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     """
     if is_eager_cpu(x_BTHK, *rotation):
         angles = rotation if runs_bf16(x_BTHK, *rotation) else (part.to(x_BTHK.dtype) for part in rotation)
-        turned: Tensor = _Rotate.apply(x_BTHK, *angles)  # type: ignore[no-untyped-call]
-        return turned
+        return _Rotate.apply(x_BTHK, *angles)  # type: ignore[no-any-return, no-untyped-call]
     cos, sin = (part.to(x_BTHK.dtype) for part in rotation)
     first, second, rest = _halves(x_BTHK, cos)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *rest], dim=-1)
@@ -249,8 +240,7 @@ def split_heads(joined_BTGEK: Tensor, rotation: Rotation | None) -> tuple[Tensor
     from bessemer.model import bf16
 
     none = joined_BTGEK.new_empty(1, 0, dtype=torch.float32)
-    heads: tuple[Tensor, Tensor, Tensor] = bf16.NarrowHeads.apply(joined_BTGEK, *(rotation or (none, none)))  # type: ignore[no-untyped-call]
-    return heads
+    return bf16.NarrowHeads.apply(joined_BTGEK, *(rotation or (none, none)))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def heads_first(x_BTHK: Tensor) -> Tensor:

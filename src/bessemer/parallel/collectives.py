@@ -103,11 +103,9 @@ def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
 def wait(x: Tensor) -> Tensor:
     """The finished result of a functional collective."""
     if torch.compiler.is_compiling():
-        compiled: Tensor = functional.wait_tensor(x)
-        return compiled
+        return functional.wait_tensor(x)  # type: ignore[no-any-return]
     with traffic.timing():
-        result: Tensor = functional.wait_tensor(x)
-    return result
+        return functional.wait_tensor(x)  # type: ignore[no-any-return]
 
 
 def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:
@@ -145,8 +143,7 @@ def sum_over(x: Tensor, group: RankGroup) -> Tensor:
 
 def collective(x: Tensor, group: RankGroup, dim: int, forward: Operation, backward: Operation) -> Tensor:
     """A collective along `dim`, and the one that its backward pass runs on the gradient."""
-    result: Tensor = _Collective.apply(x, group, dim, forward, backward)  # type: ignore[no-untyped-call]
-    return result
+    return _Collective.apply(x, group, dim, forward, backward)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Collective(torch.autograd.Function):

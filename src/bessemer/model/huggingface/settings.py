@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,68 +46,57 @@ class ForeignConfig:
 
     def integer(self, key: str, default: int | None = None, min_value: int = 1) -> int:
         """A whole number from `min_value` to LARGEST; required without a default."""
-        value = self._value(key, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not min_value <= value <= LARGEST:
-            raise self.wrong(key, f"must be a whole number from {min_value} to {LARGEST}")
-        return value
+        what = f"must be a whole number from {min_value} to {LARGEST}"
+        return int(self._value(key, default, lambda x: _is_number(x, min_value, LARGEST) and x == int(x), what))
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number above `above`; required without a default."""
-        value = self._value(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < math.inf:
-            raise self.wrong(key, f"must be a finite number above {above:g}")
-        return float(value)
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0; required without a default."""
+        return float(self._value(key, default, _is_positive, "must be a finite number above 0"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "must be true or false")
-        return value
+        return bool(self._value(key, default, lambda x: isinstance(x, bool), "must be true or false"))
 
     def text(self, key: str, default: str) -> str:
-        """A string."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, "must be a string")
-        return value
+        return str(self._value(key, default, lambda x: isinstance(x, str), "must be a string"))
 
     def numbers(self, key: str) -> list[float]:
         """A list of finite numbers above 0; required."""
-        value = self._value(key, None)
-        if not isinstance(value, list) or not all(
-            isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item < math.inf for item in value
-        ):
-            raise self.wrong(key, "must be a list of finite numbers above 0")
-        return [float(item) for item in value]
+        return list(map(float, self._list(key, None, _is_positive, "finite numbers above 0")))
 
     def integers(self, key: str) -> list[int]:
         """A list of whole numbers; empty when left out."""
-        value = self._value(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise self.wrong(key, "must be a list of whole numbers")
-        return [int(item) for item in value]
+        return list(map(int, self._list(key, [], lambda x: isinstance(x, int), "whole numbers")))
 
     def texts(self, key: str) -> list[str]:
         """A list of strings; empty when left out."""
-        value = self._value(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(key, "must be a list of strings")
-        return value
+        return self._list(key, [], lambda x: isinstance(x, str), "strings")
 
     def table(self, key: str) -> ForeignConfig:
         """A table inside this one; an empty one when left out."""
         return ForeignConfig(self.path, self._value(key, {}), f"{self._inside}{key}.")
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _list(self, key: str, default: list[Any] | None, fits: Callable[[Any], bool], what: str) -> list[Any]:
+        listed: list[Any] = self._value(
+            key, default, lambda x: isinstance(x, list) and all(map(fits, x)), f"must be a list of {what}"
+        )
+        return listed
+
+    def _value(self, key: str, default: Any, fits: Callable[[Any], bool] = lambda x: True, what: str = "") -> Any:
         value = self._values.get(key)
+        value = default if value is None else value
         if value is None:
-            if default is None:
-                raise InputError(f"{self.path}: {self._inside}{key} is missing")
-            return default
+            raise InputError(f"{self.path}: {self._inside}{key} is missing")
+        if not fits(value):
+            raise self.wrong(key, what)
         return value
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value, 0.0, sys.float_info.max) and value > 0
 
 
 def _kind(value: Any) -> str:
