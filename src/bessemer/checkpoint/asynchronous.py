@@ -87,7 +87,6 @@ class WriterProcess:
         return Scan(*result)
 
     def end(self) -> None:
-        """End it, whatever it does."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -135,7 +134,6 @@ class BackgroundWork:
 
     @property
     def is_busy(self) -> bool:
-        """Whether work is being done."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait_copied(self) -> None:

@@ -79,12 +79,10 @@ class PreparedSave:
 
     @property
     def target(self) -> Path:
-        """Where it will be published."""
         return self.folder / checkpoint_name(self.step)
 
     @property
     def temporary(self) -> Path:
-        """Where it is written."""
         return temporary_folder(self.folder, self.step)
 
 

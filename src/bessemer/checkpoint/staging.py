@@ -37,7 +37,6 @@ class MemoryFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return self._bytes.numel()
 
     def resize(self, size: int, locked: bool) -> Tensor:
@@ -55,7 +54,6 @@ class MemoryFile:
         return self._bytes
 
     def close(self) -> None:
-        """Give its memory back."""
         self._free()
         os.close(self._handle)
 

@@ -110,7 +110,6 @@ class GgufTensor:
 
     @property
     def stored(self) -> Array:
-        """The values as the file has them."""
         import gguf
 
         if self.kind == "F32":

@@ -168,7 +168,6 @@ class LanguageHead(nn.Module):
         self.soft_cap = config.logit_soft_cap
 
     def tie(self, embedding: nn.Embedding) -> None:
-        """Make the embedding's matrix the output matrix."""
         self.register_parameter("weight", embedding._parameters["weight"])
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ class RankGroup:
 
     @classmethod
     def of(cls, mesh: ProcessMesh, axis: str) -> RankGroup:
-        """The group of this process along an axis."""
         return cls(mesh.coordinate(axis), mesh.size(axis), mesh.group(axis).group_name)
 
     def token_shard(self, x_BT: Tensor) -> Tensor:
@@ -67,7 +66,6 @@ class VocabularyShard:
 
     @classmethod
     def of(cls, total: int, group: RankGroup) -> VocabularyShard:
-        """This rank's shard."""
         return cls(*group.row_range(total), total, rank_rows(total, group.size), group.name)
 
     def local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,11 +75,9 @@ class VocabularyShard:
         return torch.where(is_local, rows, 0), is_local
 
     def max(self, x: Tensor) -> Tensor:
-        """Elementwise maximum over the group."""
         return all_reduce(x, "max", self.group)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Elementwise sum over the group."""
         return all_reduce(x, "sum", self.group)
 
 

@@ -220,7 +220,6 @@ class Difference:
         return self.differing_from(common)
 
     def differing_from(self, right: int) -> list[int]:
-        """The ranks with another sum."""
         return sorted(rank for rank, value in self.sums.items() if value != right)
 
 

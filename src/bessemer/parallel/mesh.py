@@ -48,7 +48,6 @@ class ProcessMesh:
 
     @property
     def world(self) -> int:
-        """Number of processes."""
         return self.layout.world
 
     @property
@@ -62,15 +61,12 @@ class ProcessMesh:
         return self.rank == 0
 
     def coordinate(self, axis: str) -> int:
-        """This process's coordinate along an axis."""
         return 0 if self.device_mesh is None else self.device_mesh.get_local_rank(axis)
 
     def size(self, axis: str) -> int:
-        """Number of processes along an axis."""
         return int(getattr(self.layout, axis))
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """This process's group along an axis."""
         assert self.device_mesh is not None, "a single process has no groups"
         return self.device_mesh.get_group(axis)
 
@@ -140,7 +136,6 @@ class ProcessMesh:
         return _broadcast(value, source, self.group("pipeline"))
 
     def barrier(self) -> None:
-        """Wait for all processes."""
         if not self.is_single:
             dist.barrier(group=self.control)
 

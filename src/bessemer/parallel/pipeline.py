@@ -117,7 +117,6 @@ class Stage(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks of this stage."""
         return [block for block in self.model.blocks if block is not None]
 
     def forward(
@@ -302,6 +301,5 @@ class Pipeline:
         return scores
 
     def _global_rank_of(self, stage: int) -> int:
-        """Global rank of a stage's process."""
         layout = self.mesh.layout
         return dist.get_global_rank(self.mesh.group("pipeline"), rank_of_stage(layout.schedule, stage, layout.pipeline))

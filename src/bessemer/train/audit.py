@@ -63,7 +63,6 @@ class MixtureCounts:
         return MixtureCounts(*(tuple((0,) * len(row) for row in table) for table in (self.sequences, self.tokens)))
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint's facts."""
         return {"sequences": self.sequences, "tokens": self.tokens}
 
     @classmethod

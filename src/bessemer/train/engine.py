@@ -67,7 +67,6 @@ class MicroBatch(NamedTuple):
         return MicroBatch(*copies)
 
     def to(self, device: torch.device) -> MicroBatch:
-        """A copy on the device."""
         copies: list[Any] = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self]
         return MicroBatch(*copies)
 
@@ -186,7 +185,6 @@ def runs_two_at_a_time(micro_batches: int, device: torch.device, compiled: bool)
 
 
 def concurrent_micro_batches(train: Train, sequence_length: int, device: torch.device, compiled: bool) -> int:
-    """Number of micro-batches that are computed at a time."""
     batch, micro = train.global_batch_tokens, train.micro_batch
     assert batch is not None and micro is not None, "the recipe is resolved"
     return NUM_WORKERS if runs_two_at_a_time(batch // sequence_length // micro, device, compiled) else 1

@@ -113,7 +113,6 @@ class Pace:
         return True
 
     def _mark_step(self, step: int) -> None:
-        """Time steps from here on."""
         self._marked_step, self._mark = step, perf_counter()
         self._between_at_mark = sum(self._clock.between_steps().values())
 

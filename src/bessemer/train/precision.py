@@ -56,7 +56,6 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the activations."""
         return self.autocast or self.weights
 
     @property

@@ -193,7 +193,6 @@ def union(spans: list[Span]) -> list[Span]:
 
 
 def length(spans: list[Span]) -> float:
-    """Total length of disjoint spans."""
     return sum(end - begin for begin, end in spans)
 
 
@@ -238,7 +237,6 @@ def write(
 
 
 def show(result: dict[str, Any]) -> str:
-    """The table that a person reads."""
     (first, last), profiled = result["steps"], result["profiled_step_seconds"]
 
     def row(name: str, seconds: float, share: bool = True) -> str:

@@ -47,12 +47,10 @@ class LossAndNorm:
 
     @classmethod
     def of(cls, stats: StepStats) -> LossAndNorm:
-        """Of a replayed step."""
         return cls(*(x if math.isfinite(x) else None for x in (stats.loss, stats.grad_norm)))
 
     @property
     def is_finite(self) -> bool:
-        """Whether both are."""
         return self.loss is not None and self.grad_norm is not None
 
     def equals(self, other: LossAndNorm, tolerance: float) -> bool:

@@ -194,7 +194,6 @@ def _give_up(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheck
 
 
 def _stop_at(training: Training, step: int, alarm: Alarm, at: int, rate_factor: float, why: str, hint: str) -> NoReturn:
-    """Go back to the checkpoint of step `at` and stop."""
     samples, number = training.pace.sizes.first(at), training.journal.num_rollbacks + 1
     rollback = Rollback(
         number, step, at, alarm.kind.name, alarm.onset, (samples, samples), rate_factor, 1.0, 0, stops_run=True
@@ -282,7 +281,6 @@ def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: Save
 
 
 def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
-    """The rollback's line of the journal."""
     guard, sizes = training.recipe.guard, training.pace.sizes
     first, rates = sizes.first(skipped.start), (1.0, 1.0, 0)
     if not alarm.kind.is_hardware_fault:

@@ -110,7 +110,6 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._assign([self._number(x) for x in _local_tensors(tensor)], owner)
 
     def mark(self, name: str) -> None:
-        """Name this moment."""
         self._marks[name] = len(self._events)
 
     def at(self, name: str) -> dict[str, int]:
@@ -175,7 +174,6 @@ def _local_tensors(values: Any) -> list[Tensor]:
 
 
 def total(by_owner: Mapping[str, int]) -> int:
-    """Bytes of all owners."""
     return sum(by_owner.values())
 
 

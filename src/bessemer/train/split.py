@@ -182,11 +182,9 @@ def materialise(model: Transformer, mesh: ProcessMesh, device: Device, weights: 
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Weights:
-    """The weights of a fresh start."""
     return lambda name, shape: initial_tensor(name, shape, config, seed)
 
 
 def weights_of(model: Transformer) -> Weights:
-    """The weights of a whole model."""
     named = dict(model.named_parameters())
     return lambda name, shape: named[name].detach()

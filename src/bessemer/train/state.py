@@ -156,11 +156,9 @@ class Saver:
             self._follow()  # checkpoints that a killed run had not copied
 
     def follow(self, recipe: Recipe) -> None:
-        """Continue under a recipe with another number of steps."""
         self._recipe, self._decay_start = recipe, _decay_start_step(recipe.train)
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is saved after `step` steps."""
         return step % self._every == 0 or step == self._decay_start
 
     def is_copied(self, step: int) -> bool:
@@ -277,8 +275,6 @@ def _decay_start_step(train: Train) -> int | None:
 
 @dataclass(frozen=True)
 class Restored:
-    """A trained model, and the state of its training."""
-
     trainer: Trainer
     state: TrainState
 

@@ -37,11 +37,9 @@ class Tracker:
     has_failed: bool = False
 
     def log(self, step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
-        """Take in a line."""
         self._do(lambda: self.write(step, scalars, row))
 
     def close(self) -> None:
-        """The training has ended."""
         self._do(self.end)
 
     def _do(self, call: Callable[[], object]) -> None:

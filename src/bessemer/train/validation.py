@@ -100,7 +100,6 @@ def validate(trainer: Trainer, parts: list[HeldOut], advance: Callable[..., None
 def _validation(
     trainer: Trainer, parts: list[HeldOut], nats: list[float], correct: list[int] | None, confusion: Any
 ) -> Validation:
-    """The scores of sums by source."""
     names = [part.source for part in parts]
     counts, sizes = [part.num_targets for part in parts], [int(part.bytes.sum()) for part in parts]
     num_targets, num_bytes, total = max(sum(counts), 1), sum(sizes), sum(nats)
@@ -181,7 +180,6 @@ def writes_alone(trainer: Trainer) -> bool:
 
 
 def scored_model(trainer: Trainer, store: TokenStore, end_of_text: str) -> ScoredModel:
-    """The trainer's model, to be examined."""
     path = store.folder / "tokenizer.json"
     tokenizer = loaded_tokenizer(path, path.stat().st_mtime_ns, end_of_text)
     return ScoredModel(trainer.model, tokenizer, store.framing, tuple(store.ends), trainer.autocast)

@@ -46,7 +46,6 @@ class ImportCheck:
 
     @property
     def line(self) -> str:
-        """The check in one line."""
         if self.max_difference is None:
             return f"not compared with transformers: {self.note}"
         line = f"transformers computes the same within {self.max_difference:.1e}"

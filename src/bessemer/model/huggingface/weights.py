@@ -54,7 +54,6 @@ class HubTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of their tensor."""
         rows = sum(map(self._rows, self.views))
         if not self.matrix:
             return (rows,)

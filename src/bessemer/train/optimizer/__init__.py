@@ -80,7 +80,6 @@ class GroupOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
             for weight in weights:
@@ -237,7 +236,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Start again from the current weights."""
         self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
