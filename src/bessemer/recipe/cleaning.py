@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bessemer.recipe.section import Positive, Section, Share, Words, repeated
 
@@ -17,18 +18,14 @@ class EvaluationSet(Section):
     path: str = Field(min_length=1)
     fields: Words = ()
 
-    @model_validator(mode="after")
-    def _readable(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         name = Path(self.path).name.lower()
         if not name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".txt")):
-            raise ValueError(
-                f"path: {self.path}: an evaluation set is a .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .txt file"
-            )
+            yield f"path: {self.path}: an evaluation set is a .jsonl, .jsonl.gz, .jsonl.zst, .parquet or .txt file"
         if name.endswith(".txt") and self.fields:
-            raise ValueError("fields: a .txt file has none; remove the key")
+            yield "fields: a .txt file has none; remove the key"
         if not name.endswith(".txt") and not self.fields:
-            raise ValueError("fields: say which fields of the file hold the text, e.g. fields = ['question']")
-        return self
+            yield "fields: say which fields of the file hold the text, e.g. fields = ['question']"
 
 
 class Contamination(Section):
@@ -41,15 +38,11 @@ class Contamination(Section):
     min_share: Share = 0.0
     mask: str = ""
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if twice := repeated([evaluation_set.name for evaluation_set in self.sets]):
-            raise ValueError(f"two evaluation sets are named {twice!r}; give each a name of its own")
+            yield f"two evaluation sets are named {twice!r}; give each a name of its own"
         if self.min_words > self.ngram:
-            raise ValueError(
-                f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"
-            )
-        return self
+            yield f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"
 
 
 FalsePositives = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -124,18 +117,16 @@ class Quality(Section):
         """Whether there is anything to score with."""
         return bool(self.model or self.high)
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if bool(self.high) != bool(self.low):
             missing = "low" if self.high else "high"
-            raise ValueError(f"{missing} names nothing; a classifier needs examples of both, high and low")
+            yield f"{missing} names nothing; a classifier needs examples of both, high and low"
         both = sorted(set(self.high) & set(self.low))
         if both:
-            raise ValueError(f"{both[0]!r} stands in high and in low; a document is an example of one")
+            yield f"{both[0]!r} stands in high and in low; a document is an example of one"
         if self.kind == "fasttext" and self.model is None:
-            raise ValueError("kind fasttext scores with a trained model; name its .bin or .ftz file as model")
+            yield "kind fasttext scores with a trained model; name its .bin or .ftz file as model"
         if self.threshold is not None and self.keep_share is not None:
-            raise ValueError("threshold and keep_share exclude each other: a limit on the score, or on the documents")
+            yield "threshold and keep_share exclude each other: a limit on the score, or on the documents"
         if any(weight <= 0 for weight in self.band_weights):
-            raise ValueError("band_weights are above 0; what is never to be drawn is rejected by use = 'filter'")
-        return self
+            yield "band_weights are above 0; what is never to be drawn is rejected by use = 'filter'"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, Words, in_a_store, repeated
+from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, StoreURL, Words, repeated
 
 
 class Extract(Section):
@@ -45,20 +46,15 @@ class Language(Section):
         """Whether documents of a source of this format are looked at; conversations never are."""
         return self.identify and format_ not in (*self.skip_formats, "chat")
 
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.windows == 1:
-            raise ValueError("windows = 1 shows no switch; give 2 or more, or 0 for none")
+            yield "windows = 1 shows no switch; give 2 or more, or 0 for none"
         if self.max_switches is not None and not self.windows:
-            raise ValueError(
-                "max_switches needs windows: the places at which the language is looked at; try windows = 5"
-            )
-        stray = [code for code in self.split if self.allowed and code not in self.allowed]
-        if stray:
-            raise ValueError(f"split names {stray[0]!r}, which allowed does not keep; add it there or take it out here")
+            yield "max_switches needs windows: the places at which the language is looked at; try windows = 5"
+        for code in (code for code in self.split if self.allowed and code not in self.allowed):
+            yield f"split names {code!r}, which allowed does not keep; add it there or take it out here"
         if not self.identify and (self.allowed or self.split or self.only_for or self.windows):
-            raise ValueError("identify is false, so that no other key of this table does anything; set identify = true")
-        return self
+            yield "identify is false, so that no other key of this table does anything; set identify = true"
 
 
 Kind = Literal["email", "phone", "ip", "card", "iban"]
@@ -103,22 +99,13 @@ class Work(Section):
     address: str | None = Field(None, min_length=1)
     slurm: SlurmArray = SlurmArray()
     workers: int | None = Field(None, ge=1)
-    work: str | None = None
-    publish: str | None = None
+    work: StoreURL = None
+    publish: StoreURL = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
-    @field_validator("work", "publish")
-    @classmethod
-    def _is_in_a_store(cls, url: str | None) -> str | None:
-        return in_a_store(url)
-
-    @model_validator(mode="after")
-    def _exchanges_on_a_disk_with_slurm(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.work is not None and self.engine == "slurm":
-            raise ValueError(
-                "work: the jobs of Slurm take tasks from a shared disk, and exchange files there; leave it out"
-            )
-        return self
+            yield "work: the jobs of Slurm take tasks from a shared disk, and exchange files there; leave it out"
 
     @property
     def unused(self) -> list[str]:
@@ -208,31 +195,17 @@ class Source(Section):
             ) from None
         return name
 
-    @model_validator(mode="after")
-    def _encoding_of_text(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.encoding is not None and self.format in ("warc", "mediawiki", "descriptions"):
-            raise ValueError(f"encoding: files of format {self.format} say or fix theirs; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _pairs_of_conversations(self) -> Self:
+            yield f"encoding: files of format {self.format} say or fix theirs; leave it out"
         if self.pair_keys is not None and self.format != "chat":
-            raise ValueError(
-                f"pair_keys: they make conversations, and the format is {self.format}; set format = 'chat'"
-            )
+            yield f"pair_keys: they make conversations, and the format is {self.format}; set format = 'chat'"
         if self.pair_keys is not None and self.text_key != self.pair_keys[-1]:
-            raise ValueError(
-                "text_key and pair_keys exclude each other: a record has messages, or fields that make a pair"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_label(self) -> Self:
+            yield "text_key and pair_keys exclude each other: a record has messages, or fields that make a pair"
         if self.label is not None and self.label_key is not None:
-            raise ValueError("label and label_key exclude each other: one class for the source, or one a record")
+            yield "label and label_key exclude each other: one class for the source, or one a record"
         if self.label_key is not None and self.format not in ("jsonl", "parquet", "chat", None):
-            raise ValueError(f"label_key: files of format {self.format} have no fields; give label, one a source")
-        return self
+            yield f"label_key: files of format {self.format} have no fields; give label, one a source"
 
 
 class Corpus(Work):
@@ -247,43 +220,38 @@ class Corpus(Work):
     quality: Quality = Quality()
     dedup: Dedup = Dedup()
 
-    @model_validator(mode="after")
-    def _sources_agree(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
+        yield from super()._complaints()
         names = [source.name for source in self.sources]
         if twice := repeated(names):
-            raise ValueError(f"two sources are named {twice!r}; give each source a name of its own")
+            yield f"two sources are named {twice!r}; give each source a name of its own"
         sets = [name for name, field in Rules.model_fields.items() if field.default is None]
-        strange = [name for name in self.language.only_for if name not in sets]
-        if strange:
-            raise ValueError(
-                f"language.only_for names {strange[0]!r}, which is no set of rules; there are: {', '.join(sets)}"
-            )
+        for name in (name for name in self.language.only_for if name not in sets):
+            yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
         if double := repeated([part for source in self.sources for part in self.parts_of(source)]):
-            raise ValueError(
+            yield (
                 f"{double!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
                 "rename the source"
             )
-        self._conversations_fit()
-        weighted = [source.name for source in self.sources if source.weight is not None]
-        if weighted and len(weighted) != len(names):
-            missing = next(name for name in names if name not in weighted)
-            raise ValueError(
-                f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
-            )
-        return self
-
-    def _conversations_fit(self) -> None:
-        chats = [source.name for source in self.sources if source.format == "chat"]
         edits = {
             "dedup.paragraphs": self.dedup.paragraphs.mode != "off", "dedup.substrings": self.dedup.substrings.unit != "off",
             "corpus.quality": self.quality.on,
             "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
         }  # fmt: skip
-        if chats and (edit := next((key for key, is_on in edits.items() if is_on), None)):
-            raise ValueError(
-                f"{edit} is for running text, and source {chats[0]!r} holds conversations (format = chat); turn it off, or "
+        for edit in (key for key, is_on in edits.items() if is_on and self.chats):
+            yield (
+                f"{edit} is for running text, and source {self.chats[0]!r} holds conversations (format = chat); turn it off, or "
                 "build the text in a run of its own"
             )
+        weighted = [source.name for source in self.sources if source.weight is not None]
+        if weighted and len(weighted) != len(names):
+            missing = next(name for name in names if name not in weighted)
+            yield f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
+
+    @property
+    def chats(self) -> list[str]:
+        """Names of the sources of conversations."""
+        return [source.name for source in self.sources if source.format == "chat"]
 
     def parts_of(self, source: Source) -> dict[str, Part]:
         """The names under which documents of a source can be tokenised and mixed."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bessemer.recipe.section import Positive, Section
 
@@ -45,16 +45,14 @@ class Guard(Section):
         """rewarm_steps, for a run of so many steps."""
         return self.distance(steps) if self.rewarm_steps is None else self.rewarm_steps
 
-    @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if not self.rate_factors or not all(0 < factor <= 1 for factor in self.rate_factors):
-            raise ValueError(f"rate_factors = {list(self.rate_factors)}: one or more numbers above 0 and up to 1")
+            yield f"rate_factors = {list(self.rate_factors)}: one or more numbers above 0 and up to 1"
         if self.hang_seconds and self.hang_seconds < SHORTEST_HANG:
-            raise ValueError(
+            yield (
                 f"hang_seconds = {self.hang_seconds:g}: {SHORTEST_HANG} or more, since a process gives a sign of life "
                 "once a second; 0 turns it off"
             )
         for key in ("rollback_distance", "skip_batches", "rewarm_steps"):
             if not self.roll_back and getattr(self, key) is not None:
-                raise ValueError(f"{key} has no effect with roll_back = false; leave one of them out")
-        return self
+                yield f"{key} has no effect with roll_back = false; leave one of them out"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bessemer.recipe.section import Positive, Section
 
@@ -44,23 +45,19 @@ class RopeScaling(Section):
     short_factor: Factors = Field((), strict=False)
     long_factor: Factors = Field((), strict=False)
 
-    @model_validator(mode="after")
-    def _fits_its_kind(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         for key, field in type(self).model_fields.items():
             if key not in ("kind", "factor", *KEYS[self.kind]) and getattr(self, key) != field.default:
-                raise ValueError(f"{key} has no effect with kind = {self.kind!r}; remove it, or choose another kind")
+                yield f"{key} has no effect with kind = {self.kind!r}; remove it, or choose another kind"
         if self.kind == "llama3" and self.low_frequency >= self.high_frequency:
-            raise ValueError(
-                f"low_frequency = {self.low_frequency} must be below high_frequency = {self.high_frequency}"
-            )
+            yield f"low_frequency = {self.low_frequency} must be below high_frequency = {self.high_frequency}"
         if self.kind == "yarn" and self.beta_slow >= self.beta_fast:
-            raise ValueError(f"beta_slow = {self.beta_slow} must be below beta_fast = {self.beta_fast}")
+            yield f"beta_slow = {self.beta_slow} must be below beta_fast = {self.beta_fast}"
         if self.kind == "longrope" and (not self.short_factor or len(self.short_factor) != len(self.long_factor)):
-            raise ValueError(
+            yield (
                 f"longrope needs short_factor and long_factor, as many of one as of the other; there are "
                 f"{len(self.short_factor)} and {len(self.long_factor)}"
             )
-        return self
 
 
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
@@ -129,22 +126,18 @@ class Model(Section):
             )
         return value
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.depth is not None and self.layers is not None and self.depth != self.layers:
-            raise ValueError(f"depth = {self.depth} and layers = {self.layers} disagree; give one of them")
+            yield f"depth = {self.depth} and layers = {self.layers} disagree; give one of them"
         if self.depth is None and self.from_ is None and self.has_size:
             missing = [key for key in ("layers", "width", "heads") if getattr(self, key) is None]
             if missing:
-                raise ValueError(f"needs depth, or layers, width and heads, or none of them; {missing[0]} is missing")
+                yield f"needs depth, or layers, width and heads, or none of them; {missing[0]} is missing"
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             near = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}")
+            yield f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; possible: {near}"
         if self.width is not None and self.heads is not None and self.head_dim is None and self.width % self.heads:
-            raise ValueError(
-                f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
-            )
+            yield f"heads = {self.heads} does not divide width = {self.width}; give head_dim or change one of them"
         for key in ("global_every", "global_layers"):
             if getattr(self, key) and self.window == 0:
-                raise ValueError(f"{key} = {getattr(self, key)} has no meaning without a window; give window as well")
-        return self
+                yield f"{key} = {getattr(self, key)} has no meaning without a window; give window as well"

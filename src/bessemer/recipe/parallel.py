@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import prod
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bessemer.recipe.section import Memory, Positive, Section, SlurmName, SlurmTime, Words
 
@@ -129,12 +129,10 @@ class Parallel(AxisSizes, Section):
     restarts: int = Field(3, ge=0)
     elastic: bool = False
 
-    @model_validator(mode="after")
-    def _stages_fit(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         is_open = self.auto and "schedule" not in self.given_layout
         if not is_open and (complaint := stages_complaint(self.schedule, self.virtual)):
-            raise ValueError(f"parallel.schedule = {self.schedule}: {complaint}")
-        return self
+            yield f"parallel.schedule = {self.schedule}: {complaint}"
 
     @property
     def given_layout(self) -> frozenset[str]:
@@ -245,8 +243,6 @@ class Cluster(Section):
     mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
     shared_memory: Memory = "16Gi"
 
-    @model_validator(mode="after")
-    def _fewer_are_fewer(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
-            raise ValueError(f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}")
-        return self
+            yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"

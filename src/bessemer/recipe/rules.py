@@ -6,11 +6,11 @@ Sources of the defaults: docs/rules.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from bessemer.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words
@@ -32,11 +32,9 @@ class GopherQuality(Section):
     min_stop_words: int = Field(2, ge=0)
     stop_words: Words = ("the", "be", "to", "of", "and", "that", "have", "with")
 
-    @model_validator(mode="after")
-    def _stop_words_fit(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if len(self.stop_words) > 62:
-            raise ValueError(f"stop_words: {len(self.stop_words)} words; at most 62 can be looked for")
-        return self
+            yield f"stop_words: {len(self.stop_words)} words; at most 62 can be looked for"
 
 
 class GopherRepetition(Section):
@@ -183,11 +181,9 @@ class Flagged(Section):
     label: str | None = Field(None, min_length=1)
     threshold: Share = 0.5
 
-    @model_validator(mode="after")
-    def _label_fits(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if (self.classifier is None) != (self.label is None):
-            raise ValueError("classifier and label belong together: the model, and which of its labels is not wanted")
-        return self
+            yield "classifier and label belong together: the model, and which of its labels is not wanted"
 
     @property
     def word_lists(self) -> str | None:

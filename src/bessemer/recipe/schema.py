@@ -11,11 +11,12 @@ keeps the recipe with every derived value filled in.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bessemer.errors import InputError
 from bessemer.recipe.batches import Batches
@@ -65,13 +66,9 @@ class Checkpoint(Section):
             raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
         return mirror
 
-    @model_validator(mode="after")
-    def _replicas_are_of_copies(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.memory_replicas and not self.memory_every:
-            raise ValueError(
-                "memory_replicas sends copies to other nodes, and memory_every = 0 makes none; set memory_every"
-            )
-        return self
+            yield "memory_replicas sends copies to other nodes, and memory_every = 0 makes none; set memory_every"
 
     def require_nodes(self, nodes: int) -> None:
         """Raise InputError where a node has not so many others to send its copies to."""
@@ -145,52 +142,6 @@ class Recipe(Section):
         """Whether the run starts from trained weights."""
         return self.model.from_ is not None or self.train.start is not None
 
-    @model_validator(mode="after")
-    def _objective_fits(self) -> Self:
-        objective, family = self.train.objective, self.model.family
-        if self.model.from_ is None and objective == "causal" and family in ENCODERS:
-            raise ValueError(
-                f"train.objective = causal needs a decoder, but model.family = {family} sees both sides; set "
-                f"train.objective = masked, or model.family to one of {', '.join(DECODERS)}"
-            )
-        if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
-            raise ValueError(
-                f"train.objective = masked needs an encoder, but model.family = {family} sees only what came before; set "
-                f"model.family to one of {', '.join(ENCODERS)}, or train.objective = causal"
-            )
-        if objective == "classify":
-            bare = [source.name for source in self.corpus.sources if source.label is None and source.label_key is None]
-            if bare:
-                raise ValueError(
-                    f"train.objective = classify needs a label for every document, but source {bare[0]!r} has none; give it "
-                    "label (one for all its documents) or label_key (a field of each record)"
-                )
-            if self.tokens.held_out_from == "passages":
-                raise ValueError(
-                    "tokens.held_out_from = passages has no meaning for a classifier: a text is scored as a whole"
-                )
-        if self.train.start is not None and self.model.from_ is not None:
-            raise ValueError("train.start and model.from both give the starting weights; remove one")
-        return self
-
-    @model_validator(mode="after")
-    def _foreign_tokens_fit(self) -> Self:
-        if not self.tokens.sources:
-            return self
-        if twice := repeated([source.name for source in self.sources]):
-            raise ValueError(f"two sources are named {twice!r}; give each source a name of its own")
-        if self.tokenizer.path is None and self.model.from_ is None:
-            raise ValueError(
-                "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
-            )
-        if self.train.objective == "classify":
-            raise ValueError("train.objective = classify needs labels, and tokens.sources have none")
-        weights = self.source_weights
-        if len({weight is None for weight in weights.values()}) > 1:
-            missing = next(name for name, weight in weights.items() if weight is None)
-            raise ValueError(f"source {missing!r} has no weight but another has one; give a weight to all or to none")
-        return self
-
     @property
     def sources(self) -> tuple[Source | TokenSource, ...]:
         """The sources of text, then those of foreign tokens."""
@@ -205,8 +156,7 @@ class Recipe(Section):
     @property
     def chat_parts(self) -> frozenset[str]:
         """The names under which conversations are stored."""
-        chats = {source.name for source in self.corpus.sources if source.format == "chat"}
-        return frozenset(name for name, part in self.parts.items() if part.source in chats)
+        return frozenset(name for name, part in self.parts.items() if part.source in self.corpus.chats)
 
     @property
     def source_weights(self) -> dict[str, float | None]:
@@ -218,52 +168,74 @@ class Recipe(Section):
         """The batches of this recipe, which is resolved."""
         return Batches.of(self.train, self.tokens.sequence_length)
 
-    @model_validator(mode="after")
-    def _mixture_fits(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
+        yield from self._objective_fits()
+        yield from self._sources_fit()
+        yield from self._mirror_is_elsewhere()
+        yield from self._tokens_fit()
+        yield from self._batch_fits()
+
+    def _objective_fits(self) -> Iterator[str]:
+        objective, family = self.train.objective, self.model.family
+        if self.model.from_ is None and objective == "causal" and family in ENCODERS:
+            yield (
+                f"train.objective = causal needs a decoder, but model.family = {family} sees both sides; set "
+                f"train.objective = masked, or model.family to one of {', '.join(DECODERS)}"
+            )
+        if self.model.from_ is None and objective == "masked" and family not in ENCODERS:
+            yield (
+                f"train.objective = masked needs an encoder, but model.family = {family} sees only what came before; set "
+                f"model.family to one of {', '.join(ENCODERS)}, or train.objective = causal"
+            )
+        if objective == "classify":
+            for source in self.corpus.sources:
+                if source.label is None and source.label_key is None:
+                    yield (
+                        f"train.objective = classify needs a label for every document, but source {source.name!r} has none; give "
+                        "it label (one for all its documents) or label_key (a field of each record)"
+                    )
+            if self.tokens.held_out_from == "passages":
+                yield "tokens.held_out_from = passages has no meaning for a classifier: a text is scored as a whole"
+        if self.train.start is not None and self.model.from_ is not None:
+            yield "train.start and model.from both give the starting weights; remove one"
+
+    def _sources_fit(self) -> Iterator[str]:
+        if self.tokens.sources:
+            if twice := repeated([source.name for source in self.sources]):
+                yield f"two sources are named {twice!r}; give each source a name of its own"
+            if self.tokenizer.path is None and self.model.from_ is None:
+                yield "tokens.sources needs tokenizer.path: the tokenizer.json that the tokens were written with"
+            if self.train.objective == "classify":
+                yield "train.objective = classify needs labels, and tokens.sources have none"
+            weights = self.source_weights
+            if len({weight is None for weight in weights.values()}) > 1:
+                missing = next(name for name, weight in weights.items() if weight is None)
+                yield f"source {missing!r} has no weight but another has one; give a weight to all or to none"
         names, tokens = list(self.source_weights), self.tokens
         weighted = [name for name, weight in self.source_weights.items() if weight is not None]
         if tokens.temperature is not None and weighted:
-            raise ValueError(
-                f"tokens.temperature says the shares, and so does the weight of source {weighted[0]!r}; remove one"
-            )
+            yield f"tokens.temperature says the shares, and so does the weight of source {weighted[0]!r}; remove one"
         for phase in tokens.schedule:
             where = f"tokens.schedule (from = {phase.from_}): weights"
-            strange = [name for name in phase.weights if name not in names]
-            if strange:
-                raise ValueError(f"{where} names {strange[0]!r}, which is no source; there are: {', '.join(names)}")
-            missing = [name for name in names if name not in phase.weights]
-            if missing:
-                raise ValueError(f"{where} lacks source {missing[0]!r}; give it 0 if it is not to be read")
+            for name in (name for name in phase.weights if name not in names):
+                yield f"{where} names {name!r}, which is no source; there are: {', '.join(names)}"
+            for name in (name for name in names if name not in phase.weights):
+                yield f"{where} lacks source {name!r}; give it 0 if it is not to be read"
             if phase.from_ == "decay" and self.train.schedule.kind != "wsd":
-                raise ValueError(f"{where} has no decay phase to begin with; set train.schedule.kind = wsd")
-        return self
+                yield f"{where} has no decay phase to begin with; set train.schedule.kind = wsd"
 
-    @model_validator(mode="after")
-    def _mirror_is_elsewhere(self) -> Self:
+    def _mirror_is_elsewhere(self) -> Iterator[str]:
         mirror, folder = self.checkpoint.mirror, self.run.folder.absolute()
         if mirror is not None and mirror.startswith(("/", "~")):
             place = Path(mirror).expanduser() / self.run.name
             if place == folder or folder in place.parents:
-                raise ValueError(
-                    f"checkpoint.mirror = {mirror} would lie in the run's own folder, {folder}; name another disk"
-                )
-        return self
+                yield f"checkpoint.mirror = {mirror} would lie in the run's own folder, {folder}; name another disk"
 
-    @model_validator(mode="after")
-    def _gate_fits(self) -> Self:
+    def _tokens_fit(self) -> Iterator[str]:
         if self.tokens.gate and self.train.objective != "causal":
-            raise ValueError(
-                f"tokens.gate judges the text that is predicted; train.objective = {self.train.objective} has none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _conversations_fit(self) -> Self:
-        chats = [source.name for source in self.corpus.sources if source.format == "chat"]
-        if not chats:
-            if self.tokens.chat_template is not None:
-                raise ValueError("tokens.chat_template renders conversations, and no source has format = chat")
-            return self
+            yield f"tokens.gate judges the text that is predicted; train.objective = {self.train.objective} has none"
+        if self.tokens.chat_template is not None and not self.corpus.chats:
+            yield "tokens.chat_template renders conversations, and no source has format = chat"
         needs = {
             "tokens.packing = best-fit, or document": self.tokens.packing != "concatenate",
             "tokens.document_mask = true": self.tokens.packing == "document" or self.tokens.document_mask,
@@ -271,63 +243,50 @@ class Recipe(Section):
             "tokens.held_out_from = documents": self.tokens.held_out_from == "documents",
             "tokens.gate = false": not self.tokens.gate,
         }
-        if lacking := [key for key, is_so in needs.items() if not is_so]:
-            raise ValueError(f"source {chats[0]!r} holds conversations (format = chat), which need {lacking[0]}")
-        return self
-
-    @model_validator(mode="after")
-    def _packing_fits(self) -> Self:
+        for key in (key for key, is_so in needs.items() if self.corpus.chats and not is_so):
+            yield f"source {self.corpus.chats[0]!r} holds conversations (format = chat), which need {key}"
         packing, objective = self.tokens.packing, self.train.objective
         if self.tokens.publish is not None and objective == "classify":
-            raise ValueError("tokens.publish: the texts of a classifier are read from disks; leave it out")
-        if packing == "concatenate":
-            return self
-        if objective == "classify":
-            raise ValueError(f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there")
-        if objective == "masked" and not self.tokens.document_mask:
-            raise ValueError(
+            yield "tokens.publish: the texts of a classifier are read from disks; leave it out"
+        if packing != "concatenate" and objective == "classify":
+            yield f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there"
+        if packing != "concatenate" and objective == "masked" and not self.tokens.document_mask:
+            yield (
                 f"tokens.packing = {packing} pads sequences, and train.objective = masked would look at the padding; set "
                 "tokens.document_mask = true"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _whole_sequences(self) -> Self:
+    def _batch_fits(self) -> Iterator[str]:
         batch, length = self.train.global_batch_tokens, self.tokens.sequence_length
         if batch is not None and batch % length:
             low = max(batch // length, 1) * length
-            raise ValueError(
+            yield (
                 f"train.global_batch_tokens = {batch} is not a multiple of tokens.sequence_length = {length}; "
                 f"the nearest are {low} and {low + length}"
             )
         ramp = self.train.batch_ramp
         if ramp is not None and (ramp.start_tokens % length or (batch is not None and ramp.start_tokens > batch)):
-            raise ValueError(
+            yield (
                 f"train.batch_ramp.start_tokens = {ramp.start_tokens} is not a multiple of tokens.sequence_length = {length} "
                 f"up to train.global_batch_tokens{'' if batch is None else f' = {batch}'}"
             )
         micro = self.train.micro_batch
         if ramp is not None and micro is not None and (ramp.start_tokens // length) % micro:
-            raise ValueError(
+            yield (
                 f"train.micro_batch = {micro} does not divide the {ramp.start_tokens // length} sequences of the first "
                 "batch of train.batch_ramp"
             )
         if batch is not None and self.parallel.data > 1:
             complaint = self.parallel.batch_complaint(batch // length, micro, length)
             if complaint is not None:
-                raise ValueError(complaint)
+                yield complaint
         if batch is not None and micro is not None and (batch // length) % micro:
-            raise ValueError(
+            yield (
                 f"train.micro_batch = {micro} does not divide the {batch // length} sequences of a global batch; "
                 f"possible: {[m for m in range(1, batch // length + 1) if (batch // length) % m == 0]}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _width_transfer_needs_a_head(self) -> Self:
         if self.train.optimizer.base_width is not None and self.model.tie_embeddings:
-            raise ValueError(
+            yield (
                 "train.optimizer.base_width needs model.tie_embeddings = false: a tied matrix cannot have both the "
                 "embedding's and the head's learning rate"
             )
-        return self

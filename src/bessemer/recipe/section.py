@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -35,6 +35,7 @@ def in_a_store(url: str | None) -> str | None:
     return url
 
 
+StoreURL = Annotated[str | None, AfterValidator(in_a_store)]
 DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
 )
@@ -54,6 +55,16 @@ class Section(BaseModel):
         }
         for name, info in cls.model_fields.items():
             info.description = " ".join(known.get(info.alias or name, info.description or "").split())
+
+    def _complaints(self) -> Iterator[str]:
+        """What is wrong between the keys of the table; the first complaint is reported."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _require_no_complaint(self) -> Self:
+        for complaint in self._complaints():
+            raise ValueError(complaint)
+        return self
 
     def changed(self, **values: Any) -> Self:
         """The same table with these values, which are not validated; a dictionary changes keys of a table within it."""

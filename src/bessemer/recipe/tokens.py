@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from bessemer.recipe.section import Positive, Section, Words, in_a_store, repeated
+from bessemer.recipe.section import Positive, Section, StoreURL, Words, repeated
 
 TRAINED_ONLY = ("sample", "special_tokens", "pattern", "digits", "white_space", "prefix_space")
 
@@ -28,25 +29,19 @@ class TokenizerChoice(Section):
     compare: Words = ()
     fertility_bytes: Positive = 16_000_000
 
-    @model_validator(mode="after")
-    def _train_or_load(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.path is not None and self.vocabulary is not None:
-            raise ValueError(
-                "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
-            )
+            yield "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
         if self.path is not None:
             fields = type(self).model_fields
             changed = [key for key in TRAINED_ONLY if getattr(self, key) != fields[key].default]
             if changed:
-                raise ValueError(
-                    f"{changed[0]} and path exclude each other: a loaded tokenizer brings its own; remove one"
-                )
+                yield f"{changed[0]} and path exclude each other: a loaded tokenizer brings its own; remove one"
         if self.mask_token == self.end_of_text:
-            raise ValueError(f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens")
+            yield f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens"
         twice = repeated((self.end_of_text, *self.special_tokens))
         if twice or "" in self.special_tokens:
-            raise ValueError(f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own")
-        return self
+            yield f"special_tokens: {twice or ''!r} is empty or named twice; each needs a name of its own"
 
 
 class TokenSource(Section):
@@ -68,16 +63,14 @@ class MixturePhase(Section):
     from_: float | Literal["decay"] = Field(alias="from")
     weights: dict[str, float]
 
-    @model_validator(mode="after")
-    def _sane(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if not isinstance(self.from_, str) and not 0.0 <= self.from_ < 1.0:
-            raise ValueError(f"from = {self.from_}: a share of the run's samples lies in [0, 1)")
+            yield f"from = {self.from_}: a share of the run's samples lies in [0, 1)"
         negative = [name for name, weight in self.weights.items() if weight < 0.0]
         if negative:
-            raise ValueError(f"weights: {negative[0]} is negative; a source that is not to be read has 0")
+            yield f"weights: {negative[0]} is negative; a source that is not to be read has 0"
         if not any(self.weights.values()):
-            raise ValueError("weights: no source has a share; give one at least")
-        return self
+            yield "weights: no source has a share; give one at least"
 
 
 class Tokens(Section):
@@ -93,30 +86,19 @@ class Tokens(Section):
     sources: tuple[TokenSource, ...] = Field((), strict=False)
     gate: bool = False
     workers: int | None = Field(None, gt=0)
-    publish: str | None = None
+    publish: StoreURL = None
     packing: Packing = "concatenate"
     chat_template: str | None = Field(None, min_length=1)
     temperature: float | None = Field(None, gt=0)
     max_epochs: float | None = Field(None, gt=0)
     schedule: tuple[MixturePhase, ...] = Field((), strict=False)
 
-    @field_validator("publish")
-    @classmethod
-    def _is_in_a_store(cls, url: str | None) -> str | None:
-        return in_a_store(url)
-
-    @model_validator(mode="after")
-    def _is_read_by_sequences(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.publish is not None and self.packing != "concatenate":
-            raise ValueError(
+            yield (
                 f"publish: packed sequences (packing = {self.packing!r}) are read from disks; leave it out, or set "
                 "packing = 'concatenate'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _phases_in_order(self) -> Self:
         places = [phase.from_ for phase in self.schedule if not isinstance(phase.from_, str)]
         if places != sorted(set(places)) or sum(phase.from_ == "decay" for phase in self.schedule) > 1:
-            raise ValueError("schedule: its phases must begin one after the other; sort them by from")
-        return self
+            yield "schedule: its phases must begin one after the other; sort them by from"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bessemer.recipe.section import Positive, Section, Share
 
@@ -90,14 +91,12 @@ class Optimizer(Section):
             raise ValueError(f"each beta lies in [0, 1), got {list(betas)}")
         return betas
 
-    @model_validator(mode="after")
-    def _scaling_has_its_reference(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:
-            raise ValueError(
+            yield (
                 f"batch_scaling = {self.batch_scaling!r} needs reference_batch_tokens, the global batch at which "
                 "learning_rate was found"
             )
-        return self
 
 
 class Schedule(Section):
@@ -139,11 +138,9 @@ class BatchRamp(Section):
     steps: int | None = Field(None, gt=0)
     tokens: int | None = Field(None, gt=0)
 
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if (self.steps is None) == (self.tokens is None):
-            raise ValueError("give steps or tokens, one of them: how long the batch grows")
-        return self
+            yield "give steps or tokens, one of them: how long the batch grows"
 
 
 class Train(Section):
@@ -192,24 +189,18 @@ class Train(Section):
         """Whether the recipe says how long to train."""
         return any(value is not None for value in (self.steps, self.tokens, self.minutes))
 
-    @model_validator(mode="after")
-    def _one_horizon(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
-            raise ValueError(f"tokens and {other} exclude each other; give one of them")
+            yield f"tokens and {other} exclude each other; give one of them"
         if self.objective == "classify" and self.z_loss:
-            raise ValueError("z_loss has no meaning for a classifier; leave it out, or choose another objective")
+            yield "z_loss has no meaning for a classifier; leave it out, or choose another objective"
         if self.objective != "classify" and self.dropout.classifier:
-            raise ValueError(
+            yield (
                 f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
                 "objective = 'classify'"
             )
         if self.is_frozen and self.optimizer.qk_clip is not None:
-            raise ValueError(
-                "optimizer.qk_clip would change attention weights that classify.frozen keeps as they are; leave one of them out"
-            )
+            yield "optimizer.qk_clip would change attention weights that classify.frozen keeps as they are; leave one of them out"
         if self.memory_budget is not None and self.recompute != "budget":
-            raise ValueError(
-                f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"
-            )
-        return self
+            yield f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"

@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
@@ -77,23 +77,19 @@ class TaskFile(Section):
     def _one_stop(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Self:
+    def _complaints(self) -> Iterator[str]:
         needed = {"choice": ("prompt", "choices", "answer"), "cloze": ("prompt", "target"), "exact": ("prompt", "answers"),
                   "text": ("text",)}  # fmt: skip
         missing = [key for key in needed[self.kind] if not getattr(self, key)]
         if missing:
-            raise ValueError(f"a task of kind {self.kind!r} needs {' and '.join(missing)}")
+            yield f"a task of kind {self.kind!r} needs {' and '.join(missing)}"
         of_prompts = {"few_shot", "examples", "separator", "description"}
         of_kinds = {"exact": {"stop", "max_tokens", "ignore_case", "joiner", *of_prompts}, "text": set()}
         used = {*needed[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
         if unused := sorted(self.model_fields_set - used - {"name", "kind", "data", "limit"}):
-            raise ValueError(f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out")
+            yield f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out"
         if not self.few_shot and (unused := sorted({"examples", "separator"} & self.model_fields_set)):
-            raise ValueError(
-                f"{' and '.join(unused)}: only used with few_shot, which is 0; give few_shot = N, or leave it out"
-            )
-        return self
+            yield f"{' and '.join(unused)}: only used with few_shot, which is 0; give few_shot = N, or leave it out"
 
 
 @dataclass(frozen=True)
