@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bessemer.model.gguf import (
 )
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions
+from bessemer.tokens.patterns import GPT2, GPT4, pattern_of
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import WORDS
@@ -52,9 +51,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(split: PatternOptions = GPT4) -> Tokenizer:
+def trained(split: str = GPT4) -> Tokenizer:
     text = [" ".join(WORDS) * 30, Path(__file__).read_text(), *TEXTS]
-    return Tokenizer.train(text, 340, END, special_tokens=["<|im_end|>"], regex=split.regex)
+    return Tokenizer.train(text, 340, END, special_tokens=["<|im_end|>"], regex=split)
 
 
 def model_of(name: str) -> Transformer:
@@ -120,9 +119,9 @@ def test_models_llama_cpp_computes_otherwise_are_refused(changes: dict[str, Any]
 
 def test_tokenizers_llama_cpp_would_cut_otherwise_are_refused(tmp_path: Path) -> None:
     for split in (
-        replace(GPT4, white_space="indentation"),
-        replace(GPT4, digits=0),
-        replace(GPT2, white_space="single"),
+        pattern_of("gpt4", white_space="indentation"),
+        pattern_of("gpt4", "runs"),
+        pattern_of("gpt2", white_space="single"),
     ):
         (tmp_path / "tokenizer.json").write_text(trained(split).to_json())
         with pytest.raises(InputError, match="cuts text by a pattern for which llama.cpp has no name"):
@@ -163,8 +162,8 @@ def loaded(path: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("split", [GPT4, replace(GPT4, digits=1), GPT2], ids=["llama-bpe", "qwen2", "gpt-2"])
-def test_llama_cpp_gives_the_same_ids(split: PatternOptions, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [GPT4, pattern_of("gpt4", "single"), GPT2], ids=["llama-bpe", "qwen2", "gpt-2"])
+def test_llama_cpp_gives_the_same_ids(split: str, tmp_path: Path) -> None:
     tokenizer = trained(split)
     llama = loaded(written(model_of("llama"), tokenizer, tmp_path))
     for text in TEXTS:

@@ -4,7 +4,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bessemer.hashing import key_of
-from bessemer.tokens.order import permute, permute_each, positions_of, positions_of_each
+from bessemer.tokens import order
+
+
+def permute(key: int, positions: object, size: int) -> np.ndarray:
+    positions = np.atleast_1d(positions)
+    return order.permute([key], np.zeros(len(positions), np.intp), positions, size)
+
+
+def positions_of(key: int, items: object, size: int) -> np.ndarray:
+    items = np.atleast_1d(items)
+    return order.positions_of([key], np.zeros(len(items), np.intp), items, size)
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
@@ -23,10 +33,10 @@ def test_keys_give_different_orders_that_look_random() -> None:
     size = 20_000
     first, second = permute(1, np.arange(size), size), permute(2, np.arange(size), size)
     assert not np.array_equal(first, second)
-    for order in (first, second):
+    for items in (first, second):
         # Neighbours in the order are no neighbours in the data, and positions do not follow the data.
-        assert abs(np.corrcoef(np.arange(size), order.astype(float))[0, 1]) < 0.03
-        assert np.mean(np.abs(np.diff(order.astype(np.int64))) < 10) < 0.005
+        assert abs(np.corrcoef(np.arange(size), items.astype(float))[0, 1]) < 0.03
+        assert np.mean(np.abs(np.diff(items.astype(np.int64))) < 10) < 0.005
     assert np.mean(first == second) < 0.001
 
 
@@ -55,9 +65,9 @@ GOLDEN_ORDER = [895, 786, 569, 268, 42, 901, 820, 47]
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
 @settings(max_examples=60, deadline=None)
 def test_every_item_is_found_where_it_stands(size: int, key: int) -> None:
-    order = permute(key, np.arange(size), size)
+    items = permute(key, np.arange(size), size)
     places = np.empty(size, dtype=np.uint64)
-    places[order] = np.arange(size)  # the inverse, by writing it down
+    places[items] = np.arange(size)  # the inverse, by writing it down
     assert np.array_equal(positions_of(key, np.arange(size), size), places)
 
 
@@ -76,7 +86,7 @@ def test_many_permutations_at_once_are_each_its_own(size: int) -> None:
     keys = [5, 6, 2**63]
     which = np.arange(3 * size) % 3
     positions = np.arange(3 * size) // 3
-    items = permute_each(keys, which, positions, size)
+    items = order.permute(keys, which, positions, size)
     for number, key in enumerate(keys):
         assert np.array_equal(items[which == number], permute(key, np.arange(size), size))
-    assert np.array_equal(positions_of_each(keys, which, items, size), positions)
+    assert np.array_equal(order.positions_of(keys, which, items, size), positions)

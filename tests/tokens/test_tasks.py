@@ -21,7 +21,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, TokenSource, dump, load, parse
 from bessemer.run import RunFolder, read_json
-from bessemer.tokens import build, sample_tasks, tasks
+from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
@@ -351,12 +351,12 @@ def test_little_text_and_few_cores_stay_in_one_process(prepared: Path) -> None:
     assert tasks.engine_of(many).workers == 64
 
 
-@pytest.mark.parametrize("kind", [tasks.EncodeRowGroups, tasks.WriteShard, sample_tasks.CountTexts])
+@pytest.mark.parametrize("kind", [tasks.EncodeRowGroups, tasks.WriteShard, tasks.CountTexts])
 def test_an_error_of_a_task_names_the_stage_of_tokens(kind: type[CorpusTask], tmp_path: Path) -> None:
     values = {
         tasks.WriteShard: ("s/train", 0, 0, ((0, 0, 1),)),
         tasks.EncodeRowGroups: (0, tmp_path, range(1), 0),
-        sample_tasks.CountTexts: (0, tmp_path, range(1), 0),
+        tasks.CountTexts: (0, tmp_path, range(1), 0),
     }[kind]
     task = kind(tmp_path, *values)
     (tmp_path / tasks.CONTEXT).write_bytes(pickle.dumps(None))

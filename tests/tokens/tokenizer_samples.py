@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from bessemer.tokens.patterns import GPT2, GPT4, PatternOptions
+from bessemer.tokens.patterns import GPT2, GPT4
 
 END = "<|endoftext|>"
 HARD = [
@@ -50,11 +50,11 @@ def byte_level(pre: PreTokenizer, vocabulary: int = 700) -> tokenizers.Tokenizer
     return inner
 
 
-def split(pattern: PatternOptions) -> PreTokenizer:
+def split(pattern: str) -> PreTokenizer:
     """A split pattern and the bytes after it, as a trained tokenizer has them."""
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern.regex), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -26,7 +26,7 @@ from bessemer.model.huggingface.weights import HubTensor, ParameterReader, hub_t
 from bessemer.model.layers import rotary_frequencies
 from bessemer.model.transformer import Transformer
 from bessemer.run import read_json
-from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pre_tokenization
+from bessemer.tokens.patterns import GPT2, GPT2_DIGITS_FIRST, GPT4, pattern_of, pre_tokenization
 from bessemer.tokens.pieces import Framing
 
 # Families to llama.cpp's architectures, where both compute the same.
@@ -42,7 +42,7 @@ Q8_0_BLOCK = 32  # values that share a scale; rows of another length are written
 Array = npt.NDArray[Any]
 # Splits whose pieces llama.cpp's pre-tokenizer of that name gives too, compared on texts of every kind in the tests.
 PRE_TOKENIZERS = {
-    GPT4.regex: "llama-bpe", replace(GPT4, digits=1).regex: "qwen2", GPT2.regex: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
+    GPT4: "llama-bpe", pattern_of("gpt4", "single"): "qwen2", GPT2: "gpt-2", GPT2_DIGITS_FIRST: "smollm",
 }  # fmt: skip
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 IGNORED_NORMALIZERS = (None, {"type": "NFC"})  # normalizers that leave composed text as it is; llama.cpp applies none

@@ -36,7 +36,7 @@ from bessemer.run import (
 )  # fmt: skip
 from bessemer.store_path import StorePath, copy_files, published_folder
 from bessemer.terminal import counted, progress, warn
-from bessemer.tokens import documents, foreign, sample_tasks, tasks
+from bessemer.tokens import documents, foreign, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
 from bessemer.tokens.documents import Document
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
@@ -214,9 +214,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[
     else:
         assert corpus is not None  # the recipe asks for a path where there is no corpus
         regex = pattern_of(options.pattern, options.digits, options.white_space)
-        sample = documents.training_sample(recipe, corpus)
-        if exchange is not None:
-            sample = sample_tasks.training_sample(recipe, *exchange, tasks.TASK_BYTES, tasks.engine_of(recipe))
+        sample = tasks.training_sample(recipe, *exchange) if exchange else documents.training_sample(recipe, corpus)
         tokenizer = Tokenizer.train(
             sample,
             options.vocabulary or 32_768,

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.hashing import key_of
-from bessemer.tokens.order import permute_each, positions_of_each
+from bessemer.tokens.order import permute, positions_of
 
 SMALL_BLOCK = 1024  # slots: long enough to mix well, short enough for exact shares over a few steps
 CHUNK = 4096  # slots drawn at a time
@@ -156,7 +156,7 @@ class Mixture:
         numbers = np.zeros(0, dtype=np.int64)
         if keys := [_epoch_key(self, source, turn) for turn in range(-(-total // size) if size else 0)]:
             turns = np.repeat(np.arange(len(keys)), len(wanted))
-            places = positions_of_each(keys, turns, np.tile(wanted, len(keys)), size).astype(np.int64)
+            places = positions_of(keys, turns, np.tile(wanted, len(keys)), size).astype(np.int64)
             numbers = np.sort(turns * size + places)
         numbers = numbers[numbers < total]
         before = np.array([phase.before[source] for phase in self.phases])
@@ -202,7 +202,7 @@ def _chunk(mixture: Mixture, number: int) -> Draw:
         chosen = source == one
         turns, which = np.unique(epoch[chosen], return_inverse=True)
         keys = [_epoch_key(mixture, one, turn) for turn in turns.tolist()]
-        sequence[chosen] = permute_each(keys, which, place[chosen], mixture.sequences[one]).astype(np.int64)
+        sequence[chosen] = permute(keys, which, place[chosen], mixture.sequences[one]).astype(np.int64)
     return Draw(source, epoch, sequence)
 
 

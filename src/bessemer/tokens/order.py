@@ -15,71 +15,46 @@ import numpy.typing as npt
 from bessemer.hashing import key_of
 
 Indices = npt.NDArray[np.uint64]
-RoundKeys = list[Indices]  # of each round: one for all values, or one for each
 
 ROUNDS = 6  # 4 make a pseudo-random permutation from pseudo-random rounds (Luby and Rackoff 1988); 6 for small domains
 
 
-def permute(key: int, positions: npt.ArrayLike, size: int) -> Indices:
-    """Items at `positions` of the permutation of range(size) that `key` names.
+def permute(keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int) -> Indices:
+    """Items at `positions` of permutations of range(size), each named by a key: that of a position by keys[which].
 
-    positions: integers in [0, size), one or many. Returns uint64, one for each.
+    positions: integers in [0, size). Returns uint64, one for each.
     """
-    return _walk(_network, _round_keys(key, size), positions, size, "position")
+    return _walk(_network, keys, which, positions, size, "position")
 
 
-def permute_each(keys: Sequence[int], which: npt.NDArray[np.intp], positions: npt.ArrayLike, size: int) -> Indices:
-    """As `permute`, of many permutations of one size at once: that of a position is named by keys[which]."""
-    return _walk(_network, _round_keys_each(keys, which, size), positions, size, "position")
-
-
-def positions_of(key: int, items: npt.ArrayLike, size: int) -> Indices:
-    """Positions of `items` in the permutation of range(size) that `key` names: the inverse of `permute`.
-
-    items: integers in [0, size), one or many. Returns uint64, one for each.
-    """
-    return _walk(_inverse_network, _round_keys(key, size), items, size, "item")
-
-
-def positions_of_each(keys: Sequence[int], which: npt.NDArray[np.intp], items: npt.ArrayLike, size: int) -> Indices:
-    """As `positions_of`, of many permutations of one size at once: that of an item is named by keys[which]."""
-    return _walk(_inverse_network, _round_keys_each(keys, which, size), items, size, "item")
-
-
-def _half_bits(size: int) -> int:
-    """Bits of each half of an index in the network."""
-    return max((int(size - 1).bit_length() + 1) // 2, 1)
-
-
-def _round_keys(key: int, size: int) -> RoundKeys:
-    half = _half_bits(size)
-    return list(np.array([key_of(key, half, number) for number in range(ROUNDS)], dtype=np.uint64)[:, None])
-
-
-def _round_keys_each(keys: Sequence[int], which: npt.NDArray[np.intp], size: int) -> RoundKeys:
-    rounds_RK = np.stack([np.concatenate(_round_keys(key, size)) for key in keys], axis=1)
-    return list(rounds_RK[:, which])
+def positions_of(keys: Sequence[int], which: npt.NDArray[np.intp], items: npt.ArrayLike, size: int) -> Indices:
+    """Positions of `items` in the permutations that keys[which] name: the inverse of `permute`."""
+    return _walk(_inverse_network, keys, which, items, size, "item")
 
 
 def _walk(
-    network: Callable[[Indices, RoundKeys, int], Indices], keys: RoundKeys, start: npt.ArrayLike, size: int, what: str
-) -> Indices:
+    network: Callable[[Indices, Indices, int], Indices], names: Sequence[int], which: npt.NDArray[np.intp],
+    start: npt.ArrayLike, size: int, what: str,
+) -> Indices:  # fmt: skip
     """Cycle walking: apply the network until the value is in range(size). With the inverse network it is the inverse."""
     values = np.atleast_1d(np.array(start, dtype=np.uint64))
     if values.size and int(values.max()) >= size:
         raise ValueError(f"{what} {int(values.max())} lies outside a permutation of {size} items")
     if size <= 1:
         return values
-    half = _half_bits(size)
+    half = max((int(size - 1).bit_length() + 1) // 2, 1)  # bits of each half of an index in the network
+    rounds_RK = np.array([[key_of(name, half, number) for name in names] for number in range(ROUNDS)], dtype=np.uint64)
+    keys = rounds_RK[:, which]
     values = network(values, keys, half)
     outside = values >= size
     while outside.any():  # the network permutes up to 4x more than `size`, so this ends after a few turns
-        values[outside] = network(values[outside], [key if len(key) == 1 else key[outside] for key in keys], half)
+        values[outside] = network(values[outside], keys[:, outside], half)
         outside = values >= size
     return values
 
 
-def _network(values: Indices, keys: RoundKeys, half: int) -> Indices:
+def _network(values: Indices, keys: Indices, half: int) -> Indices:
+    """keys: (rounds, values)."""
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
     for key in keys:
@@ -87,10 +62,10 @@ def _network(values: Indices, keys: RoundKeys, half: int) -> Indices:
     return (left << bits) | right
 
 
-def _inverse_network(values: Indices, keys: RoundKeys, half: int) -> Indices:
+def _inverse_network(values: Indices, keys: Indices, half: int) -> Indices:
     bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> bits, values & mask
-    for key in reversed(keys):
+    for key in keys[::-1]:
         left, right = right ^ (_splitmix64_finaliser(left ^ key) & mask), left
     return (left << bits) | right
 

@@ -1,7 +1,7 @@
 """How text is cut into pieces before any merge: split patterns, how a tokenizer.json applies one, what a custom one may be.
 
 A pattern is a list of alternatives: contractions, runs of letters, of digits, of other signs, white space. The published ones
-differ in few choices, which `PatternOptions` names and writes as a regular expression.
+differ in few choices; a recipe may choose otherwise how digits and white space are cut.
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
 possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
@@ -11,65 +11,34 @@ llama/tokenizer.py, the same as gpt4's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bessemer.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import Split as HuggingFaceSplit
 
-Contractions = Literal["none", "lower", "any"]
-WhiteSpace = Literal["runs", "lines", "indentation", "single"]
-
-CONTRACTIONS = {"none": "", "lower": "'s|'t|'re|'ve|'m|'ll|'d|", "any": "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"}
+DIGITS = {"runs": r"\p{N}+", "single": r"\p{N}", "groups-of-three": r"\p{N}{1,3}"}
 WHITE_SPACE = {
-    "runs": r"|\s+(?!\S)|\s+",
-    "lines": r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "indentation": r"|\s*[\r\n]+[ \t]*|\s+(?!\S)|\s+",
-    "single": r"|\s",
+    "one left": r"\s+(?!\S)|\s+",  # to the next word
+    "lines": r"\s*[\r\n]+|\s+(?!\S)|\s+",  # a piece also ends after line ends
+    "indentation": r"\s*[\r\n]+[ \t]*|\s+(?!\S)|\s+",  # with the next line's indentation
+    "single": r"\s",
 }
-DIGITS = {"runs": 0, "single": 1, "groups-of-three": 3}
+# Each with its digits and white space left out, and its own of both.
+NAMED = {
+    "gpt4": (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|%s",
+             "groups-of-three", "lines"),
+    "gpt2": (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?%s| ?[^\s\p{L}\p{N}]+|%s", "runs", "one left"),
+}  # fmt: skip
+NAMED["llama3"] = NAMED["gpt4"]
 REGEX_CHARACTERS = 1000  # a longer custom pattern is refused
 PROBE_FROM, PROBE_TO = 128, 32_768  # characters of each kind a custom pattern is timed on, ever doubled
 PROBE_SECONDS = 1.0  # of processor time; a linear pattern takes up to 0.1 for the longest, a quadratic one many
 
 
-@dataclass(frozen=True)
-class PatternOptions:
-    """The choices that make a pattern.
-
-    contractions: "lower" knows 's, "any" also 'S; any_prefix: a run of letters takes one sign or space before it, else
-    only a space; digits: the longest group, 0 for any length; digits_space: a group takes a space before it; line_ends: a
-    run of signs takes the line ends after it; white_space: "runs" leaves one space to the next word, "lines" also ends
-    a piece after line ends, "indentation" takes the next line's indentation with them, "single" cuts every character.
-    """
-
-    contractions: Contractions = "any"
-    any_prefix: bool = True
-    digits: int = 3
-    digits_space: bool = False
-    line_ends: bool = True
-    white_space: WhiteSpace = "lines"
-
-    @property
-    def regex(self) -> str:
-        """The pattern as a regular expression."""
-        letters = r"[^\r\n\p{L}\p{N}]?\p{L}+" if self.any_prefix else r" ?\p{L}+"
-        digits = (" ?" if self.digits_space else "") + {0: r"\p{N}+", 1: r"\p{N}", 3: r"\p{N}{1,3}"}[self.digits]
-        signs = r" ?[^\s\p{L}\p{N}]+" + (r"[\r\n]*" if self.line_ends else "")
-        return f"{CONTRACTIONS[self.contractions]}{letters}|{digits}|{signs}{WHITE_SPACE[self.white_space]}"
-
-
-GPT4 = PatternOptions()
-GPT2 = PatternOptions("lower", any_prefix=False, digits=0, digits_space=True, line_ends=False, white_space="runs")
-# White space before a digit ends a piece, as it does at the end of a text.
-GPT2_DIGITS_FIRST = GPT2.regex.replace(r" ?\p{N}+", r"\p{N}").replace(r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)")
-NAMED = {"gpt4": GPT4, "llama3": GPT4, "gpt2": GPT2}
-
-
-def pattern_of(name: str, digits: str | None, white_space: str) -> str:
+def pattern_of(name: str, digits: str | None = None, white_space: str = "runs") -> str:
     """The regular expression of a recipe's pattern, digits and white space; a custom pattern is checked.
 
     Raises InputError for a custom pattern that is not allowed, or that digits or white_space would have to change.
@@ -82,12 +51,13 @@ def pattern_of(name: str, digits: str | None, white_space: str) -> str:
             )
         check_custom(name)
         return name
-    split = NAMED[name]
-    if digits is not None:
-        split = replace(split, digits=DIGITS[digits])
-    if white_space != "runs":
-        split = replace(split, white_space="single" if white_space == "single" else "indentation")
-    return split.regex
+    form, own_digits, own_white_space = NAMED[name]
+    return form % (DIGITS[digits or own_digits], WHITE_SPACE[own_white_space if white_space == "runs" else white_space])
+
+
+GPT4, GPT2 = pattern_of("gpt4"), pattern_of("gpt2")
+# White space before a digit ends a piece, as it does at the end of a text.
+GPT2_DIGITS_FIRST = GPT2.replace(r" ?\p{N}+", r"\p{N}").replace(r"|\s+(?!\S)", r"|\s+(?=\p{N})|\s+(?!\S)")
 
 
 class PreTokenization(NamedTuple):
@@ -117,7 +87,7 @@ def pre_tokenization(description: dict[str, Any]) -> PreTokenization | None:
     if steps[-1].get("use_regex", True):
         if steps[:-1] == [{"type": "Digits", "individual_digits": True}]:
             return PreTokenization(GPT2_DIGITS_FIRST, prefix_space)
-        return PreTokenization(GPT2.regex, prefix_space) if len(steps) == 1 else None
+        return PreTokenization(GPT2, prefix_space) if len(steps) == 1 else None
     split = steps[0]
     if len(steps) != 2 or split.get("type") != "Split" or split.get("behavior") != "Isolated" or split.get("invert"):
         return None

@@ -1,5 +1,7 @@
 """Tokenising as tasks of the corpus's engine, for text that one machine would be long with.
 
+    WORK/counted/000012/            bytes of text by source in some row groups of a part file of the corpus
+    WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
     WORK/context.pickle             what all tasks need
     WORK/documents/                 the part files of the corpus, where WORK is in a store
     WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,12 +30,12 @@ import numpy.typing as npt
 from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask, open_stored, write_file
 from bessemer.environment import num_cores
+from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
-from bessemer.store_path import StorePath, copy_files, each
+from bessemer.store_path import StorePath, copy_files, each, opened
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
-from bessemer.tokens.sample_tasks import RowGroupTask
 from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.stream import NO_LABEL, Shard
 from bessemer.tokens.tokenizer import Tokenizer
@@ -42,6 +45,8 @@ TASK_BYTES = 64 << 20  # of row groups in a task, about
 # Threads that gain something: 15% of the time of encoding holds Python's lock. With less text than LARGE_BYTES (a minute with so
 # many threads) processes gain little: they write the tokens twice
 MAX_THREADS, LARGE_BYTES = 6, 4 << 30
+TEXTS = "texts.parquet"
+READING = 10  # to read a text takes so much less time than to encode it
 COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
 Writers = dict[tuple[str, str], ShardWriter]
 Span = tuple[int, int, int]  # number of the encoded row groups, first document in them, end
@@ -97,6 +102,84 @@ def add_batch(
         elif not num_bytes:  # an empty part of a document too short to be cut
             continue
         writers[item.source, SPLITS[held_out]].add(item.identity, ids, num_bytes, label, mask)
+
+
+def training_sample(recipe: Recipe, corpus: Path, work: Path) -> Iterator[str]:
+    """The texts of `documents.training_sample`. corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`)."""
+    import pyarrow.parquet as parquet
+
+    places, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
+    counting = [CountTexts(work, number, *place) for number, place in enumerate(places)]
+    for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
+        sizes.update(done["bytes"])
+    shares = documents.sample_shares(recipe, sizes)
+    sampling = [SampleTexts(work, number, *place, recipe, shares) for number, place in enumerate(places)]
+    drawn = worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
+    for task, _ in zip(sampling, drawn, strict=True):
+        with parquet.ParquetFile(opened(task.folder / TEXTS)) as file:
+            for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
+                yield from batch.column("text").to_pylist()
+
+
+@dataclass(frozen=True)
+class RowGroupTask(CorpusTask):
+    """A task on some row groups of a part file. num_bytes: of their text."""
+
+    number: int
+    path: Path
+    groups: range
+    num_bytes: int
+
+    stage = "tokens"
+
+    @property
+    def size(self) -> int:
+        return self.num_bytes
+
+    def __str__(self) -> str:
+        return f"text of {self.path.name}, row groups {self.groups.start} to {self.groups.stop - 1}"
+
+
+class CountTexts(RowGroupTask):
+    """Count the bytes of text of each source in some row groups of a part file."""
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "counted" / f"{self.number:06d}"
+
+    @property
+    def inputs(self) -> str:
+        return "count"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Writes nothing but the receipt."""
+        rows = documents.batches_of_row_groups(self.path, self.groups, ["source", "text"])
+        return {"bytes": documents.bytes_by_source(rows)}
+
+
+@dataclass(frozen=True)
+class SampleTexts(RowGroupTask):
+    """Write the texts of some row groups that belong to the sample. shares: of each source's text."""
+
+    recipe: Recipe
+    shares: dict[str, float]
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "sampled" / f"{self.number:06d}"
+
+    @property
+    def inputs(self) -> str:
+        return digest("sample", self.shares)
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        """Raises OSError for a full disk."""
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        texts = list(documents.sampled(self.recipe, documents.of_row_groups(self.path, self.groups), self.shares))
+        parquet.write_table(pa.table({"text": pa.array(texts, pa.large_string())}), folder / TEXTS)
+        return {}
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Tokenizer:
         end_of_text: str,
         mask_token: str | None = None,
         special_tokens: Sequence[str] = (),
-        regex: str = GPT4.regex,
+        regex: str = GPT4,
         prefix_space: bool = False,
     ) -> Tokenizer:
         """Train a byte-level BPE of `vocabulary` ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
