@@ -22,6 +22,7 @@ PARAMETERS, BATCH, CONTEXT = 1_377_664, 4096, 256
 SHARES = {"code": 0.6, "docs": 0.3, "notes": 0.1}
 
 RECIPE = """\
+export = {}
 [run]
 name = "forge"
 dir = "runs"

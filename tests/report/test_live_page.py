@@ -332,6 +332,9 @@ def test_sparklines_go_from_the_lowest_to_the_highest() -> None:
 def test_metrics_in_the_text_format_of_prometheus(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=50)
     run.recipe.write_text(run.recipe.read_text().replace('"forge"', json.dumps('a "b"\\\nc')))
+    with run.metrics.open("a") as file:
+        row = {"kind": "tasks", "step": 50, "content": {"quiz": 5}, "accuracy": {"quiz": 0.25}}
+        file.write(json.dumps(row) + "\n")
     with Server([run], 0, "t" * 16) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         code, text, headers = ask(server, "/metrics", Authorization=f"Bearer {'t' * 16}")
@@ -344,6 +347,7 @@ def test_metrics_in_the_text_format_of_prometheus(make_run: Callable[..., RunFol
         assert sample.fullmatch(line) or re.fullmatch(rf"# (HELP {name} .+|TYPE {name} (gauge|counter))", line), line
     assert 'bessemer_step{run="a \\"b\\"\\\\\\nc"} 50' in text
     assert text.count("# TYPE bessemer_state gauge") == 1
+    assert 'score="quiz/accuracy"} 0.25' in text and "content" not in text
 
 
 @pytest.mark.parametrize("token", ["short", "with space and more", "../../../../../../etc"])

@@ -53,6 +53,14 @@ def test_a_damaged_file_is_a_note(make_run: Callable[..., RunFolder], name: str)
     assert any(name in note for note in data.read(run).notes)
 
 
+def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=10)
+    run.recipe.write_text(run.recipe.read_text().replace("export = {}\n", ""))
+    found = data.read(run)
+    assert any("recipe.toml is cut: it lacks [export]" in note for note in found.notes)
+    assert set(found.recipe) == {"run"} and found.name == "forge"
+
+
 @pytest.mark.parametrize(
     "value", ["[]", "null", "3", '{"sources": 3, "parameters": [], "totals": null, "memory_bytes": "x"}']
 )

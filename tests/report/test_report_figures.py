@@ -132,7 +132,9 @@ def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
 
 def test_where_the_number_of_steps_changed_the_learning_rate_says_why(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=60)
-    run.recipe.write_text('[run]\nname = "x"\n[[train.revised]]\nat = 20\nplanned = 90\n', encoding="utf-8")
+    run.recipe.write_text(
+        'export = {}\n[run]\nname = "x"\n[[train.revised]]\nat = 20\nplanned = 90\n', encoding="utf-8"
+    )
     longer = '{"step": 40, "what": "recipe_changed", "cause": "train.steps: 60 in the run, 90 now"}\n'
     run.incidents.write_text(longer, encoding="utf-8")
     rate = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "rate")
@@ -143,7 +145,7 @@ def test_where_the_number_of_steps_changed_the_learning_rate_says_why(make_run: 
 def test_a_curve_of_a_part_of_the_held_out_text_says_so(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=60)
     for limit, said in ((2_000_000, False), (60_000, True)):
-        run.recipe.write_text(f'[run]\nname = "x"\n[evaluate]\nmax_tokens = {limit}\n', encoding="utf-8")
+        run.recipe.write_text(f'export = {{}}\n[run]\nname = "x"\n[evaluate]\nmax_tokens = {limit}\n', encoding="utf-8")
         found = {figure["id"]: figure["note"] for figure in curves.curves(data.read(run))}
         for name in ("loss", "bits"):
             assert ("Validations read 60k of the 527k held-out tokens" in found[name]) is said, name

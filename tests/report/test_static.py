@@ -141,16 +141,16 @@ def test_scores_of_other_data_are_other_rows(make_run: Callable[..., RunFolder],
                 "items": items,
                 "data": f"data/{data}",
                 "content": content,
-                "scores": {"accuracy": {"value": 1 / items}},
+                "scores": {"accuracy": {"value": 1 / items} | ({"low": 0.0, "high": 0.5} if items == 8 else {})},
             }
             for name, content in (("quiz", data), ("same", "equal"))
         ]
         found = json.loads(run.evaluation.read_text()) if run.evaluation.exists() else {}
         run.evaluation.write_text(json.dumps({**found, "tasks": tasks}))
     outcome = {row[0]: row[1:] for row in compare.results([run_data.read(run) for run in runs], ["a", "b"])[1]}
-    assert outcome["quiz of x.jsonl (8 items, 0-shot), accuracy"] == ["0.1250", "–"]
+    assert outcome["quiz of x.jsonl (8 items, 0-shot), accuracy"] == ["0.1250 (0.0000 to 0.5000)", "–"]
     assert outcome["quiz of y.jsonl (1 item, 0-shot), accuracy"] == ["–", "1.0000"]
-    assert outcome["same, accuracy"] == ["0.1250", "1.0000"]
+    assert outcome["same, accuracy"] == ["0.1250 (0.0000 to 0.5000)", "1.0000"]
 
 
 def test_losses_of_different_objectives_are_in_no_common_figure_or_row(

@@ -101,6 +101,7 @@ def test_data_may_be_compressed_a_table_or_a_list(tmp_path: Path) -> None:
         (CHOICE, [{"q": "q", "a": "a", "c": "a"}], "row 1: choices: 'a' is no list"),
         (CHOICE, [], "holds no rows"),
         (CHOICE, [{"q": "2 - 1", "a": "1", "c": ["3", "4", "1"]}], "row 1: answer: '1' may be the number of a choice"),
+        (CHOICE, [{"q": "q", "a": "A", "c": ["B", "A"]}], "row 1: answer: 'A' may be the letter of a choice"),
         (CHOICE, [{"q": None, "a": "a", "c": ["a", "b"]}], "row 1: prompt: a field is empty (null)"),
         (CHOICE, [{"q": "q", "a": "a", "c": ["a", None]}], "row 1: choices: a field is empty (null)"),
         (CHOICE + 'stop = ["x"]\nmax_tokens = 3\n', None, "does not use max_tokens and stop"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bessemer.cli import run_command
 from bessemer.errors import InputError
@@ -20,7 +21,7 @@ from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.stages import opened
 from bessemer.tasks.files import Item, open_task
 from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, likelihoods, score_task
-from bessemer.train.validation import scored_model
+from bessemer.train.validation import opened_task, scored_model
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,13 @@ def test_tasks_are_scored_while_training_and_after(
     found = {task["name"]: task["items"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]}
     assert found == {"piqa": 20, "lambada": 20}
     assert "other: the task or its data has changed since it was scored" in " ".join(capsys.readouterr().err.split())
-    capsys.readouterr()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[20:]))
+    opened_task.cache_clear()  # as in a process of its own
+    assert run_command(["train", *given, "--set", f"train.steps={logged[-1]['step'] + 5}"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"evaluate.tasks: piqa: the task or its data has changed since step {logged[-1]['step']};" in said
+    tags = EventAccumulator(str(runs / "small" / "tensorboard")).Reload().Tags()["scalars"]
+    assert "tasks/accuracy/piqa" in tags and not any("content" in tag for tag in tags)
     (tmp_path / "again.toml").write_text((tmp_path / "other.toml").read_text())
     both = ["--task", str(tmp_path / "other.toml"), "--task", str(tmp_path / "again.toml")]
     assert run_command(["evaluate", str(runs / "small"), *both]) == 2

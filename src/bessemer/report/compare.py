@@ -19,7 +19,7 @@ from bessemer.report.data import Curves, Json, RunData, as_number, as_object, as
 from bessemer.report.parts import Figure, known
 from bessemer.report.template import render_page, write_page
 from bessemer.run import RunFolder
-from bessemer.terminal import amount, counted, duration, size, step_time
+from bessemer.terminal import amount, counted, duration, interval, size, step_time
 from bessemer.terminal import score as shown_score
 
 NO_DIFFERENCE = ("run.name", "run.dir", "train.revised")
@@ -160,7 +160,7 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
         row(
             f"{title}, {parts.words(name)}",
             [_task_score(data, content, name) for data in datas],
-            shown_score,
+            lambda score: shown_score(score["value"]) + _between(score),
         )
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
@@ -215,9 +215,16 @@ def _content(row: Json) -> tuple[str, str]:
     return as_text(row, "name"), as_text(row, "content")
 
 
-def _task_score(data: RunData, content: tuple[str, str], name: str) -> float | None:
-    rows = as_objects(data.evaluation, "tasks")
-    return next((as_number(row, "scores", name, "value") for row in rows if _content(row) == content), None)
+def _task_score(data: RunData, content: tuple[str, str], name: str) -> Json | None:
+    rows = (row for row in as_objects(data.evaluation, "tasks") if _content(row) == content)
+    found = as_object(next(rows, {}), "scores", name)
+    return None if as_number(found, "value") is None else found
+
+
+def _between(score: Json) -> str:
+    """The 95% interval of a score, where it has one."""
+    ends = interval(as_number(score, "low"), as_number(score, "high"))
+    return f" ({ends})" if ends else ""
 
 
 def overlaid(datas: Sequence[RunData], names: Sequence[str], detail: Detail = EVERYTHING) -> list[Figure]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.plan.estimate.points import PeakMemory
+from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_lines
 from bessemer.terminal import counted
 from bessemer.tokens import gate
@@ -79,6 +80,12 @@ def as_text(value: Any, *keys: str) -> str:
 # --- A run ------------------------------------------------------------------------------------------------------------
 
 
+def last_finite(values: Column) -> float | None:
+    """The last finite value."""
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else None
+
+
 @dataclass(frozen=True)
 class Curves:
     """All numbers of one kind of metrics line, over the steps; NaN where a line lacks the value.
@@ -100,8 +107,7 @@ class Curves:
 
     def last(self, name: str) -> float | None:
         """The last finite value of a column."""
-        values = self.column(name)
-        return None if values is None else float(values[np.isfinite(values)][-1])
+        return last_finite(self.columns.get(name, np.empty(0)))
 
     def median(self, name: str) -> float | None:
         """The median of a column's finite values, without the first tenth of the lines, in which the machine warms up."""
@@ -235,6 +241,9 @@ class RunReader:
         except tomllib.TOMLDecodeError:
             self._notes.append("recipe.toml is damaged; it is shown as it stands.")
             recipe = {}
+        if recipe and (last := list(Recipe.model_fields)[-1]) not in recipe:  # a run writes every section
+            self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
+            recipe = {"run": recipe.get("run", {})}
         if url := as_text(recipe, "report", "webhook"):  # whoever has it may post there, and pages are passed on
             shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/..."
             recipe_text = recipe_text.replace(url, shown)

@@ -308,8 +308,8 @@ class _Filler:
         return choices
 
     def _right(self, answer: Any, choices: list[str], number: int, is_field: bool) -> int:
-        """The number of the right choice, of its number from 0, its letter or its text; what may be a number or a text, and means
-        another choice as either, is refused, unless an expression made it a number."""
+        """The number of the right choice, of its number from 0, its letter or its text; what may be a number or letter, or a
+        text, and means another choice as either, is refused, unless an expression made it a number."""
         text, place = str(answer).strip(), None
         if text.lower() in ("true", "false"):  # of JSON, or as CSV has it
             lowered = [choice.lower() for choice in choices]
@@ -318,19 +318,22 @@ class _Filler:
             text = str(int(text.lower() == "true"))
         if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
             place = int(text)
+        letter = "ABCDEFGHIJKLMNOPQRSTUVWXYZ".find(text.upper()) if len(text) == 1 else -1
+        by_letter = letter if 0 <= letter < len(choices) else None
         if text in choices and (is_field or place is None or isinstance(answer, str)):
-            found = choices.index(text)
-            if place not in (None, found):
+            found, other = choices.index(text), by_letter if place is None else place
+            if other not in (None, found):
                 key = self._file.answer
+                what, told = ("number of a choice from 0", f"{key} | int")
+                if place is None:
+                    what, told = "letter of a choice", f"'ABCDEFGH'.index({key})"
                 raise self._error(
-                    number, "answer", f"{text!r} may be the number of a choice from 0, or the text of another one; write "
-                    f"answer = \"{key} | int\" for the number, or \".index({key})\" after the list of choices for the text"
+                    number, "answer", f"{text!r} may be the {what}, or the text of another one; write "
+                    f"answer = \"{told}\" for the {what.split()[0]}, or \".index({key})\" after the list of choices for the text"
                 )  # fmt: skip
             return found
-        if place is not None:
+        if (place := by_letter if place is None else place) is not None:
             return place
-        if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
-            return ord(text.upper()) - ord("A")
         raise self._error(
             number, "answer", f"{answer!r} is no number from 0, letter or text of the {len(choices)} choices"
         )

@@ -32,7 +32,7 @@ from bessemer.train.state import TrainState
 from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats
-from bessemer.train.validation import Validation, log_sample, log_tasks, validate
+from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def train_here(
         if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
             source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
         say(f"  going on from step {step} of {recipe.train.steps}{source}")
+        warn_of_changed_tasks(training)
     note_interrupted(training)
     summary = train(training)
     if profiler and profiler.seconds:

@@ -75,7 +75,7 @@ class MetricsLog:
         now = datetime.now(UTC)
         row = {"kind": kind, "step": step, **_finite(values), "time": now.isoformat(timespec="milliseconds")}
         self._lines.append(json_line(row))
-        scalars = dict(_scalars(kind, values))
+        scalars = dict(_scalars(kind, {key: value for key, value in values.items() if key != "content"}))
         if self._events is not None:
             self._events.write(step, scalars, now.timestamp())
         for tracker in self._trackers:

@@ -15,8 +15,10 @@ import torch
 from bessemer.model.generation import Sampling, complete
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Evaluate
+from bessemer.run import read_steps
 from bessemer.tasks.files import EvaluationTask, open_task
 from bessemer.tasks.scoring import ScoredModel, score_task
+from bessemer.terminal import warn
 from bessemer.tokens.held_out import HeldOut
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -155,10 +157,33 @@ def log_tasks(training: Training, state: TrainState) -> None:
         for reference in options.tasks:
             task = opened_task(reference, options.task_items)
             scored = score_task(task, subject)
-            by_score.setdefault("content", {})[scored.name] = int(task.content[:12], 16)
+            by_score.setdefault("content", {})[scored.name] = _asked(task)
             for name, score in scored.scores.items():
                 by_score.setdefault(name, {})[scored.name] = score["value"] or 0.0
     training.log.write("tasks", state.step, **by_score)
+
+
+def warn_of_changed_tasks(training: Training) -> None:
+    """Say which tasks ask for something else than when this run last scored them."""
+    options, asked = training.recipe.evaluate, dict[str, tuple[int, int]]()
+    if not (options.tasks and writes_alone(training.trainer)):
+        return
+    for row in read_steps(training.run.metrics):
+        if row.get("kind") == "tasks" and isinstance(row.get("content"), dict):
+            asked |= {name: (number, row["step"]) for name, number in row["content"].items()}
+    for reference in options.tasks:
+        task = opened_task(reference, options.task_items)
+        number, step = asked.get(task.file.name, (_asked(task), 0))
+        if number != _asked(task):
+            warn(
+                f"evaluate.tasks: {task.file.name}: the task or its data has changed since step {step}; its scores from here on "
+                "are of what it asks now, and are drawn as a curve of their own"
+            )
+
+
+def _asked(task: EvaluationTask) -> int:
+    """A number of what a task asks, for a line of metrics.jsonl."""
+    return int(task.content[:12], 16)
 
 
 @cache

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from bessemer.guard.goodput import TIME_KINDS
-from bessemer.report.data import as_number, as_text
+from bessemer.report.data import as_number, as_text, last_finite
 from bessemer.watch.live import Watched
 from bessemer.watch.status import STATES
 
@@ -21,6 +21,12 @@ def _alone(value: Callable[[Watched], float | None]) -> Values:
 
 def _last(kind: str, column: str) -> Values:
     return _alone(lambda one: getattr(one.data, kind).last(column))
+
+
+def _task_scores(one: Watched) -> dict[str, float | None]:
+    groups = one.data.tasks.groups
+    return {f"{task}/{score}": last_finite(values) for score, by_task in groups.items() if score != "content"
+            for task, values in by_task.items()}  # fmt: skip
 
 
 # Of each family: its name, its label beside `run`, what it is, and a run's numbers by that label.
@@ -39,6 +45,7 @@ FAMILIES: tuple[tuple[str, str, str, Values], ...] = (
     ("mfu_ratio", "", "model FLOPs utilisation", _last("train", "mfu")),
     ("held_out_loss", "", "loss of the last validation", _last("validation", "loss")),
     ("held_out_bits_per_byte", "", "bits per byte of the last validation", _last("validation", "bits_per_byte")),
+    ("task_score", "score", "last scores of the tasks while it trains, as TASK/SCORE", _task_scores),
     ("memory_bytes", "", "peak memory of the fullest process", _alone(lambda one: one.data.peak_memory)),
     ("incidents_total", "what", "incidents by kind",
      lambda one: dict(Counter(as_text(row, "what") for row in one.data.incidents))),
