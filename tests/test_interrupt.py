@@ -12,7 +12,7 @@ from bessemer.errors import Stopped
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from bessemer.stages import Session
-from bessemer.train.stop import StopSignal
+from bessemer.train.loop import StopSignal
 
 
 def test_a_swallowed_interrupt_is_remembered() -> None:

@@ -23,7 +23,7 @@ MODULES = {
     "model": ("config", "transformer", "attention", "loss", "generation"),
     "train": ("loop", "trainer", "task", "learning_rate", "cross_entropy", "session", "diagnose"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
-    "checkpoint": ("protocol", "format", "reading", "retention", "mirror"),
+    "checkpoint": ("protocol", "format", "retention", "mirror"),
     "defaults": ("derived_keys", "scaling_rules"),
     "layout": ("validity", "memory", "flops", "communication", "pipeline_schedules", "devices"),
     "plan": ("jobs", "search", "intervals", "expected", "here", "sizing", "laws", "failures", "money"),

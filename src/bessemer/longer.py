@@ -22,10 +22,9 @@ import numpy as np
 
 from bessemer import previous
 from bessemer.changed_recipe import GIVEN, HARMLESS, HORIZON, accepted_changes, given_keys
-from bessemer.checkpoint.format import load_manifest
+from bessemer.checkpoint.format import SavedCheckpoint, load_manifest
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
 from bessemer.checkpoint.protocol import Damage, verified
-from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import was_saved

@@ -1,19 +1,26 @@
 """The mean of checkpoints."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
 from bessemer.checkpoint import save
+from bessemer.checkpoint.format import SavedCheckpoint, weight_reader
 from bessemer.checkpoint.protocol import newest
-from bessemer.checkpoint.reading import mean_weights
 from bessemer.errors import BessemerError, InputError
 
 
 def saved(folder: Path, step: int, **weights: torch.Tensor) -> dict[str, torch.Tensor]:
     save(folder, step, {"model": weights}, {}, keep=10)
     return weights
+
+
+def mean_weights(checkpoints: list[SavedCheckpoint]) -> dict[str, torch.Tensor]:
+    with ExitStack() as stack:
+        read = weight_reader(checkpoints, stack)
+        return {name: read(name) for name in checkpoints[0].contents["model"]}
 
 
 def test_the_mean_is_that_of_the_newest(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.checkpoint import SavedCheckpoint, node_memory, staging
+from bessemer.checkpoint import SavedCheckpoint, node_memory
 from bessemer.checkpoint.format import PARTS
 from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory
 from bessemer.checkpoint.node_memory import NodeMemory, hold
@@ -140,7 +140,7 @@ def without_memory() -> str:
     mesh, held = in_group()
     saver = MemorySaver(held, mesh)
     if mesh.rank == 1:
-        staging.available_memory = lambda: 1000  # type: ignore[attr-defined]
+        node_memory.available_memory = lambda: 1000  # type: ignore[attr-defined]
     saver.save(3, state(3, mesh.rank), {"samples": 3})
     return str(saver.join())
 
@@ -152,7 +152,7 @@ def test_too_little_memory_on_one_rank_is_told_to_all(node: Path) -> None:
 
 
 def copies_in_held_memory(step: int) -> None:
-    staging.available_memory = lambda: 1000  # type: ignore[attr-defined]
+    node_memory.available_memory = lambda: 1000  # type: ignore[attr-defined]
     copies([step])
 
 

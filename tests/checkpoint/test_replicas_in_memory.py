@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.checkpoint import staging
+from bessemer.checkpoint import node_memory
 from bessemer.checkpoint.in_memory import MemorySaver, newest_in_memory, replica_nodes
 from bessemer.checkpoint.node_memory import NodeMemory, hold
 from bessemer.errors import BessemerError
@@ -157,7 +157,7 @@ def fails_on_the_way(mesh: ProcessMesh, held: NodeMemory, lacks_memory: bool) ->
     saver.finish()
     request, rooms = saver.process.request, iter([1 << 40, 1000])
     if mesh.rank == 1 and lacks_memory:
-        staging.available_memory = lambda: next(rooms)  # type: ignore[attr-defined]
+        node_memory.available_memory = lambda: next(rooms)  # type: ignore[attr-defined]
 
     def dies(kind: str, *paths: Any) -> Any:
         if mesh.rank == 1 and not lacks_memory and any(str(paths[0]) in files for files in held.sets[1]):

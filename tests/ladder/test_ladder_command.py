@@ -99,7 +99,7 @@ def test_stopped_between_and_inside_rungs_it_ends_the_same(
 ) -> None:
     """A signal inside a rung exits 75 with that step saved; a kill inside a rung loses what came after its checkpoint; one
     between rungs nothing."""
-    from bessemer.train.stop import StopSignal
+    from bessemer.train.loop import StopSignal
 
     steps = [0]
 

@@ -15,8 +15,8 @@ from bessemer.cli import run_command
 from bessemer.guard.journal import Journal
 from bessemer.run import read_json, read_json_lines
 from bessemer.tokens.loader import Batch
+from bessemer.train.loop import StopSignal
 from bessemer.train.measure import RunTiming
-from bessemer.train.stop import StopSignal
 from bessemer.train.trainer import StepStats, Trainer
 from tests.train.test_diagnose import diagnosed
 from tests.train.test_rollback import copied, train, weights

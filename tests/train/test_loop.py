@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from bessemer.checkpoint import staging
+from bessemer.checkpoint import node_memory
 from bessemer.checkpoint.node_memory import hold
 from bessemer.cli import run_command
 from bessemer.interrupt import NODE
@@ -70,7 +70,7 @@ def test_a_last_copy_in_memory_that_fails_stops_no_run(
     runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NODE, str(tmp_path))
-    monkeypatch.setattr(staging, "available_memory", lambda: 1000)
+    monkeypatch.setattr(node_memory, "available_memory", lambda: 1000)
     with hold(tmp_path, 1):
         folder = train(recipe_file, runs, "checkpoint.memory_every=20", f"checkpoint.mirror={tmp_path / 'm'}")
     (incident,) = (row for row in read_json_lines(folder / "incidents.jsonl") if row["what"] == "checkpoint_failed")

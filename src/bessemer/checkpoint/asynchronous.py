@@ -26,9 +26,9 @@ import torch.distributed as dist
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
+from bessemer.checkpoint.node_memory import Staging
 from bessemer.checkpoint.protocol import FileWriter, PreparedSave, prepare, publish
 from bessemer.checkpoint.retention import Retention
-from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh

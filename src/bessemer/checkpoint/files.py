@@ -36,16 +36,11 @@ DTYPES = {
 
 _ORDER = {name: number for number, name in enumerate(DTYPES.values())}
 # The bits that are all set in what is not finite. numpy knows the other types.
-_EXPONENTS: dict[str, tuple[str, int]] = {
-    "BF16": ("<u2", 0x7F80),
-    "F8_E5M2": ("u1", 0x7C),
-    "F8_E4M3": ("u1", 0x7F),
-}
+_EXPONENTS = {"BF16": ("<u2", 0x7F80), "F8_E5M2": ("u1", 0x7C), "F8_E4M3": ("u1", 0x7F)}
 _FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
 
-Block = tuple[
-    str, str, memoryview
-]  # name of a tensor, its type, some of its bytes; two empty names for what is no tensor's
+# Name of a tensor, its type, some of its bytes; two empty names for what is no tensor's.
+Block = tuple[str, str, memoryview]
 
 
 class Scan(NamedTuple):

@@ -24,14 +24,12 @@ from torch import Tensor
 
 from bessemer.checkpoint.asynchronous import BackgroundWork, raise_first
 from bessemer.checkpoint.files import Scan, scan
-from bessemer.checkpoint.format import MANIFEST, Tensors, dump_manifest, load_manifest
-from bessemer.checkpoint.node_memory import NodeMemory
+from bessemer.checkpoint.format import MANIFEST, SavedCheckpoint, Tensors, dump_manifest, load_manifest
+from bessemer.checkpoint.node_memory import NodeMemory, Staging, has_memory, held_bytes
 from bessemer.checkpoint.protocol import Damage, PreparedSave, plan_save, require_finite
-from bessemer.checkpoint.reading import SavedCheckpoint
-from bessemer.checkpoint.staging import Staging, has_memory, held_bytes
 from bessemer.errors import BessemerError
 from bessemer.hashing import digest
-from bessemer.parallel.mesh import ProcessMesh, gather_scatter
+from bessemer.parallel.mesh import ProcessMesh, gather_scatter, on_every_rank
 from bessemer.run import checkpoint_name, read_json
 from bessemer.terminal import say, warn
 
@@ -110,16 +108,14 @@ class MemorySaver(BackgroundWork):
         text, links = gather_scatter(self.mesh, seal, manifests)
         kept = self._kept
         try:
-            gather_scatter(
-                self.mesh, lambda: memory.publish(memory.node, step, text, links), _each
-            )  # now all nodes have it
+            on_every_rank(self.mesh, lambda: memory.publish(memory.node, step, text, links))  # now all nodes have it
             kept = step if kept is None else kept  # where none counts yet, one without replicas
             if self._transfers:
                 transfer(self.mesh, memory, step, self._transfers, lambda path: self.process.request("scan", path))
         except (BessemerError, OSError):  # on every rank; a rank that is lost leaves all that is here to the next start
-            gather_scatter(self.mesh, lambda: memory.forget_others(kept), _each)
+            on_every_rank(self.mesh, lambda: memory.forget_others(kept))
             raise
-        gather_scatter(self.mesh, lambda: memory.forget_others(step), _each)  # makes room for the next
+        on_every_rank(self.mesh, lambda: memory.forget_others(step))  # makes room for the next
         self._kept = step
 
 
@@ -157,7 +153,7 @@ def newest_in_memory(
             if transfers:
                 pairs = ", ".join(f"node {one.target} from node {one.source}" for one in transfers)
                 say(f"  fetching the copy of step {step} in memory: {pairs}")
-                gather_scatter(mesh, partial(memory.forget_others, step), _each)  # makes room
+                on_every_rank(mesh, partial(memory.forget_others, step))  # makes room
                 transfer(mesh, memory, step, transfers, scan)
                 has_fetched = any(one.target == memory.node for one in transfers)
             newest = _opened(memory.checkpoints(memory.node) / checkpoint_name(step))[0]
@@ -202,10 +198,6 @@ def _opened(folder: Path) -> tuple[SavedCheckpoint, dict[str, Any]]:
     """A checkpoint whose files are not verified, and their sizes and hashes."""
     manifest = load_manifest(folder)
     return SavedCheckpoint(folder, manifest.step, manifest.facts, manifest.contents), manifest.files
-
-
-def _each(by_rank: list[None]) -> list[None]:
-    return by_rank
 
 
 def _no_memory() -> dict[str, str]:
@@ -273,7 +265,7 @@ def transfer(
                 os.truncate(target, size)
                 images.append((dist.irecv, _mapped(Path(target)), peer))
 
-    gather_scatter(mesh, open_files, lambda by_rank: by_rank)
+    on_every_rank(mesh, open_files)
     works = [
         act(part, peer, group=mesh.control) for act, image, peer in images for part in torch.split(image, MESSAGE_BYTES)
     ]
@@ -295,7 +287,7 @@ def transfer(
         for one, paths in whole.items():
             memory.publish(one.origin, step, arranged[one][1].manifest, paths)
 
-    gather_scatter(mesh, publish, lambda by_rank: by_rank)
+    on_every_rank(mesh, publish)
 
 
 def _place(memory: NodeMemory, step: int, one: Transfer) -> Path:

@@ -233,8 +233,8 @@ class Mirror:
             infos = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         except (OSError, ValueError) as error:
             raise BessemerError(f"{self.place}: cannot be listed: {storage.redacted(error)}") from None
-        places = [(*str(info.path).split("/")[-2:], info.size) for info in infos if info.type == fs.FileType.File]
-        return [(folder, name, size) for folder, name, size in places]
+        paths = ((str(info.path).split("/"), info.size) for info in infos if info.type == fs.FileType.File)
+        return [(path[-2], path[-1], size) for path, size in paths]
 
     def _listed(self) -> dict[int, dict[str, int]]:
         """Size of each file of the checkpoints, by step and name."""

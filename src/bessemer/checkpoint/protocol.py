@@ -36,6 +36,7 @@ from bessemer.checkpoint.format import (
     Contents,
     Key,
     Manifest,
+    SavedCheckpoint,
     SavePlan,
     ShardMetadata,
     Tensors,
@@ -44,7 +45,6 @@ from bessemer.checkpoint.format import (
     load_manifest,
     local_shards,
 )
-from bessemer.checkpoint.reading import SavedCheckpoint
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, gather_scatter, on_rank_zero

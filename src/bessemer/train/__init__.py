@@ -2,7 +2,7 @@
 
 The loop: session.py builds the parts of a training (`Training`), judges a step and takes it, loop.py goes through the steps,
 trainer.py computes gradients and updates. pace.py says which batches come next and how many steps there are; rollback.py
-answers the guard; stop.py and stragglers.py watch signals and slow ranks; watch.py, metrics.py and trackers.py log.
+answers the guard; stragglers.py looks for slow ranks; watch.py, metrics.py and trackers.py log.
 
 A step: task.py (what is predicted), engine.py (micro-batches to gradients, on one process or several), split.py (the model over a
 mesh), cross_entropy.py, recompute.py, precision.py, learning_rate.py, optimizer/.

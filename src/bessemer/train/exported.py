@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from bessemer import __version__
-from bessemer.checkpoint import SavedCheckpoint
-from bessemer.checkpoint.reading import mean_of
+from bessemer.checkpoint.format import weight_reader
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
@@ -56,7 +55,9 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
     if streams:
-        return _streamed(files, config, checkpoints, folder)
+        with ExitStack() as stack:
+            streamed = stream(meta_model(config), weight_reader(checkpoints, stack), files, folder)
+        return f"{streamed.tensors} tensors in {folder}, each read back and equal; {streamed.logits}"
     model = open_trained(recipe, run, store, device, average).trainer.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
@@ -88,23 +89,6 @@ def _export_files(
     )  # fmt: skip
 
 
-def _streamed(files: ExportFiles, config: ModelConfig, checkpoints: list[SavedCheckpoint], folder: Path) -> str:
-    with ExitStack() as stack:
-        read = reader(checkpoints, stack)
-        check = stream(meta_model(config), read, files, folder)
-    return f"{check.tensors} tensors in {folder}, each read back and equal; {check.logits}"
-
-
-def reader(checkpoints: list[SavedCheckpoint], stack: ExitStack) -> Callable[[str], Tensor]:
-    """Gives a weight by its name, in fp32; of several checkpoints, the mean."""
-    opened = [stack.enter_context(checkpoint.opened()) for checkpoint in checkpoints]
-    if len(opened) == 1:
-        part = "ema" if "ema" in checkpoints[0] else "model"
-        return lambda name: opened[0].read(part, name).float()
-
-    return lambda name: mean_of(opened, name)
-
-
 @torch.no_grad()
 def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, dtype: str | None = None) -> str:
     """Write the newest checkpoint's weights, or the mean of so many, as `export_trained` does. Returns a line about it.
@@ -124,7 +108,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
     model = meta_model(config)
     name_of = {parameter: key for key, parameter in model.named_parameters()}
     with ExitStack() as stack, staging(folder) as staged:
-        read = reader(checkpoints, stack)
+        read = weight_reader(checkpoints, stack)
 
         def value(parameter: Tensor) -> Tensor:
             return read(name_of[parameter])  # type: ignore[index]

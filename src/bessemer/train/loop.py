@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
+from bessemer import interrupt
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
-from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
@@ -29,10 +33,11 @@ from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import compare_replicas, note_interrupted, respond
 from bessemer.train.session import Observer, Training, apply_step, judge_step, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
-from bessemer.train.stop import StopSignal
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by schedulers before the time limit
 
 
 @dataclass(frozen=True)
@@ -289,3 +294,41 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         stragglers=tuple(training.stragglers.slow_ranks.values()),
         gated=summary(training.run.path, state.step) if training.recipe.tokens.gate else "",
     )
+
+
+class StopSignal:
+    """Context in which a stop signal sets `requested` instead of ending the process; a Ctrl-C after that ends it at once."""
+
+    def __init__(self, mesh: ProcessMesh = SINGLE_PROCESS) -> None:
+        self.mesh = mesh
+        self.requested: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # handlers can be set only there
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        for number, handler in self._before.items():
+            # The command repeats SIGUSR1 until all have stopped: after a stop it says nothing new.
+            is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
+            signal.signal(number, _pass_over if is_repeated else handler)
+
+    def received(self) -> str | None:
+        """The signal that any process received; all processes return it after the same step. Collective."""
+        if self.mesh.is_single:
+            return self.requested
+        if not self.mesh.any(self.requested is not None):
+            return None
+        names: list[str | None] = self.mesh.gather(self.requested)
+        return next(name for name in names if name is not None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = interrupt.signal_name(number)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """As SIG_IGN, which processes started from here would inherit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -14,12 +14,11 @@ import torch
 from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.asynchronous import BackgroundFailure
-from bessemer.checkpoint.format import Tensors
+from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.in_memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import Damage, newest
-from bessemer.checkpoint.reading import mean_weights
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, RECIPE_CHANGED, record
@@ -316,9 +315,10 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
     if average > 1:
-        weights = mean_weights(checkpoints)
-        for name, parameter in trainer.model.named_parameters():
-            parameter.copy_(weights[name])
+        with ExitStack() as stack:
+            read = weight_reader(checkpoints, stack)
+            for name, parameter in trainer.model.named_parameters():
+                parameter.copy_(read(name))
     else:
         checkpoint.fill("ema" if "ema" in checkpoint else "model", trainer.model.named_parameters())
     trainer.model.eval()
