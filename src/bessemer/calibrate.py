@@ -18,8 +18,19 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import tomli_w
+import torch
+import torch.distributed as dist
+
+from bessemer.environment import total_memory
 from bessemer.errors import InputError
+from bessemer.launch.group import run_group
+from bessemer.layout.devices import catalogue, match
+from bessemer.parallel.mesh import join, leave
+from bessemer.recipe import Parallel, Train
+from bessemer.run import write_atomic
 from bessemer.terminal import size
+from bessemer.train import device as devices
 
 COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
@@ -31,12 +42,6 @@ BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 40
 def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     """This machine's device in the form of layout/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
     nodes, watts, prices) is the catalogue's, where the device is in it."""
-    import torch
-
-    from bessemer.layout.devices import catalogue, match
-    from bessemer.recipe import Train
-    from bessemer.train import device as devices
-
     chosen = devices.choose(Train(device=kind))  # type: ignore[arg-type]
     known = match(chosen.name, catalogue()) if chosen.is_cuda else None
     precisions = ("bf16", "fp16", "tf32", "fp32") if chosen.is_cuda else ("fp32",)
@@ -67,10 +72,6 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
 
 def write(path: Path, entry: dict[str, Any]) -> None:
     """Write a catalogue of the one entry, atomically."""
-    import tomli_w
-
-    from bessemer.run import write_atomic
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, tomli_w.dumps({"device": [entry]}))
@@ -80,8 +81,6 @@ def write(path: Path, entry: dict[str, Any]) -> None:
 
 def memory_bandwidth(place: Any) -> float:
     """Bytes/s of a copy, reading and writing together: the best of several, since other programs only slow it down."""
-    import torch
-
     source = torch.ones(COPIED_BYTES[place.type] // 4, device=place)
     target = torch.empty_like(source)
     seconds = [_timed(lambda: target.copy_(source), place.type) for _ in range(REPEATS)]
@@ -89,8 +88,6 @@ def memory_bandwidth(place: Any) -> float:
 
 
 def _timed(work: Callable[[], object], kind: str) -> float:
-    import torch
-
     began = perf_counter()
     work()
     if kind == "cuda":
@@ -98,12 +95,8 @@ def _timed(work: Callable[[], object], kind: str) -> float:
     return perf_counter() - began
 
 
-def _memory_bytes(place: Any) -> float:
-    import torch
-
-    if place.type == "cuda":
-        return float(torch.cuda.get_device_properties(place).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def _memory_bytes(place: Any) -> int:
+    return torch.cuda.get_device_properties(place).total_memory if place.type == "cuda" else total_memory()
 
 
 def _name(device: str) -> str:
@@ -140,8 +133,6 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
 
     A ring sends 2 (p - 1) / p of the tensor from each process (Patarasuk and Yuan 2009, section 3).
     """
-    from bessemer.launch.group import run_group
-
     if processes < 2:
         return None
     with tempfile.TemporaryDirectory(prefix="bessemer-") as folder:
@@ -157,12 +148,6 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
 
 def main() -> None:
     """One process of the group; the first writes the median seconds of each size."""
-    import torch
-    import torch.distributed as dist
-
-    from bessemer.parallel.mesh import join, leave
-    from bessemer.recipe import Parallel
-
     file, kind = Path(sys.argv[1]), sys.argv[2]
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
+from bessemer.layout import devices
+from bessemer.model.config import ModelConfig
+from bessemer.plan import jobs, outcome, search
+from bessemer.plan.ask import PlanRequest
+from bessemer.plan.jobs import Goal, goal_of
+from bessemer.plan.outcome import PlanResult
+from bessemer.plan.tables import dollars
+from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
-
-if TYPE_CHECKING:
-    from bessemer.layout.devices import DeviceSpec
-    from bessemer.model.config import ModelConfig
-    from bessemer.plan.ask import PlanRequest
-    from bessemer.plan.jobs import Goal
-    from bessemer.plan.outcome import PlanResult
-    from bessemer.plan.search import Candidate
-    from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
+from bessemer.run import RunFolder
+from bessemer.terminal import amount
+from bessemer.tokens import outlook
 
 
 def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
@@ -29,8 +31,6 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
     """
     if not recipe.parallel.auto:
         return recipe
-    from bessemer.plan import outcome
-    from bessemer.recipe import load
 
     device, count = _local_devices(recipe)
     if device is None and recipe.cluster.device is None:
@@ -61,10 +61,6 @@ def with_chosen_layout(recipe: Recipe, run: RunFolder) -> Recipe:
 def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: bool = False) -> Goal:
     """What the planner needs of a recipe (see `goal_of`); vocabulary and classes from the recipe alone, since its data may lie
     elsewhere."""
-    from bessemer.plan.jobs import goal_of
-    from bessemer.run import RunFolder
-    from bessemer.tokens import outlook
-
     folder = RunFolder(recipe.run.folder).tokens
     vocabulary = outlook.vocabulary(recipe, folder)
     if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
@@ -78,8 +74,6 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
 
     how: of `outcome.of`. Raises InputError.
     """
-    from bessemer.plan import jobs, outcome, search
-
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     goal = replace(goal, notes=(*request.notes, *goal.notes))
     if not goal.chooses_layout:
@@ -119,10 +113,6 @@ WORTH_SAYING = 0.05  # share of the hours that a better batch saves
 
 def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
     """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts."""
-    from bessemer.plan import jobs, outcome, search
-    from bessemer.plan.tables import dollars
-    from bessemer.terminal import amount
-
     job = plan.job
     others: list[PlanResult] = []
     for better in jobs.better_batches(job):
@@ -145,7 +135,7 @@ def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
     return replace(plan, goal=replace(plan.goal, notes=(*plan.goal.notes, note)))
 
 
-def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
+def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Recipe:
     layout = candidate.job.layout
     parallel = {
         "auto": False, **{axis: getattr(layout, axis) for axis in AXES}, "zero": max(layout.zero, 1), "schedule": layout.schedule,
@@ -159,18 +149,15 @@ def _with_layout(recipe: Recipe, goal: Goal, candidate: Candidate) -> Recipe:
 def _require_fit(recipe: Recipe, goal: Goal) -> None:
     import torch
 
-    from bessemer.defaults import derived_keys
     from bessemer.train.split import require_trainable
 
     resolved = derived_keys.resolve(recipe, goal.job.model.vocabulary)
     require_trainable(resolved.train, resolved.parallel, goal.job.model, torch.device("cuda"))
 
 
-def _local_devices(recipe: Recipe) -> tuple[DeviceSpec | None, int]:
+def _local_devices(recipe: Recipe) -> tuple[devices.DeviceSpec | None, int]:
     """This machine's accelerators, as the catalogue has them, and their number; None: it computes on its CPU."""
     import torch
-
-    from bessemer.layout import devices
 
     if recipe.train.device == "cpu" or not torch.cuda.is_available():
         return None, 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
+from bessemer.layout.flops import flops_per_token
 from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, Train, parse
@@ -16,6 +17,8 @@ from bessemer.recipe.load import MIN_TEXT_BYTES
 from bessemer.run import RunFolder, published, read_json, read_json_again, stage_facts, write_json
 from bessemer.store_path import published_folder
 from bessemer.terminal import counted, rate, say, size, warn
+from bessemer.tokens import outlook
+from bessemer.tokens.documents import held_out_share
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
 PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
@@ -124,8 +127,6 @@ def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> 
 def expected_tokens(recipe: Recipe, run: RunFolder) -> dict[str, int]:
     """Tokens to train on and held out, by the names of tokens/outlook.py: of the shards, else estimated from the raw files.
     Empty where these are not on this machine, as when a run on a cluster is planned on a laptop."""
-    from bessemer.tokens import outlook
-
     if (known := outlook.num_tokens(run.tokens)) or not recipe.corpus.sources:
         return known
     try:
@@ -151,7 +152,6 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
     if not corpus:
         num_bytes, documents = raw_text(recipe)
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0), ""
-    from bessemer.tokens.documents import held_out_share
 
     totals, corpus_folder = read_json(run.corpus / "statistics.json")["totals"], published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
@@ -173,13 +173,11 @@ def _machine(recipe: Recipe) -> tuple[str, float]:
 
 def _probed(train: Train) -> float:
     """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
-    from bessemer.defaults.derived_keys import resolve
-    from bessemer.layout.flops import flops_per_token
     from bessemer.train import device as devices
     from bessemer.train import measure
     from bessemer.train.task import config_of
 
-    recipe = resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
+    recipe = derived_keys.resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
     names = [train.precision]
     if train.precision == "auto" and measure.bf16_matmul_gain(recipe, config) >= measure.MIN_MATMUL_GAIN:

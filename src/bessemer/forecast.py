@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bessemer import derived, preflight
+from bessemer.defaults import derived_keys
+from bessemer.layout.flops import hardware_flops
+from bessemer.layout.pipeline_stages import recomputed_total
+from bessemer.plan import here
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
 from bessemer.terminal import counted, say, warn
+from bessemer.tokens import outlook
 
 if TYPE_CHECKING:
     from bessemer.layout.memory import Memory
@@ -33,8 +38,6 @@ def plan_only(
 ) -> tuple[dict[str, Any], Recipe]:
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer import changed_recipe, longer
-    from bessemer.defaults import derived_keys
-    from bessemer.tokens import outlook
 
     has_horizon = recipe.train.has_horizon
     recipe = derived.filled(recipe, run, show=True)
@@ -63,9 +66,6 @@ def planned_run(
 ) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them."""
-    from bessemer.defaults import derived_keys
-    from bessemer.layout.flops import hardware_flops
-    from bessemer.plan import here
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
@@ -125,8 +125,6 @@ class Planner:
 
     def recomputed_total(self, resolved: Recipe) -> int:
         """Blocks of the whole model."""
-        from bessemer.layout.pipeline_stages import recomputed_total
-
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
@@ -204,16 +202,11 @@ class Planner:
 
     def _micro_batch_seconds(self, recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
         """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
-        from bessemer.layout.flops import hardware_flops
-        from bessemer.plan.here import ASSUMED_MFU
-
         sequences = (recipe.train.global_batch_tokens or 1) // config.sequence_length
         micro_batches = sequences // (recipe.train.micro_batch or 1)
-        return hardware_flops(recipe.train, config, recomputed) / micro_batches / (ASSUMED_MFU * self.peak)
+        return hardware_flops(recipe.train, config, recomputed) / micro_batches / (here.ASSUMED_MFU * self.peak)
 
     def plan(self, recipe: Recipe, timing: RunTiming | None) -> dict[str, Any]:
-        from bessemer.plan import here
-
         source, interval, saving = "", None, 0.0
         if timing is not None:
             source, saving = "measured on this machine", self._saving_seconds(recipe, timing)
@@ -228,8 +221,6 @@ class Planner:
 
     def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
         """Steps whose time, with that of validation and saving, add up to the minutes given."""
-        from bessemer.defaults import derived_keys
-
         planned, batches = self.plan(recipe, timing), recipe.batches
         saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned["saving_seconds"]
         budget = max(60 * minutes - saving, 30 * minutes)
@@ -239,8 +230,6 @@ class Planner:
 
     def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
         """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
-        from bessemer.defaults import derived_keys
-
         train = recipe.train
         by_tokens = derived_keys.validation_share(recipe, self.held_out_tokens)
         if timing is None or not by_tokens:
@@ -262,7 +251,6 @@ class Planner:
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:
-    from bessemer.defaults import derived_keys
     from bessemer.train import device as devices
 
     return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer import previous
+from bessemer import changed_recipe
 from bessemer.changed_recipe import GIVEN, HARMLESS, HORIZON, accepted_changes, given_keys
 from bessemer.checkpoint.format import SavedCheckpoint, load_manifest
 from bessemer.checkpoint.mirror import Mirror, refetch, restore_missing
@@ -30,11 +30,13 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import was_saved
 from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RESTORED, record
 from bessemer.guard.journal import Journal
+from bessemer.plan.sizing import MAX_EPOCHS
 from bessemer.recipe import Recipe, Train, differences, load, parse
-from bessemer.report.data import missing_lines, trained_steps
+from bessemer.report import data, summary
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_again, read_steps
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
+from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
 from bessemer.train.session import record_damage, require_journal
@@ -88,8 +90,8 @@ class Extension:
                 f"{self.start + 1:,} with {self.rewarm:.0%} of it; the weights will not be those of such a run"
             )
         if repeated or run.mixture.exists():
-            say(f"  the earlier results are in {previous.copy_aside(run, self.newest)}")
-            previous.drop_results(run, self.start)
+            say(f"  the earlier results are in {changed_recipe.copy_aside(run, self.newest)}")
+            changed_recipe.drop_results(run, self.start)
 
 
 def longer_command(run: RunFolder, train: Train) -> str:
@@ -105,8 +107,6 @@ def next_step(run: RunFolder, train: Train) -> str:
 
 def learned_nothing(run: RunFolder) -> str:
     """As `summary.learned_nothing`."""
-    from bessemer.report import data, summary
-
     return summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
 
 
@@ -140,16 +140,12 @@ def has_risen(run: RunFolder) -> str:
 
 def _epochs(run: RunFolder) -> float | None:
     """How often the whole run reads its text; None where the tokens are gone."""
-    from bessemer.tokens.outlook import num_tokens
-
     train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
     return (train.steps or 0) * (train.global_batch_tokens or 0) / unique if unique else None
 
 
 def memorises(run: RunFolder) -> str:
     """A sentence where more training on the same text would not help, with the reason; empty where it may help."""
-    from bessemer.plan.sizing import MAX_EPOCHS
-
     if risen := has_risen(run):
         return risen
     epochs = _epochs(run)
@@ -254,7 +250,7 @@ def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:
 
 def report_missing_lines(run: RunFolder, done: list[int]) -> None:
     """Warn of steps before the newest checkpoint that have no line in metrics.jsonl."""
-    if lost := missing_lines(trained_steps(read_steps(run.metrics)), done[-1]):
+    if lost := data.missing_lines(data.trained_steps(read_steps(run.metrics)), done[-1]):
         warn(f"{run.metrics}: {lost}; the training goes on, the report lacks them")
 
 

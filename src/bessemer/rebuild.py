@@ -1,17 +1,23 @@
-"""Whether corpus and tokens are built again: never under checkpoints that were trained on what is there.
+"""Whether corpus and tokens are built again, or shared: never built under checkpoints that were trained on what is there.
 
-Files that were copied, moved or touched hold what they held. Then what was built of them stays, and a run goes on.
+Files that were copied, moved or touched hold what they held. Then what was built of them stays, and a run goes on. What has the
+same inputs is built once for all runs under one `run.dir`, and shared by hard links: whichever run is removed, the others keep
+theirs. Published stages are never written to in place, so no run sees what another does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bessemer import derived
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, published, stage_facts, stage_is_current
+from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, link, published, stage_facts, stage_is_current, staging
 from bessemer.store_path import StorePath, is_published, published_folder
 from bessemer.terminal import counted, say, warn
 
@@ -25,7 +31,7 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
         inputs = pipeline.inputs_digest(recipe, run)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
-        if built is None or not _is_trained(run) or not _is_whole(run.corpus, built):
+        if built is None or not run.was_saved or not _is_whole(run.corpus, built):
             raise
         warn(f"{error}; going on with the corpus as it was built")
         return built, True
@@ -69,7 +75,7 @@ def tokens_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
 
 def require_unchanged(recipe: Recipe, run: RunFolder) -> None:
     """Raise InputError where corpus or tokens would be built anew under checkpoints that were trained on those that are there."""
-    if not _is_trained(run):
+    if not run.was_saved:
         return
     recipe = derived.filled(recipe, run)
     is_current = not recipe.corpus.sources or not run.corpus.exists() or corpus_inputs(recipe, run)[1]
@@ -91,7 +97,7 @@ def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[],
     """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
     checkpoints were trained on what is there, and it is of something else."""
     built = stage_facts(folder)
-    if built.get("inputs") == inputs or not folder.exists() or not _is_trained(run):
+    if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
         return _is_whole(folder, inputs)
     if not built or built.get("content") != content():
         return None
@@ -114,5 +120,68 @@ def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
     )
 
 
-def _is_trained(run: RunFolder) -> bool:
-    return run.was_saved
+@contextmanager
+def built_once(folder: Path, inputs: str, is_whole: Callable[[Path], bool] = Path.exists) -> Iterator[Path | None]:
+    """Take a stage's `folder` over from a run beside this one that has it of the same `inputs`.
+
+    Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
+    stages with files of full length are taken, of which `is_whole` says that they are as they were written; a copy is made
+    where hard links are impossible.
+    """
+    with _lock(folder.parent.parent / f".building-{folder.name}-{inputs[:16]}", folder.name):
+        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs, is_whole)
+
+
+def _taken(folder: Path, inputs: str, is_whole: Callable[[Path], bool]) -> Path | None:
+    for record in sorted(folder.parent.parent.glob(f"*/{folder.name}/{STAGE_FILE}")):
+        theirs = record.parent
+        if theirs == folder or not stage_is_current(theirs, inputs):
+            continue
+        try:
+            with staging(folder) as staged:
+                link(theirs.resolve(), staged)
+                if not stage_is_current(staged, inputs):
+                    raise FileNotFoundError(theirs)
+                if not is_whole(staged):
+                    warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` mends it")
+                    raise FileNotFoundError(theirs)
+        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked, or damaged
+            continue
+        return theirs.parent
+    return None
+
+
+@contextmanager
+def _lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock among processes; it ends with its process, and its file with the last holder."""
+    handle = _opened(path, what)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: who waits notices that the file is another
+        os.close(handle)
+
+
+def _opened(path: Path, what: str) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _wait(handle, what)
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _wait(handle: int, what: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(f"  another run is building the same {what}: waiting, to share it")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        pass  # a file system without locks: each builds its own

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.terminal import LOG, log, warn
+from bessemer.terminal import LOG, log, variable, warn
 
 STAGE_FILE = "stage.json"
 OUT = "out"  # within the work of a resumable stage, what will be published
@@ -131,17 +131,12 @@ def _machine() -> str:
 @contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
     """Copy what is said to a log, and the error that ends it."""
-    before = os.environ.get(LOG)
-    os.environ[LOG] = str(path.absolute())
-    try:
-        yield
-    except BaseException as error:
-        log("stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
-        raise
-    finally:
-        os.environ.pop(LOG, None)
-        if before is not None:
-            os.environ[LOG] = before
+    with variable(LOG, str(path.absolute())):
+        try:
+            yield
+        except BaseException as error:
+            log("stopped" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__)
+            raise
 
 
 def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None:

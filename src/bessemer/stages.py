@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight, rebuild
+from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.hashing import digest
+from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
 from bessemer.run import (
     RunFolder,
@@ -30,9 +32,11 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )
-from bessemer.sharing import built_once
 from bessemer.store_path import is_published
 from bessemer.terminal import amount, counted, duration, say, size, warn, working
+from bessemer.tokens.loader import loader_of
+from bessemer.tokens.outlook import num_tokens, outlook
+from bessemer.tokens.shards import TokenStore
 
 FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
 EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
@@ -129,7 +133,7 @@ def corpus(session: Session) -> None:
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
-        with built_once(session.run.corpus, inputs, is_published) as other:
+        with rebuild.built_once(session.run.corpus, inputs, is_published) as other:
             if other is not None:
                 close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
@@ -153,7 +157,6 @@ def tokens(session: Session) -> None:
     from bessemer.corpus.work import close_work
     from bessemer.tokens import build
     from bessemer.tokens.chat import chat_line
-    from bessemer.tokens.shards import TokenStore
 
     session.recipe = derived.filled(session.recipe, session.run, record=True)
     run = session.run
@@ -170,7 +173,7 @@ def tokens(session: Session) -> None:
             current, wanted = False, rebuild.trained_on(run)
 
     def work() -> str:
-        with built_once(run.tokens, inputs, TokenStore.is_whole) as other:
+        with rebuild.built_once(run.tokens, inputs, TokenStore.is_whole) as other:
             if other is not None:
                 return f"shared with {other}, which was made of the same corpus"
             done = build.build(session.recipe, run, wanted)
@@ -197,11 +200,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     measure_seconds: of training steps, to say how long the run will take.
     """
     from bessemer import changed_recipe, longer
-    from bessemer.defaults import derived_keys
     from bessemer.guard.journal import Journal
-    from bessemer.tokens.loader import loader_of
-    from bessemer.tokens.outlook import num_tokens
-    from bessemer.tokens.shards import TokenStore
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
     longer.restore_checkpoint(session.recipe, run)
@@ -274,8 +273,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 def _write_plan(session: Session, prepared: Prepared) -> None:
     """The resolved recipe with what was derived, the keys that were given, and the plan."""
     from bessemer.changed_recipe import given_keys
-    from bessemer.plan import here
-    from bessemer.tokens.outlook import outlook
 
     run = session.run
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
@@ -293,7 +290,6 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     from bessemer.longer import next_step
     from bessemer.parallel.mesh import SINGLE_PROCESS
     from bessemer.report import planned
-    from bessemer.tokens.outlook import num_tokens
     from bessemer.train import device as devices
     from bessemer.train.loop import TrainSummary, train_here
 
@@ -437,7 +433,6 @@ def report(session: Session) -> None:
 
 def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:
     """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
-    from bessemer.tokens.shards import TokenStore
     from bessemer.train import device as devices
     from bessemer.train.state import open_trained
 

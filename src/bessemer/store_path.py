@@ -13,7 +13,10 @@ from functools import cache, cached_property
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from bessemer import interrupt
 from bessemer.errors import BessemerError
@@ -21,12 +24,10 @@ from bessemer.run import STAGE_FILE, link, stage_facts
 from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file, redacted
 from bessemer.terminal import warn
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 PATIENCE_SECONDS = 300.0  # that a training waits for a store which does not answer
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
+_AGAIN = "write the tokens again with `bessemer tokens`"
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
 
 Result = TypeVar("Result")
@@ -55,19 +56,16 @@ class StorePath(PosixPath):
     def _there(self) -> tuple[Any, str]:
         return open_filesystem(str(self))
 
-    def _info(self) -> Any:
-        files, inner = self._there()
-        with answering(str(self)):
-            return files.get_file_info(inner)
-
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Its kind and size."""
         from pyarrow import fs
 
-        info = self._info()
+        files, inner = self._there()
+        with answering(str(self)):
+            info = files.get_file_info(inner)
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError(2, "No such file in the store", str(self))
-        mode = S_IFREG if info.type == fs.FileType.File else S_IFDIR
+        mode = S_IFREG if info.is_file else S_IFDIR
         return os.stat_result((mode, 0, 0, 1, 0, 0, info.size or 0, 0, 0, 0))
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
@@ -137,7 +135,7 @@ def copy_files(copies: Sequence[tuple[Path, Path]]) -> None:
     """Copy files of disks and stores, each to its path, some at one time: within a disk by a link, within a store by the store
     itself, and to a disk durably. What is there is replaced; of a store the size that arrived is compared."""
     if copies:
-        in_parallel(lambda source, target: _copy(source, target), *zip(*copies, strict=True))
+        in_parallel(_copy, *zip(*copies, strict=True))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -188,7 +186,7 @@ def sizes(folder: StorePath) -> dict[str, int]:
     files, inner = open_filesystem(str(folder))
     with answering(str(folder)):
         found = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=True))
-    rows = {str(info.path).removeprefix(f"{inner}/"): int(info.size) for info in found if info.type == fs.FileType.File}
+    rows = {str(info.path).removeprefix(f"{inner}/"): int(info.size) for info in found if info.is_file}
     return dict(sorted(rows.items()))
 
 
@@ -219,12 +217,9 @@ def get_folder(source: Path, target: Path) -> None:
     if not isinstance(source, StorePath):
         shutil.copytree(source, target, dirs_exist_ok=True)
         return
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.iterdir():
-        if path.is_dir():
-            get_folder(path, target / path.name)
-        else:
-            get_file(path, target / path.name)
+    for name in sizes(source):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        get_file(source / name, target / name)
 
 
 def remove_tree(folder: Path) -> None:
@@ -274,8 +269,6 @@ def opened(path: Path) -> Any:
 
 def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A file as an array of numpy: mapped into memory, of a store read into it."""
-    import numpy as np
-
     if isinstance(path, StorePath):
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     # A plain view: a memmap goes through Python for every slice.
@@ -290,8 +283,6 @@ class StoredNumbers:
     """
 
     def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
-        import numpy as np
-
         self.path, self.dtype, self.length = path, np.dtype(dtype), length
 
     def __len__(self) -> int:
@@ -301,8 +292,6 @@ class StoredNumbers:
         if not isinstance(part, slice):
             number = part + self.length if part < 0 else part
             return self[number : number + 1][0]
-        import numpy as np
-
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize
         return np.frombuffer(self._fetch(start * size, max(end - start, 0) * size), self.dtype)
@@ -333,9 +322,6 @@ class StoredNumbers:
         if len(data) != num_bytes:
             raise BessemerError(f"{self.path}: ends before byte {start + num_bytes}; {_AGAIN}")
         return data
-
-
-_AGAIN = "write the tokens again with `bessemer tokens`"
 
 
 def in_parallel(work: Callable[..., object], *arguments: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -28,10 +28,8 @@ Advance = Callable[..., None]
 FIRST_LINE_SECONDS, LINE_SECONDS = 10.0, 30.0  # of work, without a terminal, before a line about it, and between two
 # Environment variables, so that worker processes follow their parent: silent, and a file that lines are copied to.
 QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
-SILENT, FOR_JSON = (
-    "1",
-    "json",
-)  # values of QUIET: nothing is shown or logged; warnings alone are shown, and all is logged
+# Values of QUIET: nothing is shown or logged; warnings alone are shown, and all is logged.
+SILENT, FOR_JSON = "1", "json"
 
 
 def console() -> Console:
@@ -110,24 +108,26 @@ def progress(what: str, total: int | None, unit: str, begun: int = 0) -> Iterato
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Around work that shows no progress, or not all of the time: without a terminal a line now and then says that it goes on."""
-    if console().quiet or sys.stderr.isatty():
+    with nullcontext() if console().quiet or sys.stderr.isatty() else _Lines(what, None, ""):
         yield
-    else:
-        with _Lines(what, None, ""):
-            yield
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Around work whose lines are of no interest: nothing is shown, here and in processes that are started."""
-    before = os.environ.get(QUIET)
-    os.environ[QUIET] = SILENT
+def variable(name: str, value: str) -> Iterator[None]:
+    """Around work with an environment variable, here and in processes that are started."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        os.environ.pop(QUIET)
+        os.environ.pop(name, None)
         if before is not None:
-            os.environ[QUIET] = before
+            os.environ[name] = before
+
+
+def silent() -> AbstractContextManager[None]:
+    """Around work whose lines are of no interest: nothing is shown."""
+    return variable(QUIET, SILENT)
 
 
 @contextmanager

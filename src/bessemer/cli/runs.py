@@ -158,8 +158,8 @@ def require_stage(args: argparse.Namespace, made: Path, what: str, command: str)
 
 def restart(args: argparse.Namespace, session: Session) -> None:
     """Set the earlier training aside where --restart asks for it. Raises InputError where its mirror would restore it."""
+    from bessemer.changed_recipe import set_aside
     from bessemer.checkpoint.mirror import Mirror
-    from bessemer.previous import set_aside
 
     if args.restart and (url := session.recipe.checkpoint.mirror) is not None:
         mirror = Mirror(url, session.recipe.run.name, session.run)
