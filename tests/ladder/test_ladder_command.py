@@ -146,9 +146,9 @@ def test_isoflop_says_which_size_is_best(
 ) -> None:
     """The command around runs whose losses are a law's, in place of training: the law comes back."""
     from bessemer.ladder import runs
-    from bessemer.ladder.law import Law
     from bessemer.model.huggingface.config import model_config
     from bessemer.recipe import Recipe
+    from tests.ladder.laws import Law
 
     law = Law(2.0, (60.0, 90.0), (0.4, 0.5))
 

@@ -17,14 +17,14 @@ from tests.plan.schedule_formulas import bubble
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_stages_alike_take_what_the_simulated_list_takes(name: str, p: int, m: int) -> None:
     simulated = simulate(generate(name, p, m), Durations(1.0, 2.0)).timesteps
-    assert pipeline_seconds(name, p, 1, m, (1.0,) * p, (2.0,) * p, 0.0) == pytest.approx(simulated)
+    assert pipeline_seconds(name, p, 1, m, (1.0,) * p, (2.0,) * p) == pytest.approx(simulated)
     assert simulated == pytest.approx(3 * (m + p - 1))
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 16), (8, 4, 32)])
 def test_interleaving_takes_what_the_simulated_list_takes(p: int, v: int, m: int) -> None:
     simulated = simulate(generate("interleaved", p, m, v), Durations(1.0, 2.0)).timesteps
-    assert pipeline_seconds("interleaved", p, v, m, (1.0,) * p * v, (2.0,) * p * v, 0.0) == pytest.approx(simulated)
+    assert pipeline_seconds("interleaved", p, v, m, (1.0,) * p * v, (2.0,) * p * v) == pytest.approx(simulated)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 40), (8, 64), (6, 100)])
@@ -32,7 +32,7 @@ def test_interleaving_takes_what_the_simulated_list_takes(p: int, v: int, m: int
 def test_schedules_in_a_v_take_what_the_simulated_list_takes(name: str, p: int, m: int) -> None:
     schedule = generate(name, p, max(m, 2 * p))
     simulated = simulate(schedule, Durations(1.0, 2.0)).timesteps
-    assert pipeline_seconds(name, p, 2, schedule.micro_batches, (1.0,) * 2 * p, (2.0,) * 2 * p, 0.0) == pytest.approx(
+    assert pipeline_seconds(name, p, 2, schedule.micro_batches, (1.0,) * 2 * p, (2.0,) * 2 * p) == pytest.approx(
         simulated
     )
 
@@ -41,7 +41,7 @@ def test_a_v_of_zero_bubble_idles_less_than_interleaving_and_that_less_than_1f1b
     p, m = 8, 32
     work = m * 3.0 * 2
     idle = [
-        pipeline_seconds(name, p, v, m, (2.0 / v,) * p * v, (4.0 / v,) * p * v, 0.0) - work for name, v in (("1f1b", 1), ("interleaved", 2), ("zbv", 2))
+        pipeline_seconds(name, p, v, m, (2.0 / v,) * p * v, (4.0 / v,) * p * v) - work for name, v in (("1f1b", 1), ("interleaved", 2), ("zbv", 2))
     ]  # fmt: skip
     assert idle[0] > idle[1] > idle[2] > 0
     assert idle[0] == pytest.approx(2 * (bubble(generate("1f1b", p, m)) or 0))
@@ -53,7 +53,7 @@ def test_gpipes_flow_is_exact_whatever_the_stages_take(seed: int) -> None:
     p, m = chance.choice([2, 4, 8]), chance.choice([1, 2, 8, 32])
     scale = tuple(chance.uniform(0.5, 2.0) for _ in range(p))
     simulated = simulate(generate("gpipe", p, m), Durations(1.0, 2.0, stages=scale)).timesteps
-    assert pipeline_seconds("gpipe", p, 1, m, scale, tuple(2 * each for each in scale), 0.0) == pytest.approx(simulated)
+    assert pipeline_seconds("gpipe", p, 1, m, scale, tuple(2 * each for each in scale)) == pytest.approx(simulated)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -63,9 +63,8 @@ def test_one_slow_stage_sets_the_pace(seed: int) -> None:
     scale = [1.0] * p
     scale[chance.randrange(p)] = chance.uniform(1.0, 2.0)
     simulated = simulate(generate("1f1b", p, m), Durations(1.0, 2.0, stages=tuple(scale))).timesteps
-    ours = pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale), 0.0)
+    ours = pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale))
     assert ours == pytest.approx(simulated, rel=0.01)
-    assert pipeline_seconds("1f1b", p, 1, m, tuple(scale), tuple(2 * each for each in scale), 0.5) > ours
 
 
 def test_the_bubble_of_more_micro_batches_than_are_simulated() -> None:

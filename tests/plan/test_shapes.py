@@ -98,5 +98,3 @@ def test_what_cannot_be_is_refused() -> None:
         by_parameters(2e6, 32_000, 128)
     with pytest.raises(InputError, match="above zero"):
         by_parameters(1e9, 0, 128)
-    with pytest.raises(InputError, match="llama"):
-        by_parameters(1e9, 1000, 128, family="lama")

@@ -28,22 +28,6 @@ START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
 
 
 @dataclass(frozen=True)
-class Law:
-    """constant: E, the loss that no size and no data lower further; coefficients, exponents: (T,) of the powers."""
-
-    constant: float
-    coefficients: tuple[float, ...]
-    exponents: tuple[float, ...]
-
-    def loss(self, *sizes: npt.ArrayLike) -> Array:
-        """Nats a token at these sizes: parameters and tokens on a surface, FLOPs on a line."""
-        total = np.asarray(self.constant, dtype=np.float64)
-        for size, coefficient, exponent in zip(sizes, self.coefficients, self.exponents, strict=True):
-            total = total + coefficient * np.asarray(size, dtype=np.float64) ** -exponent
-        return np.asarray(total)
-
-
-@dataclass(frozen=True)
 class BestFit:
     """parameters: (P,) e, a_1 .. a_T, alpha_1 .. alpha_T, the logarithms about `centre`; objective: what is left."""
 
@@ -54,13 +38,6 @@ class BestFit:
     def log_loss(self, x_nT: Array) -> Array:
         """(n,) log loss at the logarithms of the sizes."""
         return predicted(self.parameters, x_nT - self.centre)[0]
-
-    def law(self) -> Law:
-        """The fit as a law of the sizes themselves."""
-        powers, row = len(self.centre), self.parameters
-        exponents = row[1 + powers :]
-        coefficients = np.exp(row[1 : 1 + powers] + exponents * self.centre)
-        return Law(float(np.exp(row[0])), tuple(coefficients.tolist()), tuple(exponents.tolist()))
 
 
 def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
@@ -77,12 +54,6 @@ def predicted(parameters: Array, x_nT: Array) -> tuple[Array, Array]:
     return (highest + np.log(total))[..., 0], derivatives
 
 
-def huber(residuals: Array, delta: float = HUBER_DELTA) -> Array:
-    """r^2 / 2 up to delta, delta (|r| - delta / 2) beyond (Huber 1964)."""
-    size = np.abs(residuals)
-    return np.asarray(np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta)))
-
-
 def fit(sizes_nT: Array, losses_n: Array) -> BestFit:
     """The law of these runs: the lowest minimum of all starts. sizes_nT: parameters and tokens, or FLOPs, of each run."""
     logs, y_n = np.log(np.asarray(sizes_nT, dtype=np.float64)), np.log(np.asarray(losses_n, dtype=np.float64))
@@ -95,7 +66,7 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
     """The lowest minimum reached from any start, where a law is a law: no power that grows, no constant above the losses."""
     try:
         from scipy.optimize import minimize
-        from scipy.special import expit, logit
+        from scipy.special import expit, huber, logit
     except ImportError:
         raise BessemerError("the fit of a law needs scipy; install it with: pip install 'bessemer[ladder]'") from None
 
@@ -110,7 +81,7 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
         log_loss, slopes = predicted(place(free), x_nT)
         residual, share = (log_loss - y_n) / HUBER_DELTA, expit(free)
         slope = np.clip(residual, -1.0, 1.0) @ slopes / HUBER_DELTA
-        return float(huber(residual, 1.0).sum()), slope * width * share * (1.0 - share)
+        return float(huber(1.0, residual).sum()), slope * width * share * (1.0 - share)
 
     options = {"gtol": 1e-7, "maxiter": 1000}
     free_starts = logit(np.clip((starts - low) / width, 1e-6, 1 - 1e-6))

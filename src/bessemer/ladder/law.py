@@ -14,7 +14,7 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.ladder.design import Design
-from bessemer.ladder.fit import Array, BestFit, Law, fit, predicted
+from bessemer.ladder.fit import Array, BestFit, fit, predicted
 from bessemer.ladder.posterior import Posterior, draw
 
 WITHIN = 0.80  # share of the draws that an interval holds
@@ -65,10 +65,6 @@ class FittedLaw:
     spread: float
     freedom: int
     seed: int
-
-    @property
-    def law(self) -> Law:
-        return self.best.law()
 
     def loss(self, parameters: float, tokens: float, flops: float, of_a_run: bool = True) -> Interval:
         """The predicted loss, the median, at a size; of_a_run: of one run, whose interval holds the spread of sizes and seeds."""

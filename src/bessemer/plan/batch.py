@@ -56,10 +56,11 @@ def optimal_batches(parameters: float, tokens: float) -> dict[str, Advice]:
     }
 
 
-def critical_batches(parameters: float, tokens: float, loss: float | None = None) -> dict[str, Advice]:
+def critical_batches(parameters: float, tokens: float) -> dict[str, Advice]:
     """Tokens of the batch beyond which more data parallelism stops paying: where twice the fewest tokens are needed (Kaplan,
-    Power Lines), or a fifth more steps than in proportion (Zhang). loss: reached in the end; None: as Kaplan's law has it."""
-    reached = kaplan_loss(parameters, tokens) if loss is None else loss
+    Power Lines), or a fifth more steps than in proportion (Zhang). The loss
+    that is reached is that of Kaplan's law."""
+    reached = kaplan_loss(parameters, tokens)
     # Zhang's law in millions of tokens: only so does it meet the two other fits of the same paper, 93.20 N^0.47 along 20 tokens a
     # parameter (22.91 20^0.47 = 93.7) and 621.341 N^0.087 at 3.072B tokens (N in millions; sections 3.2 and 3.3). Power Lines: of
     # the fewest tokens that reach the loss; the planned ones stand for them, which are close to it well under the critical batch
@@ -124,11 +125,11 @@ class BatchOutlook:
     doubled: Trade
 
 
-def batch_outlook(parameters: float, tokens: float, batch: float, loss: float | None = None) -> BatchOutlook:
+def batch_outlook(parameters: float, tokens: float, batch: float) -> BatchOutlook:
     """Judge a batch of `batch` tokens. small: under a tenth of the middle critical batch, where devices could be added at no cost
     in tokens; efficient: up to it; near critical: above it, but not by every law; beyond critical: by every law more than half
     of the tokens are spent on speed."""
-    critical = critical_batches(parameters, tokens, loss)
+    critical = critical_batches(parameters, tokens)
     values = sorted(each.value for each in critical.values())
     middle = values[len(values) // 2]
     return BatchOutlook(

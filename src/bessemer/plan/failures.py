@@ -69,15 +69,10 @@ def exact_time(
 ) -> float:
     """Expected time over the time without failures and checkpoints: (mu + D) e^(R / mu) (e^(T / mu) - 1) / (T - C), which
     counts failures during checkpoints and recoveries too (Aupy et al. 2013, section 3); infinite beyond what a double holds."""
-    exponent = (recovery + interval) / mtbf_seconds
-    if exponent > 700:
+    if (recovery + interval) / mtbf_seconds > 700:
         return math.inf
-    return (
-        (mtbf_seconds + downtime)
-        * math.exp(recovery / mtbf_seconds)
-        * math.expm1(interval / mtbf_seconds)
-        / (interval - cost)
-    )
+    growth = (mtbf_seconds + downtime) * math.exp(recovery / mtbf_seconds) * math.expm1(interval / mtbf_seconds)
+    return growth / (interval - cost)
 
 
 def waste(interval: float, mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
@@ -85,16 +80,15 @@ def waste(interval: float, mtbf_seconds: float, cost: float, downtime: float = 0
     return 1.0 - 1.0 / exact_time(interval, mtbf_seconds, cost, downtime, recovery)
 
 
-def waste_curve(
-    mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0, points: int = 61
-) -> list[tuple[float, float]]:
+CURVE_POINTS = 61
+
+
+def waste_curve(mtbf_seconds: float, cost: float, downtime: float, recovery: float) -> list[tuple[float, float]]:
     """(interval, waste) from a tenth of the optimum, or just above the cost, to ten times it, evenly by ratio."""
     best = optimal(mtbf_seconds, cost)
     low = max(best / 10, cost * 1.01)
-    return [
-        (at, waste(at, mtbf_seconds, cost, downtime, recovery))
-        for at in (low * (10 * best / low) ** (i / (points - 1)) for i in range(points))
-    ]
+    intervals = (low * (10 * best / low) ** (i / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS))
+    return [(at, waste(at, mtbf_seconds, cost, downtime, recovery)) for at in intervals]
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,6 @@ class PlanInterval:
         """In another unit, or of so many."""
         return PlanInterval(self.planned * factor, self.low * factor, self.expected * factor, self.high * factor)
 
-    def to_list(self) -> list[float]:
-        """Both ends."""
-        return [self.low, self.high]
-
 
 @dataclass(frozen=True)
 class Evidence:

@@ -254,7 +254,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
             **{name: one.expected for name, one in whole.items()},
             "energy_megawatt_hours": energy,
         },
-        "interval_80": {name: one.to_list() for name, one in out.intervals.items()},
+        "interval_80": {name: [one.low, one.high] for name, one in out.intervals.items()},
         "expected_step_seconds": out.intervals["step_seconds"].expected,
         "device_hours_by_part": {
             name: {"device_hours": seconds / money.HOUR * out.job.cluster.devices, "source": SOURCES[name]}

@@ -153,11 +153,14 @@ def _laid(lengths: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]
     return [(name, start, end) for (name, _), (start, end) in zip(lengths, pairwise(ends), strict=True)]
 
 
-def loss_surface(parameters: float, tokens: float, points: int = 41, decades: float = 1.5) -> dict[str, Any]:
-    """The loss `decades` powers of ten around a plan on both axes, loss[i][j] at tokens[i] and parameters[j]; lines of equal
+DECADES = 1.5
+
+
+def loss_surface(parameters: float, tokens: float, points: int = 41) -> dict[str, Any]:
+    """The loss DECADES powers of ten around a plan on both axes, loss[i][j] at tokens[i] and parameters[j]; lines of equal
     compute, one of them through the plan; the laws' optimal lines; known models nearby."""
     across, up = (
-        [10.0 ** (math.log10(centre) - decades + 2 * decades * i / (points - 1)) for i in range(points)]
+        [10.0 ** (math.log10(centre) - DECADES + 2 * DECADES * i / (points - 1)) for i in range(points)]
         for centre in (parameters, tokens)
     )
     flops = laws.FLOPS_PER_PARAMETER_TOKEN * parameters * tokens

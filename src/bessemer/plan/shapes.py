@@ -144,18 +144,15 @@ def default_vocabulary(parameters: float) -> int:
     return next(ids for least, ids in VOCABULARIES.items() if parameters >= least)
 
 
-def by_parameters(parameters: float, vocabulary: int, sequence_length: int, family: str = "llama") -> ModelConfig:
+def by_parameters(parameters: float, vocabulary: int, sequence_length: int) -> ModelConfig:
     """The shape by rule, its own count within 2% of `parameters`. Embeddings are tied below 4e9 parameters, where the output
     matrix would otherwise take the place of layers. Raises InputError where no shape has so few."""
     if vocabulary < 1 or sequence_length < 1:
         raise InputError(f"a vocabulary of {vocabulary} and sequences of {sequence_length}: both must be above zero")
-    if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=1) or list(FAMILIES)
-        raise InputError(f"model.family: {family!r} is not known; did you mean {near[0]!r}?")
     aspect = min(max(ASPECT * (parameters / 1e9) ** math.log10(LARGE_ASPECT / ASPECT), ASPECT), LARGE_ASPECT)
     best: tuple[float, ModelConfig] | None = None
     for layers in (*range(1, 12), *range(12, MOST_LAYERS + 1, 2)):
-        for config in _of_depth(layers, parameters, vocabulary, sequence_length, family):
+        for config in _of_depth(layers, parameters, vocabulary, sequence_length):
             off = abs(math.log(config.parameters / parameters))
             bent = abs(math.log(config.mlp_width / default_mlp_width(config.width, config.gated)))
             score = abs(math.log(config.width / layers / aspect)) + bent + 10 * off
@@ -179,14 +176,12 @@ def _no_shape(parameters: float, vocabulary: int) -> str:
     )
 
 
-def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int, family: str) -> list[ModelConfig]:
+def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: int) -> list[ModelConfig]:
     """The widths of a depth within the flat valley that come near a count, their MLPs adjusted to meet it."""
-    found, options = [], FAMILIES[family].options
+    found, options = [], FAMILIES["llama"].options
     for width in _widths(layers):
-        if (
-            not 8 * layers * width**2 < parameters * 1.5
-            or 24 * layers * width**2 + 2 * vocabulary * width < parameters / 1.5
-        ):
+        least, most = 8 * layers * width**2, 24 * layers * width**2 + 2 * vocabulary * width
+        if not least < parameters * 1.5 or most < parameters / 1.5:
             continue  # far from the count whatever the MLP
         head_dim = 32 if width < 256 else 64 if width <= 1024 else 128
         heads = max(width // head_dim, 1)

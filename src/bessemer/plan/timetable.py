@@ -4,7 +4,7 @@ Times are in time-steps: one is a stage's forward of a micro-batch unless `Durat
 rank, stages are 1/v as deep, so time-steps of schedules with different v compare after division by v; utilisation as it is.
 
 `pipeline_seconds` gives the time of a step's micro-batches through a pipeline: closed forms where they are the schedule's own
-time, and its action list simulated elsewhere; times in seconds, of each of the p x v stages for a micro-batch; send: of a result.
+time, and its action list simulated elsewhere; times in seconds, of each of the p x v stages for a micro-batch.
 """
 
 from __future__ import annotations
@@ -166,9 +166,9 @@ def _needs(action: Action, stages: int) -> Iterator[tuple[int, str]]:
 
 
 def pipeline_seconds(
-    name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float
-) -> float:  # fmt: skip
-    """Seconds from the first forward to the last backward.
+    name: str, ranks: int, virtual: int, micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]
+) -> float:
+    """Seconds from the first forward to the last backward; sends keep the stages busy, and count with them.
 
     GPipe: the forwards and then the backwards, each a flow through stages in order. 1F1B: see `_seconds_1f1b`. Interleaved: the
     slowest rank's stages together, with the way down and up 1/v as long (Narayanan et al. 2021, section 2.2). ZB-V, DualPipeV:
@@ -177,17 +177,15 @@ def pipeline_seconds(
     if ranks == 1:
         return micro_batches * (sum(forward) + sum(backward))
     if name == "gpipe":
-        ways = 2 * send * (ranks - 1)
-        return sum(forward) + sum(backward) + (micro_batches - 1) * (max(forward) + max(backward)) + ways
+        return sum(forward) + sum(backward) + (micro_batches - 1) * (max(forward) + max(backward))
     if name == "1f1b":
-        return _seconds_1f1b(micro_batches, forward, backward, send)
+        return _seconds_1f1b(micro_batches, forward, backward)
     if name == "interleaved":
         by_rank = [sum(forward[rank::ranks]) + sum(backward[rank::ranks]) for rank in range(ranks)]
-        ways = (sum(by_rank) - max(by_rank)) / virtual + 2 * send * (ranks - 1)
-        return micro_batches * max(by_rank) + ways
+        return micro_batches * max(by_rank) + (sum(by_rank) - max(by_rank)) / virtual
     one = sum(forward) / len(forward)
     ratio = round(sum(backward) / sum(forward), 1)
-    idle = _idle(name, ranks, micro_batches, ratio, round(send / one, 2))
+    idle = _idle(name, ranks, micro_batches, ratio)
     by_rank = [
         sum(forward[stage] + backward[stage] for stage in stage_ids_of_rank(name, rank, ranks, virtual))
         for rank in range(ranks)
@@ -195,7 +193,7 @@ def pipeline_seconds(
     return micro_batches * max(by_rank) + idle * one
 
 
-def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...], send: float) -> float:
+def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tuple[float, ...]) -> float:
     """1F1B: the stage that takes longest with all that it waits for.
 
     Stage k first waits for the first forward of those before it, and its last backward has to pass them. It sends w = p - 1 - k
@@ -207,19 +205,19 @@ def _seconds_1f1b(micro_batches: int, forward: tuple[float, ...], backward: tupl
     before, total, stages, longest = 0.0, sum(whole), len(whole), 0.0
     for k, (one, other) in enumerate(zip(forward, backward, strict=True)):
         ahead = stages - 1 - k
-        behind = total - before - whole[k] + 2 * send * ahead
-        through = total + 2 * send * (stages - 1) + (micro_batches - 1) * whole[k]
+        behind = total - before - whole[k]
+        through = total + (micro_batches - 1) * whole[k]
         if micro_batches > ahead:
             waits = max(behind - ahead * one, 0.0) + max(behind - ahead * other, 0.0)
-            through = min(through, before + 2 * send * k + micro_batches * whole[k] + waits)
+            through = min(through, before + micro_batches * whole[k] + waits)
         longest = max(longest, through)
         before += whole[k]
     return longest
 
 
 @lru_cache(maxsize=512)
-def _idle(name: str, ranks: int, micro_batches: int, ratio: float, send: float) -> float:
+def _idle(name: str, ranks: int, micro_batches: int, ratio: float) -> float:
     """Forwards of one stage that a schedule takes beyond a rank's work. In its steady state a further micro-batch adds none, so
     that no more than 4 p micro-batches are simulated."""
     enough = min(micro_batches, 4 * ranks)
-    return simulate(generate(name, ranks, enough), Durations(1.0, ratio, send)).timesteps - enough * 2 * (1.0 + ratio)
+    return simulate(generate(name, ranks, enough), Durations(1.0, ratio)).timesteps - enough * 2 * (1.0 + ratio)

@@ -93,7 +93,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     # The slowest of n devices lies sqrt(2 ln n) standard deviations behind (the expected largest of n normal numbers).
     devices = job.cluster.devices
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
-    alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward), 0.0)
+    alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward))
     by_rank = [
         sum(forward[s] + backward[s] for s in stage_ids_of_rank(layout.schedule, rank, ranks, virtual))
         for rank in range(ranks)

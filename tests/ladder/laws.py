@@ -1,0 +1,34 @@
+"""Laws of loss with published or chosen numbers, to draw runs from and to compare fits with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bessemer.ladder.fit import Array, BestFit
+
+
+@dataclass(frozen=True)
+class Law:
+    """constant: E, the loss that no size and no data lower further; coefficients, exponents: (T,) of the powers."""
+
+    constant: float
+    coefficients: tuple[float, ...]
+    exponents: tuple[float, ...]
+
+    def loss(self, *sizes: npt.ArrayLike) -> Array:
+        """Nats a token at these sizes: parameters and tokens on a surface, FLOPs on a line."""
+        total = np.asarray(self.constant, dtype=np.float64)
+        for size, coefficient, exponent in zip(sizes, self.coefficients, self.exponents, strict=True):
+            total = total + coefficient * np.asarray(size, dtype=np.float64) ** -exponent
+        return np.asarray(total)
+
+    @classmethod
+    def of(cls, found: BestFit) -> Law:
+        """A fit as a law of the sizes themselves."""
+        powers, row = len(found.centre), found.parameters
+        exponents = row[1 + powers :]
+        coefficients = np.exp(row[1 : 1 + powers] + exponents * found.centre)
+        return cls(float(np.exp(row[0])), tuple(coefficients.tolist()), tuple(exponents.tolist()))
