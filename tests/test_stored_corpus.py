@@ -7,16 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from bessemer import store_path
 from bessemer.cli import run_command
-from bessemer.corpus import worker
+from bessemer.corpus import publish, worker
 from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.quality.sample import example_files
 from bessemer.errors import InputError
 from bessemer.run import RunFolder, read_json
+from bessemer.store_path import StorePath
 from bessemer.tokens import build, documents, ledger, tasks
 from tests.corpus.object_store import Store
 
@@ -83,6 +85,58 @@ def test_its_tokens_are_those_of_a_disk(
     ]
     assert not copied, "documents that are in a store were copied to it"
     assert len(left(bucket)) == 1
+
+
+def test_files_of_others_are_no_part_of_it(
+    command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, run = RunFolder(prepared / "runs" / "small"), RunFolder(tmp_path / "runs" / "small")
+    command("corpus")
+    (place,) = (bucket.folder / "b" / name for name in left(bucket))
+    before = read_json(run.corpus / "stage.json")
+    shutil.rmtree(run.path)
+    place.unlink()
+    documents_there = place.parent / "documents"
+    row = {name: ["ab" * 16] for name in pq.read_schema(next(documents_there.glob("*.parquet"))).names}
+    pq.write_table(pa.table(row), documents_there / "part-00003.parquet")
+    (documents_there / "part-00007.parquet").write_bytes(b"junk")
+    (documents_there / "notes.txt").write_text("mine")
+    (place.parent / "index" / "documents-other.idx").write_bytes(b"junk")
+    said = command("corpus")
+    assert "4 files there that this run did not write (documents/notes.txt, documents/part-00003.parquet" in said
+    assert read_json(run.corpus / "stage.json") == before
+    assert (documents_there / "part-00003.parquet").exists() and (documents_there / "notes.txt").read_text() == "mine"
+    command("tokens")
+    assert tokens_of(run) == tokens_of(whole)
+    assert ledger.known(run.corpus, ["ab" * 16]) == {}
+    assert {path.name for path in earlier_files(run.path)} == {path.name for path in earlier_files(whole.path)}
+
+
+def test_files_of_others_in_the_work_folder_are_not_read(
+    command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, run = RunFolder(prepared / "runs" / "small"), RunFolder(tmp_path / "runs" / "small")
+
+    def put_beside(folder: Path) -> dict[str, int]:
+        (folder / "documents" / "part-00009.parquet").write_bytes(b"junk")
+        return store_path.stage_outputs(folder)
+
+    monkeypatch.setattr(publish, "stage_outputs", put_beside)
+    command("corpus", 'corpus.work="s3://b/work"')
+    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
+    shutil.copytree(whole.corpus, tmp_path / "runs" / "other" / "corpus")
+    other, open_stored = RunFolder(tmp_path / "runs" / "other"), tasks.open_stored
+
+    def opened(*given: Any) -> StorePath:
+        folder = open_stored(*given)
+        (folder / "documents" / "part-00000.parquet").write_bytes(b"junk")
+        (folder / "documents" / "part-00009.parquet").write_bytes(b"junk")
+        return folder
+
+    monkeypatch.setattr(tasks, "open_stored", opened)
+    for name in ("small", "other"):
+        command("tokens", 'corpus.work="s3://b/work"', f'run.name="{name}"')
+    assert tokens_of(run) == tokens_of(other) == tokens_of(whole)
 
 
 def test_a_store_that_does_not_answer_and_one_that_has_lost_it(command: Any, tmp_path: Path, bucket: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -188,6 +189,25 @@ def sizes(folder: StorePath) -> dict[str, int]:
         found = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=True))
     rows = {str(info.path).removeprefix(f"{inner}/"): int(info.size) for info in found if info.is_file}
     return dict(sorted(rows.items()))
+
+
+def stage_outputs(stage: Path) -> dict[str, int]:
+    """The size of each file that a folder with a receipt consists of, here or in a store, by its path there; whatever else lies
+    there is no part of it. Empty for a local folder without a receipt; BessemerError for one of a store."""
+    if not isinstance(stage, StorePath):
+        return dict(stage_facts(stage).get("outputs", {}))
+    try:
+        return dict(json.loads((stage / STAGE_FILE).read_bytes())["outputs"])
+    except FileNotFoundError:
+        raise BessemerError(f"{stage}: its {STAGE_FILE} is gone, so it is not complete; build it again") from None
+
+
+def stage_files(stage: Path, folder: str) -> list[Path]:
+    """The files of a stage in one of its folders, sorted (`stage_outputs`); of a local one without a receipt: all there."""
+    outputs = stage_outputs(stage)
+    if not outputs:
+        return sorted((stage / folder).iterdir())
+    return sorted(stage / name for name in outputs if name.startswith(f"{folder}/"))
 
 
 def published_folder(stage: Path) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
-from bessemer.store_path import opened
+from bessemer.store_path import opened, stage_files
 
 MAGIC = b"BSMRDOC1"
 RECORD = struct.Struct("<16sIII")
@@ -60,7 +60,7 @@ def shifted(raw: bytes, first_part: int) -> bytes:
 
 def find(corpus: Path, identity: str) -> IndexEntry | None:
     """The row of a document or reject; None for an unknown identity. Raises BessemerError for a damaged index."""
-    return _find(sorted((corpus / "index").iterdir()), identity)
+    return _find(stage_files(corpus, "index"), identity)
 
 
 def _find(files: Sequence[Path], identity: str) -> IndexEntry | None:
@@ -95,7 +95,7 @@ def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -
     import pyarrow.parquet as pq
 
     groups: dict[tuple[str, int, int], dict[str, int]] = {}
-    files = sorted((corpus / "index").iterdir())
+    files = stage_files(corpus, "index")
     for identity in dict.fromkeys(identities):
         if (entry := _find(files, identity)) is not None:
             groups.setdefault((entry.kind, entry.part, entry.row_group), {})[identity] = entry.row

@@ -179,7 +179,7 @@ def _build(
     _check_not_empty(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), publishing(run, inputs, corpus.publish) as (staged, place):
-        assemble(tasks, sorted(funnels), place)
+        written = assemble(tasks, sorted(funnels), place)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
         if repeats:
@@ -193,7 +193,7 @@ def _build(
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
             write_json(staged / CONTENTS, files)
         if isinstance(place, StorePath):
-            kept |= end_publishing(place, inputs)
+            kept |= end_publishing(place, inputs, written)
         mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 

@@ -29,7 +29,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import band_part, is_banded
-from bessemer.store_path import StorePath, copy_files, each, writing
+from bessemer.store_path import StorePath, copy_files, each, stage_outputs, writing
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -236,29 +236,39 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return powers
 
 
-def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) -> None:
-    """Merge the buckets' parts and indexes below `place`, a folder here or in a store: documents/, rejected/, index/.
+def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) -> dict[str, int]:
+    """Merge the buckets' parts and indexes below `place`, a folder here or in a store: documents/, rejected/, index/. Returns the
+    size of each file, by its path there.
 
     tasks: in the order of their sources. The buckets stay complete.
     """
+    written: dict[str, int] = {}
+    outputs = list(each(stage_outputs, [task.folder for task in tasks]))
     if not isinstance(place, StorePath):
         for name in ("index", *WRITTEN_COLUMNS):
             (place / name).mkdir()
     for kind, columns in WRITTEN_COLUMNS.items():
-        parts = list(each(lambda folder: sorted(folder.iterdir()), [task.folder / kind for task in tasks]))
+        parts = [
+            [(task.folder / name, sizes[name]) for name in sorted(sizes) if name.startswith(f"{kind}/")]
+            for task, sizes in zip(tasks, outputs, strict=True)
+        ]
         first_part = [0, *accumulate(map(len, parts))]
         raw = each(lambda path: path.read_bytes(), [task.folder / f"{kind}.idx" for task in tasks])
         indexes = zip(first_part, raw, strict=False)
         by_source = {name: list(some) for name, some in groupby(tasks, lambda task: task.bucket.source)}
         for source in sources:
-            with writing(index.index_file(place, kind, source)) as file:
-                file.write(index.MAGIC)
+            path = index.index_file(place, kind, source)
+            with writing(path) as file:
+                size = file.write(index.MAGIC)
                 for _ in by_source.get(source, ()):
                     num_before, records = next(indexes)
-                    file.write(index.shifted(records, num_before))
+                    size += file.write(index.shifted(records, num_before))
+            written[str(path.relative_to(place))] = size
         ordered = [part for some in parts for part in some]
-        copy_files([(part, place / kind / part_name(number)) for number, part in enumerate(ordered)])
+        copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
+        written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
         if not ordered:  # at least one part, so that a reader finds the columns
             empty = io.BytesIO()
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
-            (place / kind / part_name(0)).write_bytes(empty.getvalue())
+            written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
+    return written

@@ -52,7 +52,7 @@ from bessemer.run import (
 )
 from bessemer.storage import answering, require_writable
 from bessemer.store_path import STORED_AT, StorePath
-from bessemer.terminal import warn
+from bessemer.terminal import counted, warn
 
 TEMPORARY = ".tmp"
 BEGUN = "begun"  # of a work folder in a store
@@ -170,16 +170,22 @@ def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
     return place
 
 
-def end_publishing(place: StorePath, inputs: str, wanted: dict[str, int] | None = None) -> dict[str, Any]:
+def end_publishing(place: StorePath, inputs: str, written: dict[str, int]) -> dict[str, Any]:
     """Mark the folder in a store as complete; returns what the stage's own receipt says of it.
 
-    wanted: the sizes of its files; None: of those that are there. Raises BessemerError for a file that is not there as a whole.
+    written: the sizes of its files. Others that lie there are no part of the stage, and warned of. Raises BessemerError for a
+    file that is not there as a whole.
     """
-    there = store_path.sizes(place)
-    stored = there if wanted is None else wanted
+    there, stored = store_path.sizes(place), dict(sorted(written.items()))
     for name in (name for name, size in stored.items() if there.get(name) != size):
         raise BessemerError(
             f"{place / name}: missing, or not of the {stored[name]} bytes that were written; write it again"
+        )
+    if others := sorted(there.keys() - stored.keys() - {STAGE_FILE}):
+        names = ", ".join([*others[:3], *(["..."] if len(others) > 3 else [])])
+        warn(
+            f"{place}: {counted(len(others), 'file')} there that this run did not write ({names}): left alone and not read; the "
+            "folder is removed as a whole when it is replaced, so move what you need"
         )
     (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
     return {STORED_AT: str(place), "stored": stored}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bessemer.corpus.conversation import contents
 from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
-from bessemer.store_path import each, opened
+from bessemer.store_path import each, opened, stage_files
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
 
 
 def part_files(corpus: Path) -> list[Path]:
-    """The files of the documents, in their order; of a disk or of a store."""
-    return sorted(path for path in corpus.iterdir() if path.suffix == ".parquet")
+    """The files of the documents, in their order; of a disk or of a store. What else lies there is not read."""
+    return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
 def _metadata(path: Path) -> Any:

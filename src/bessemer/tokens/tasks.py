@@ -3,7 +3,7 @@
     WORK/counted/000012/            bytes of text by source in some row groups of a part file of the corpus
     WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
     WORK/context.pickle             what all tasks need
-    WORK/documents/                 the part files of the corpus, where WORK is in a store
+    WORK/documents/, stage.json     the part files of the corpus, and which they are, where WORK is in a store
     WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
     WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
 
@@ -15,6 +15,7 @@ WORK lies in the run folder, or where the tasks of the corpus exchange their fil
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from collections import Counter
@@ -32,7 +33,8 @@ from bessemer.corpus.work import CorpusTask, open_stored, write_file
 from bessemer.environment import num_cores
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
-from bessemer.store_path import StorePath, copy_files, each, opened
+from bessemer.run import STAGE_FILE
+from bessemer.store_path import StorePath, copy_files, each, opened, sizes
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
@@ -72,10 +74,13 @@ def exchange_of(recipe: Recipe, stage: Path, inputs: str, corpus: Path, work: Pa
     stored = open_stored(stage, inputs, recipe.corpus.work)
     if isinstance(corpus, StorePath):
         return corpus, stored
-    text = stored / "documents"
-    there = {path.name for path in text.iterdir()}  # files appear there as a whole
-    copy_files([(path, text / path.name) for path in documents.part_files(corpus) if path.name not in there])
-    return text, stored
+    there, files = sizes(stored / corpus.name), {path: path.stat().st_size for path in documents.part_files(corpus)}
+    copy_files(
+        [(path, stored / corpus.name / path.name) for path, size in files.items() if there.get(path.name) != size]
+    )
+    outputs = {f"{corpus.name}/{path.name}": size for path, size in files.items()}
+    write_file(stored / STAGE_FILE, json.dumps({"inputs": inputs, "outputs": outputs}))  # which files are to be read
+    return stored / corpus.name, stored
 
 
 def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from bessemer.errors import InputError
 from bessemer.recipe import Dedup
-from bessemer.store_path import local_copy, opened, published_folder
+from bessemer.store_path import local_copy, opened, published_folder, stage_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,10 +212,13 @@ class ParquetPart:
 def earlier_files(folder: str | Path) -> list[Path]:
     """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
     root = Path(folder)
-    for place in (published_folder(root / "corpus") / "documents", published_folder(root) / "documents", root):
-        found = sorted(path for path in place.iterdir() if path.suffix == ".parquet") if place.is_dir() else []
-        if found:
-            return found
+    for stage in (published_folder(root / "corpus"), published_folder(root)):
+        if (stage / "documents").is_dir():
+            found = [path for path in stage_files(stage, "documents") if path.suffix == ".parquet"]
+            if found:
+                return found
+    if found := sorted(root.glob("*.parquet")):
+        return found
     raise InputError(
         f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
         "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
