@@ -186,7 +186,13 @@ def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | Non
 def filesystem(url: str, source: Source) -> tuple[Any, str]:
     """Arrow's file system for a URL, and the path in it. InputError when a library for it is not installed."""
     scheme, _, path = url.partition("://")
-    return arrow_filesystem(scheme, source.anonymous, source.endpoint), path
+    return arrow_filesystem(scheme, source.anonymous, source.endpoint or environment_endpoint(scheme)), path
+
+
+def environment_endpoint(scheme: str) -> str | None:
+    """The address that the environment gives for the stores of a scheme, as the tools of AWS read it; None: the provider's own."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return endpoint if scheme == "s3" else None
 
 
 def open_filesystem(place: str) -> tuple[Any, str]:
@@ -196,9 +202,8 @@ def open_filesystem(place: str) -> tuple[Any, str]:
 
     if not is_remote(place):
         return fs.LocalFileSystem(), os.path.expanduser(place)
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     scheme, _, path = place.partition("://")
-    return arrow_filesystem(scheme, False, endpoint if scheme == "s3" else None), path
+    return arrow_filesystem(scheme, False, environment_endpoint(scheme)), path
 
 
 def make_folder(place: str) -> None:

@@ -25,8 +25,8 @@ from tests.corpus.object_store import Store, store
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "ENDPOINT_URL", "ENDPOINT_URL_S3"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with store(tmp_path / "store") as running:
         yield running
@@ -74,6 +74,19 @@ def test_folders_globs_and_files(bucket: Store, tmp_path: Path, scheme: str) -> 
     (file,) = find(source(bucket, f"{scheme}://b/x/a.jsonl"))
     size = (bucket.folder / "b/x/a.jsonl").stat().st_size
     assert file == File(f"{scheme}://b/x/a.jsonl", f"{scheme}://b/x/a.jsonl", size, 1714979289 * 10**9)
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_without_an_endpoint_of_its_own_a_source_follows_the_environment(
+    bucket: Store, tmp_path: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bucket, "b/x/a.jsonl", lines("one", "two"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv(variable, bucket.endpoint)
+    of = source(bucket, "s3://b/x", endpoint=None)
+    assert [record.text for record in records(of, tmp_path)] == ["one", "two"]
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    assert [record.text for record in records(source(bucket, "s3://b/x"), tmp_path / "own")] == ["one", "two"]
 
 
 def test_every_format(bucket: Store, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
     except Exception as error:  # the hub's client has errors of its own kinds
         raise InputError(
             f"{where}: {pattern} cannot be listed: {storage.redacted(error)}; check the URL, the credentials of the "
-            "environment, and the source's keys anonymous and endpoint"
+            "environment, and the source's keys anonymous and endpoint (left out, s3:// follows AWS_ENDPOINT_URL)"
         ) from None
 
 
