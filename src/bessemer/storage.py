@@ -190,7 +190,7 @@ def filesystem(url: str, source: Source) -> tuple[Any, str]:
 
 
 def environment_endpoint(scheme: str) -> str | None:
-    """The address that the environment gives for the stores of a scheme, as the tools of AWS read it; None: the provider's own."""
+    """The address that the environment gives for the stores of a scheme, as the tools of AWS do; None: the provider's own."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return endpoint if scheme == "s3" else None
 
