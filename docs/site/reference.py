@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
 MODULES = {
     "recipe": ("schema", "load", "keys", "batches"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
-    "model": ("config", "transformer", "attention", "loss", "generation"),
+    "model": ("config", "transformer", "attention", "generation"),
     "train": ("loop", "trainer", "task", "learning_rate", "cross_entropy", "session", "diagnose"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "checkpoint": ("protocol", "format", "retention", "mirror"),

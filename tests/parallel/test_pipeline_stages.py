@@ -23,10 +23,9 @@ from bessemer.layout.validity import require_micro_batches
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.kernels import linear
-from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import build_model, initial_tensor, meta_model
 from bessemer.parallel import pipeline
-from bessemer.parallel.context import LocalBatch
+from bessemer.parallel.context import LocalBatch, MicroBatchLoss
 from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.parallel.mesh import MESH_AXES, ProcessMesh, join
 from bessemer.parallel.pipeline import Pipeline, Stage, keep_stages, stage_model
@@ -103,12 +102,13 @@ def alone(
     starts = [None] * parts if starts_BT is None else starts_BT.chunk(parts)
     found, scores = [], []
     for inputs, targets, start in zip(inputs_BT.chunk(parts), targets_BS.chunk(parts), starts, strict=True):
+        batch = LocalBatch(inputs, targets)
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            outcome = task.loss(model, model(inputs, task.documents(inputs, start)), inputs, targets)
+            outcome = task.loss(model, model(inputs, task.documents(inputs, start)), batch)
         (outcome.total / int((targets_BS >= 0).sum()) * 4.0).backward()
         found.append(MicroBatchLoss(outcome.total.detach(), outcome.nats_B, outcome.correct_B))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            scores.append(task.score(model, model(inputs, task.documents(inputs, start)), inputs, targets))
+            scores.append(task.score(model, model(inputs, task.documents(inputs, start)), batch))
     return found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, scores
 
 

@@ -19,6 +19,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.parallel.collectives import RankGroup, VocabularyShard, scatter_tokens
+from bessemer.parallel.context import LocalBatch
 from bessemer.parallel.mesh import ProcessMesh, join
 from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension
 from bessemer.recipe import Parallel, parse
@@ -81,7 +82,8 @@ def step(model: Transformer, task: Task, inputs: Tensor, targets: Tensor) -> tup
     total, nats = 0.0, []
     for part in range(2):
         mine = slice(part * ROWS // 2, (part + 1) * ROWS // 2)
-        found = task.loss(model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine])
+        batch = LocalBatch(inputs[mine], targets[mine])
+        found = task.loss(model, model(inputs[mine], task.documents(inputs[mine])), batch)
         (found.total / int((targets >= 0).sum())).backward()
         total += float(found.total.detach().double())
         nats.append(found.nats_B)
@@ -125,7 +127,7 @@ def differences(mesh: ProcessMesh, case: dict[str, Any], dtype: torch.dtype) -> 
         if not wanted.labels:
             found["logits"] = float((model.head.logits(hidden) - alone.head.logits(expected)).abs().max())
         (_, guess), (_, guess_alone) = (
-            task.score(m, h, inputs, targets) for m, h in ((model, hidden), (alone, expected))
+            task.score(m, h, LocalBatch(inputs, targets)) for m, h in ((model, hidden), (alone, expected))
         )
         assert guess is None or torch.equal(guess, guess_alone)
     return found
@@ -209,9 +211,8 @@ def with_fsdp(layout: Parallel, names: list[str]) -> dict[str, dict[str, float]]
         total = torch.zeros((), dtype=torch.float64)
         for row in (mesh.data_rank, mesh.data_rank + 2):  # two micro-batches of one row
             mine = slice(row, row + 1)
-            loss = task.loss(
-                model, model(inputs[mine], task.documents(inputs[mine])), inputs[mine], targets[mine]
-            ).total
+            batch = LocalBatch(inputs[mine], targets[mine])
+            loss = task.loss(model, model(inputs[mine], task.documents(inputs[mine])), batch).total
             (loss / int((targets >= 0).sum())).backward()
             total += loss.detach()
         torch.distributed.all_reduce(total, group=mesh.group("shard"))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bessemer.model.loss import MicroBatchLoss
+from bessemer.parallel.context import MicroBatchLoss
 from bessemer.train import engine as module
 from bessemer.train.engine import accumulate, runs_two_at_a_time
 from tests.train.test_trainer import batch, gradient, trainer_of

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bessemer.model.transformer import build_model
+from bessemer.parallel.context import LocalBatch
 from bessemer.recipe import load, parse
 from bessemer.tokens.held_out import held_out_samples
 from bessemer.tokens.loader import loader_of
@@ -48,7 +49,8 @@ def test_packed_documents_have_the_losses_they_have_alone(tmp_path: Path, packin
     for split in loader.sources:
         inputs, targets, starts, real = split.rows(np.arange(len(split.pack)))
         inputs_BT, targets_BT, starts_BT = map(torch.from_numpy, (inputs, targets, starts))
-        nats_BT, _ = trainer.task.score(trainer.model, trainer.hidden(inputs_BT, starts_BT), inputs_BT, targets_BT)
+        batch = LocalBatch(inputs_BT, targets_BT)
+        nats_BT, _ = trainer.task.score(trainer.model, trainer.hidden(inputs_BT, starts_BT), batch)
         for row in range(len(inputs)):
             begins = [*np.flatnonzero(starts[row]).tolist(), 24]
             assert (nats_BT[row, real[row] :] == 0).all()

@@ -199,14 +199,18 @@ class Transformer(nn.Module):
 
         masks: what is dropped, in training; None: nothing.
         """
-        length, device = tokens_BT.shape[1], tokens_BT.device
-        first = 0 if cache is None else cache.length
-        positions = torch.arange(first, first + length, device=device) if documents is None else documents.position_BT
+        positions = self.positions(tokens_BT, documents, 0 if cache is None else cache.length)
         x_BTD = self.run_blocks(self.embed(tokens_BT, positions, masks), positions, documents, cache, masks)
         hidden_BTD: Tensor = self.norm(x_BTD)
         if cache is not None:
-            cache.length += length
+            cache.length += tokens_BT.shape[1]
         return hidden_BTD
+
+    def positions(self, tokens_BT: Tensor, documents: Documents | None, first: int = 0) -> Tensor:
+        """Each token's position in its document, (T,) or (B, T). first: of the first token, where documents is None."""
+        if documents is not None:
+            return documents.position_BT
+        return torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
 
     def run_blocks(
         self, x_BTD: Tensor, positions: Tensor, documents: Documents | None, cache: Cache | None = None,

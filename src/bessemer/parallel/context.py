@@ -1,4 +1,5 @@
-"""Context parallelism: the ranks of a group share every sequence, each holding some of its tokens.
+"""A rank's tokens of a micro-batch and their loss; context parallelism: the ranks of a group share every sequence, each holding
+some of its tokens.
 
 Only attention mixes tokens: keys and values of the whole sequence are all-gathered, and each rank attends from its own
 queries. Sequences are sharded as in the Llama 3 report (Grattafiori et al. 2024, section 3.3.2): 2c chunks for c ranks, of
@@ -9,8 +10,8 @@ PyTorch's own `context_parallel` (torch.distributed.tensor.experimental, a proto
 attention mask, so no packed documents, no windows and no soft caps, and none of its kernels is for a CPU. Here CUDA uses
 FlexAttention with a block mask of (local queries, all keys), a CPU fused calls over pieces of documents.
 
-Shapes: B sequences, T tokens of a whole sequence, L of them on this rank, H query heads, G key/value heads, K width of a
-head, c ranks.
+Shapes: B sequences, T tokens of a whole sequence, L of them on this rank, S targets of a sequence: T, or 1 of a class, D width, H
+query heads, G key/value heads, K width of a head, c ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import AttentionFunction, Transformer
 from bessemer.parallel.collectives import RankGroup, all_gather, collective, require_divisible_tokens
 from bessemer.parallel.mesh import ProcessMesh
+from bessemer.recipe import Dropout
 
 
 def chunks_of(rank: int, num_ranks: int) -> tuple[int, int]:
@@ -141,8 +143,41 @@ class LocalBatch:
 
     inputs_BL: Tensor
     targets_BL: Tensor
-    documents: Documents | None
+    documents: Documents | None = None
     masks: DropoutMasks | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """total: sum of the losses over the targets of a micro-batch, differentiable until detached; nats_B: each sequence's
+    sum, detached; correct_B: correctly predicted targets of each sequence, where the objective counts them."""
+
+    total: Tensor
+    nats_B: Tensor
+    correct_B: Tensor | None = None
+
+    def detached(self) -> MicroBatchLoss:
+        """Without the graph of the backward pass."""
+        return MicroBatchLoss(self.total.detach(), self.nats_B.detach(), self.correct_B)
+
+
+class Objective(Protocol):
+    """The methods of `train.task.Task` that a model with its loss, or a pipeline stage, calls."""
+
+    def documents(self, inputs_BT: Tensor, starts_BT: Tensor | None = None) -> Documents | None: ...
+
+    def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss: ...
+
+    def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]: ...
+
+
+def read_batch(
+    mesh: ProcessMesh, task: Objective, rates: Dropout, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None,
+    dropout_B: Tensor | None,
+) -> LocalBatch:  # fmt: skip
+    """`local_batch` with the documents of the task, and masks by the key of each sequence; dropout_B: None for none."""
+    masks = None if dropout_B is None else DropoutMasks.from_sequences(rates, dropout_B, inputs_BT.shape[1])
+    return local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
 
 
 def local_batch(

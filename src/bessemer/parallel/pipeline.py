@@ -25,10 +25,9 @@ from torch.distributed.pipelining._backward import stage_backward
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import StageSpan, rank_of_stage
 from bessemer.layout.validity import require_micro_batches
-from bessemer.model.loss import MicroBatchLoss, Objective
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data
-from bessemer.parallel.context import LocalBatch
+from bessemer.parallel.context import LocalBatch, MicroBatchLoss, Objective
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import sum_tied_gradients, tie_group
 from bessemer.recipe import Parallel
@@ -130,19 +129,16 @@ class Stage(nn.Module):
         """
         with self.autocast():
             batch = self.local_batch(inputs_BT, targets_BS, starts_BT, dropout_B)
-            inputs_BL, targets_BL, documents = batch.inputs_BL, batch.targets_BL, batch.documents
-            if documents is None:
-                positions = torch.arange(inputs_BL.shape[1], device=inputs_BL.device)
-            else:
-                positions = documents.position_BT
+            inputs_BL, documents = batch.inputs_BL, batch.documents
+            positions = self.model.positions(inputs_BL, documents)
             x_BTD = self.model.embed(inputs_BL, positions, batch.masks) if self.span.has_embedding else x
             x_BTD = self.model.run_blocks(x_BTD, positions, documents, masks=batch.masks)
             if not self.span.has_head:
                 return x_BTD.contiguous()
             hidden_BTD: Tensor = self.model.norm(x_BTD)
             if scored:
-                return self.task.score(self.model, hidden_BTD, inputs_BL, targets_BL)
-            loss = self.task.loss(self.model, hidden_BTD, inputs_BL, targets_BL, batch.masks)
+                return self.task.score(self.model, hidden_BTD, batch)
+            loss = self.task.loss(self.model, hidden_BTD, batch)
         self.losses.append(loss.detached())
         return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
 

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model import casts
-from bessemer.model.dropout import DropoutMasks
-from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
 from bessemer.parallel import data, traffic
-from bessemer.parallel.context import gather_sequences, local_batch
+from bessemer.parallel.context import MicroBatchLoss, gather_sequences, read_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Dropout, Train
 from bessemer.tokens.held_out import HeldOut
@@ -87,14 +85,11 @@ class ModelWithLoss(nn.Module):
         """The fields of a MicroBatchLoss, or with `scored` the result of Task.score: FSDP2's hooks find tensors in plain
         tuples only."""
         with precisions.autocast(self.device.arithmetic, self.device.torch_device):
-            masks = (
-                None if dropout_B is None else DropoutMasks.from_sequences(self.dropout, dropout_B, inputs_BT.shape[1])
-            )
-            batch = local_batch(self.mesh, inputs_BT, targets_BS, self.task.documents(inputs_BT, starts_BT), masks)
+            batch = read_batch(self.mesh, self.task, self.dropout, inputs_BT, targets_BS, starts_BT, dropout_B)
             hidden_BTD = self.model(batch.inputs_BL, batch.documents, masks=batch.masks)
             if scored:
-                return self.task.score(self.model, hidden_BTD, batch.inputs_BL, batch.targets_BL)
-            loss = self.task.loss(self.model, hidden_BTD, batch.inputs_BL, batch.targets_BL, batch.masks)
+                return self.task.score(self.model, hidden_BTD, batch)
+            loss = self.task.loss(self.model, hidden_BTD, batch)
         return loss.total, loss.nats_B, loss.correct_B
 
 
@@ -224,12 +219,8 @@ def accumulate(
 
 
 def _accumulate_two(
-    losses: Sequence[Callable[[], MicroBatchLoss]],
-    parameters: Sequence[Tensor],
-    divisor: int,
-    factor: float,
-    threads: int,
-) -> list[MicroBatchLoss]:
+    losses: Sequence[Callable[[], MicroBatchLoss]], parameters: Sequence[Tensor], divisor: int, factor: float, threads: int
+) -> list[MicroBatchLoss]:  # fmt: skip
     """`accumulate` with two micro-batches at a time; at most NUM_WORKERS + 1 sets of gradients exist besides the sum: one is
     added while the next are computed."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]

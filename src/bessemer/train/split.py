@@ -20,7 +20,6 @@ from bessemer.layout import validity
 from bessemer.layout.pipeline_stages import StageSpan, stage_spans, stages_at
 from bessemer.model import attention
 from bessemer.model.config import ModelConfig
-from bessemer.model.dropout import DropoutMasks
 from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, tied
 from bessemer.parallel.dtensors import put
@@ -88,7 +87,7 @@ def build(
     """
     memory, layout, local_spans = memory or nullcontext(), mesh.layout, list[StageSpan]()
     if mesh.is_single:
-        model = model.to(device.torch_device, device.arithmetic.weights)
+        model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
     else:
         model = meta_model(model.config).to(device.arithmetic.weights)
         if model.config.is_tied:
@@ -149,14 +148,7 @@ def _pipelined(
     """The stages of this process, each wrapped by itself."""
     from bessemer.parallel.pipeline import Pipeline, Stage, stage_model
 
-    arithmetic, dropout = device.arithmetic, train.dropout
-
-    def read(
-        inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None, dropout_B: Tensor | None
-    ) -> context.LocalBatch:
-        masks = None if dropout_B is None else DropoutMasks.from_sequences(dropout, dropout_B, inputs_BT.shape[1])
-        return context.local_batch(mesh, inputs_BT, targets_BS, task.documents(inputs_BT, starts_BT), masks)
-
+    arithmetic, read = device.arithmetic, functools.partial(context.read_batch, mesh, task, train.dropout)
     autocast = functools.partial(precisions.autocast, arithmetic, device.torch_device)
     stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in local_spans]
     if mesh.layout.uses_fsdp:

@@ -22,11 +22,10 @@ from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.model.attention import Documents
 from bessemer.model.config import ModelConfig
-from bessemer.model.dropout import DropoutMasks
 from bessemer.model.huggingface.config import model_config, read_config
 from bessemer.model.kernels import upcast
-from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.context import LocalBatch, MicroBatchLoss
 from bessemer.recipe import Masking, Model, Recipe, Train
 from bessemer.tokens.gate import Gate
 from bessemer.tokens.held_out import HeldOut, held_out_samples
@@ -38,6 +37,7 @@ from bessemer.train.cross_entropy import Loss, chunked_cross_entropy
 
 MASKED, RANDOM = 0.8, 0.9  # below the first a hidden token becomes the mask token, below the second a random one
 Ids = npt.NDArray[np.int64]
+TargetLosses = tuple[Tensor, Tensor, Tensor | None]  # the differentiable total; nats and predictions by target, (B, S)
 
 
 @dataclass(frozen=True)
@@ -71,31 +71,22 @@ class Task:
             else Documents.from_starts(starts_BT)
         )
 
-    def loss(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor,
-        masks: DropoutMasks | None = None,
-    ) -> MicroBatchLoss:  # fmt: skip
+    def loss(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> MicroBatchLoss:
         """Cross-entropy over the targets that count (>= 0), with the recipe's z-loss and label smoothing."""
-        total, nats_BS, predicted_BS = self._losses(model, hidden_BTD, inputs_BT, targets_BS, masks, scored=False)
-        correct_B = None if predicted_BS is None else (predicted_BS == targets_BS)[:, 0]
+        total, nats_BS, predicted_BS = self._losses(model, hidden_BTD, batch, scored=False)
+        correct_B = None if predicted_BS is None else (predicted_BS == batch.targets_BL)[:, 0]
         return MicroBatchLoss(total, nats_BS.detach().sum(dim=1), correct_B)
 
-    def score(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def score(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch) -> tuple[Tensor, Tensor | None]:
         """Nats of each target without z-loss and label smoothing, and the likeliest prediction where scored; both (B, S)."""
-        _, nats_BS, predicted_BS = self._losses(model, hidden_BTD, inputs_BT, targets_BS, None, scored=True)
-        return nats_BS, predicted_BS
+        return self._losses(model, hidden_BTD, batch, scored=True)[1:]
 
     def made_up(self, draw: np.random.Generator, rows: int, config: ModelConfig) -> Batch:
         """A batch of random tokens with a typical number of targets, to time a step."""
         raise NotImplementedError
 
-    def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
-        *, scored: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """The differentiable total; nats and predictions by target, (B, S). scored: without z-loss and label smoothing."""
+    def _losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool) -> TargetLosses:
+        """scored: without z-loss and label smoothing."""
         raise NotImplementedError
 
     def _head_loss(self, model: Transformer, hidden_ND: Tensor, targets_N: Tensor, *, scored: bool) -> Loss:
@@ -149,12 +140,9 @@ class Causal(Task):
         tokens = draw.integers(0, config.vocabulary, (rows, config.sequence_length + 1))
         return Batch.next_token(0, tokens, np.zeros(rows, dtype=np.int64))
 
-    def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
-        *, scored: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        loss = self._head_loss(model, hidden_BTD.flatten(0, 1), targets_BS.flatten(), scored=scored)
-        return loss.total, loss.nats_N.view(targets_BS.shape), None
+    def _losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool) -> TargetLosses:
+        loss = self._head_loss(model, hidden_BTD.flatten(0, 1), batch.targets_BL.flatten(), scored=scored)
+        return loss.total, loss.nats_N.view(batch.targets_BL.shape), None
 
 
 class Masked(Task):
@@ -174,11 +162,9 @@ class Masked(Task):
         targets = np.where(draw.random(tokens.shape) < self.train.masking.share, tokens, -1)
         return Batch(0, tokens, targets, np.zeros(rows, dtype=np.int64))
 
-    def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
-        *, scored: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        counts_BS, predicted_BS = targets_BS >= 0, None
+    def _losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool) -> TargetLosses:
+        targets_BS, predicted_BS = batch.targets_BL, None
+        counts_BS = targets_BS >= 0
         hidden_ND = hidden_BTD[counts_BS]
         if scored:
             predicted_BS = torch.full_like(targets_BS, -1)
@@ -209,12 +195,9 @@ class ClassifyTask(Task):
         targets = draw.integers(0, config.labels, (rows, 1))
         return Batch(0, tokens, targets, np.zeros(rows, dtype=np.int64))
 
-    def _losses(
-        self, model: Transformer, hidden_BTD: Tensor, inputs_BT: Tensor, targets_BS: Tensor, masks: DropoutMasks | None,
-        *, scored: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(inputs_BT), masks))
-        nats_B = F.cross_entropy(logits_BL, targets_BS[:, 0], reduction="none", ignore_index=-1)
+    def _losses(self, model: Transformer, hidden_BTD: Tensor, batch: LocalBatch, *, scored: bool) -> TargetLosses:
+        logits_BL = upcast(model.classifier(hidden_BTD, self._lengths(batch.inputs_BL), batch.masks))
+        nats_B = F.cross_entropy(logits_BL, batch.targets_BL[:, 0], reduction="none", ignore_index=-1)
         return nats_B.sum(), nats_B[:, None], logits_BL.argmax(dim=1, keepdim=True)
 
     def _lengths(self, inputs_BT: Tensor) -> Tensor:

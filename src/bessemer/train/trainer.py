@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bessemer.hashing import key_of
 from bessemer.model.dropout import sequence_keys
-from bessemer.model.loss import MicroBatchLoss
 from bessemer.model.transformer import Transformer
+from bessemer.parallel.context import MicroBatchLoss
 from bessemer.parallel.dtensors import clip_gradients, local, sum_of_squares
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.tied import owned_parameters
