@@ -43,7 +43,7 @@ SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writ
 Key = tuple[str, str]  # part and name of a tensor
 WriterRanks = dict[
     Key, dict[tuple[Box, Box], dict[int, int]]
-]  # of each shard (offset, shape), the rank that writes it, by node
+]  # of each shard (offset, shape), the writing rank by node
 
 
 @dataclass(frozen=True)

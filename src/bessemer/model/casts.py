@@ -20,9 +20,8 @@ from torch import Tensor
 Additions = list[Callable[[], object]]  # of a micro-batch: each adds a gradient to the `.grad` of its parameter
 
 _kept: dict[tuple[int, torch.Size], Tensor] | None = None  # weights in bf16, by address and shape
-_owners: dict[
-    int, Tensor
-] = {}  # parameters whose gradients need not go through autograd, by the address of their memory
+# Parameters whose gradients need not go through autograd, by the address of their memory.
+_owners: dict[int, Tensor] = {}
 _COLLECTED: ContextVar[Additions | None] = ContextVar("_COLLECTED", default=None)
 
 

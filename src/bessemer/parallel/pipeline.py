@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -143,19 +142,6 @@ class Stage(nn.Module):
         return (loss.total / self.divisor * self.factor).to(torch.promote_types(hidden_BTD.dtype, torch.float32))
 
 
-@dataclass(frozen=True)
-class BatchShape:
-    """A step's batch of `count` micro-batches of `rows` sequences of `length` tokens.
-
-    hidden_length: tokens of a sequence in this rank's hidden states, fewer with context or tensor parallelism.
-    """
-
-    count: int
-    rows: int
-    length: int
-    hidden_length: int
-
-
 class _ScheduledStage(PipelineStage):
     """torch's stage, with zero 2 and 3: gradients are reduced after each backward pass, zero 3 also reshards weights.
 
@@ -198,7 +184,7 @@ class Pipeline:
         self.model, self.stages, self.mesh, self.device, self.dtype = model, list(stages), mesh, device, dtype
         self.split_backward = split_backward
         self.tie = tie_group(mesh) if model.config.is_tied else None
-        self.schedules: dict[BatchShape, Any] = {}
+        self.schedules: dict[tuple[int, ...], Any] = {}  # by the arguments of `_schedule`
 
     def accumulate(
         self, inputs_BT: Tensor, targets_BS: Tensor, starts_BT: Tensor | None = None, dropout_B: Tensor | None = None, *,
@@ -207,20 +193,19 @@ class Pipeline:
         """Add the gradients of sum(losses) / divisor * factor to the `.grad` of this process's parameters.
 
         Call it once a step, with no gradients yet: it ends by summing those of the copies of a tied matrix.
-        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. hidden_length:
-        of `BatchShape`, where not that of inputs_BT. Returns each micro-batch's loss, detached, on the
-        process of the last stage, nothing elsewhere. Raises InputError when the batch does not divide or the schedule
-        cannot run so many micro-batches.
+        All processes of a pipeline pass the same batch, on the device; its rows are divided evenly. hidden_length: tokens of
+        a sequence in this rank's hidden states, fewer than inputs_BT has with context or tensor parallelism. Returns each
+        micro-batch's loss, detached, on the process of the last stage, nothing elsewhere. Raises InputError when the batch
+        does not divide or the schedule cannot run so many micro-batches.
         """
         rows, left = divmod(len(inputs_BT), micro_batches)
         if left or not rows:
             raise InputError(
                 f"parallel.pipeline: {len(inputs_BT)} sequences do not divide into {micro_batches} micro-batches"
             )
-        length = inputs_BT.shape[1]
-        shape = BatchShape(micro_batches, rows, length, hidden_length or length)
+        shape = micro_batches, rows, inputs_BT.shape[1], hidden_length or inputs_BT.shape[1]
         if shape not in self.schedules:
-            self.schedules[shape] = self._schedule(shape)
+            self.schedules[shape] = self._schedule(*shape)
         for stage in self.stages:
             stage.divisor, stage.factor, stage.losses = divisor, factor, []
         batch = {"inputs_BT": inputs_BT, "targets_BS": targets_BS, "starts_BT": starts_BT, "dropout_B": dropout_B}
@@ -229,15 +214,15 @@ class Pipeline:
         sum_tied_gradients(self.model, self.tie)
         return [loss for stage in self.stages for loss in stage.losses]
 
-    def _schedule(self, shape: BatchShape) -> Any:
+    def _schedule(self, micro_batches: int, rows: int, length: int, hidden_length: int) -> Any:
         """torch's schedule of this process's stages. Shapes are given, so that no extra pass is run to infer them."""
         layout = self.mesh.layout
         require_schedule(layout, self.device)
-        require_micro_batches(layout, shape.count)
+        require_micro_batches(layout, micro_batches)
         meta, wide = torch.device("meta"), torch.promote_types(self.dtype, torch.float32)
-        size = shape.rows, shape.hidden_length, self.model.config.width
+        size = rows, hidden_length, self.model.config.width
         hidden = torch.empty(size, dtype=self.dtype, device=meta, requires_grad=True)
-        ids = torch.empty(shape.rows, shape.length, dtype=torch.int64, device=meta)
+        ids = torch.empty(rows, length, dtype=torch.int64, device=meta)
         loss = torch.empty((), dtype=wide, device=meta, requires_grad=True)
         joint_backward = layout.splits_backward and not self.split_backward
         stages = [
@@ -259,7 +244,7 @@ class Pipeline:
         one_stage = SCHEDULES[layout.schedule].stages_per_rank == 1
         # The last stage's output is its loss; gradients are summed over micro-batches, not averaged.
         return kind(
-            stages[0] if one_stage else stages, shape.count, loss_fn=lambda output, target: output, scale_grads=False
+            stages[0] if one_stage else stages, micro_batches, loss_fn=lambda output, target: output, scale_grads=False
         )
 
     @torch.no_grad()

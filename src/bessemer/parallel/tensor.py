@@ -172,10 +172,16 @@ def _reduce_scatter_with_bias(partial_BTD: Tensor, linear: nn.Module, group: Ran
     return x_BLD + _local(bias, "partial", group).to(x_BLD.dtype)
 
 
-class ShardedAttention(nn.Module):
-    """This rank's heads over all tokens. (B, L, D) to (B, L, D)."""
+class OfTensorGroup(nn.Module):
+    """What `apply_tp` mixes into a module."""
 
     tensor_group: RankGroup
+    vocabulary: VocabularyShard  # of the embedding and the head
+
+
+class ShardedAttention(OfTensorGroup):
+    """This rank's heads over all tokens. (B, L, D) to (B, L, D)."""
+
     out: nn.Linear
 
     def forward(
@@ -189,10 +195,9 @@ class ShardedAttention(nn.Module):
         )
 
 
-class ShardedMLP(nn.Module):
+class ShardedMLP(OfTensorGroup):
     """This rank's hidden units over all tokens. (B, L, D) to (B, L, D)."""
 
-    tensor_group: RankGroup
     down: nn.Linear
 
     def forward(self, x_BLD: Tensor, masks: DropoutMasks | None = None) -> Tensor:
@@ -200,10 +205,9 @@ class ShardedMLP(nn.Module):
         return _reduce_scatter_with_bias(super().forward(whole_BTD, masks), self.down, self.tensor_group)
 
 
-class NormOverHeads(nn.Module):
+class NormOverHeads(OfTensorGroup):
     """RMSNorm over the heads of all ranks; each has its own heads' elements of the input."""
 
-    tensor_group: RankGroup
     scale: Tensor
     eps: float
 
@@ -214,12 +218,10 @@ class NormOverHeads(nn.Module):
         return (wide * (squares / width + self.eps).rsqrt() * self.scale).to(x.dtype)
 
 
-class ShardedEmbedding(nn.Module):
+class ShardedEmbedding(OfTensorGroup):
     """Each rank looks up its own ids; the reduce-scatter has one summand for every token."""
 
-    tensor_group: RankGroup
     weight: Tensor
-    vocabulary: VocabularyShard
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         rows_BT, is_local_BT = self.vocabulary.local(tokens_BT)
@@ -229,23 +231,19 @@ class ShardedEmbedding(nn.Module):
         return scatter_tokens(x_BTD, self.tensor_group)
 
 
-class ShardedPositions(nn.Module):
+class ShardedPositions(OfTensorGroup):
     """Position embeddings of this rank's tokens."""
 
-    tensor_group: RankGroup
-
     def forward(self, positions: Tensor) -> Tensor:
-        embedded: Tensor = super().forward(self.tensor_group.token_shard(positions))
-        return embedded
+        return super().forward(self.tensor_group.token_shard(positions))  # type: ignore[no-any-return]
 
 
-class GatheringNorm(nn.Module):
+class GatheringNorm(OfTensorGroup):
     """The last norm, over this rank's tokens, followed by the all-gather of all tokens for the loss.
 
     replicated: whether all ranks compute the same from there on (a classifier) or each its vocabulary shard.
     """
 
-    tensor_group: RankGroup
     replicated: bool
 
     def forward(self, x_BLD: Tensor) -> Tensor:
@@ -254,11 +252,8 @@ class GatheringNorm(nn.Module):
         return hidden_BTD.clone() if len(hidden_BTD) == 1 else hidden_BTD
 
 
-class ShardedHead(nn.Module):
+class ShardedHead(OfTensorGroup):
     """A language head with the output rows of this rank's ids."""
-
-    tensor_group: RankGroup
-    vocabulary: VocabularyShard
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V), whole, on every rank."""

@@ -94,9 +94,7 @@ def cpu_name() -> str:
 def make_deterministic() -> None:
     """Use deterministic kernels where torch has them, so that the same recipe gives the same bits."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode(
-        "warn"
-    )  # `use_deterministic_algorithms` loads torch's compiler, for half a second
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` loads the compiler, for half a second
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property of the module; no uninitialised memory is read)
 
 

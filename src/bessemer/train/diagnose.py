@@ -30,9 +30,8 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.train.replay import LossAndNorm, RankedSequence, Replayed, replay
 
 SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
-ALONE_SHARE = (
-    1 / 8
-)  # of the neighbours: where more are as bad, and earlier weights make nothing of it, the batch is no outlier
+# Of the neighbours: where more are as bad, and earlier weights make nothing of it, the batch is no outlier.
+ALONE_SHARE = 1 / 8
 NOTHING_LEARNED, HAD_LEARNED = 0.97, 0.75  # of the loss of a uniform guess
 MEANINGS = {
     "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",

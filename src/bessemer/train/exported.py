@@ -77,10 +77,8 @@ def _export_files(
     recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, average: int
 ) -> ExportFiles:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
-    source = run.source if (run.source / "config.json").exists() else None
-    labels = tuple(store.labels) if config.labels else ()
-    dtype = DTYPES.get(recipe.export.dtype or "")
-    dropout = recipe.train.dropout
+    labels, dtype = tuple(store.labels) if config.labels else (), DTYPES.get(recipe.export.dtype or "")
+    source, dropout = run.source if _is_imported(run) else None, recipe.train.dropout
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
         card=lambda check: model_card(recipe, run, store, config, step, check, average),
@@ -117,7 +115,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
         tensors = write_gguf(
             model, value, vocabulary, ids, recipe.run.name, staged / name, dtype, source_licence(run), template
         )
-        kept = run.source if (run.source / "config.json").exists() else store.folder
+        kept = run.source if _is_imported(run) else store.folder
         generation = read_table(kept / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
         write_atomic(staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template))
@@ -131,6 +129,10 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
     return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"
 
 
+def _is_imported(run: RunFolder) -> bool:
+    return (run.source / "config.json").exists()
+
+
 def _source_dtype(run: RunFolder) -> str:
     """What most tensors of an imported model are in."""
     dtypes = Counter(read_table(run.source / DTYPES_FILE).values())
@@ -138,7 +140,7 @@ def _source_dtype(run: RunFolder) -> str:
 
 
 def _pad(run: RunFolder, store: TokenStore) -> int | None:
-    if not (run.source / "config.json").exists():
+    if not _is_imported(run):
         own = Tokenizer.load_any(store.folder / "tokenizer.json").id_of(store.special.get("pad", ""))
         return store.end_of_text if own is None else own
     pad = read_table(run.source / "config.json").get("pad_token_id")
@@ -172,7 +174,7 @@ def model_card(
     card: str = _template().render(
         recipe=recipe, name=recipe.run.name, config=config, check=check, step=step, version=__version__, task=task,
         model_class=model_class, kind=kind, call=call, family=family, title=FAMILIES[family].title, labels=store.labels,
-        imported=(run.source / "config.json").exists(), licence=source_licence(run), sources=store.sources,
+        imported=_is_imported(run), licence=source_licence(run), sources=store.sources,
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},
         start=None if start is None else Path(start.removeprefix("hf:")).name,

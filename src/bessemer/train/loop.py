@@ -136,7 +136,7 @@ def train(training: Training) -> TrainSummary:
     Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
     """
     trainer, pace, saver, log = training.trainer, training.pace, training.saver, training.log
-    state, scores = training.start_state, None
+    rates, state, scores = training.rates, training.start_state, None
     done, total = pace.sizes.tokens_before(state.step), pace.sizes.tokens_before(pace.steps)
     with (
         training.clock.session(), saver, StopSignal(trainer.mesh) as stop, log,
@@ -152,12 +152,14 @@ def train(training: Training) -> TrainSummary:
             if rate is None:  # rolled back
                 advance(pace.sizes.tokens_before(state.step) - pace.sizes.tokens_before(before))
                 continue
-            _observe_step(training, state, batch)
+            training.gate_log.stepped(state.step, batch)
+            training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
+            training.trends.stepped(state.step, rates.seconds, rates.data_wait)
             scores = _revise_log_validate(training, state, stats, rate) or scores
             is_last, stopped_by = state.step == pace.steps, stop.received()
             if not is_last and stopped_by is None:
                 _save_where_due(training, state)
-            training.clock.stepped(state.step, training.rates.data_wait)
+            training.clock.stepped(state.step, rates.data_wait)
             note = f"loss {stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(pace.sizes.tokens(state.step - 1), note, pace.sizes.tokens_before(pace.steps))
             if stopped_by and not is_last:
@@ -184,14 +186,6 @@ def _guarded_update(
         training.heartbeat.mark("step", state.step)
         restored = compare_replicas(training, state)
     return (state, rate) if restored is None else (restored, None)
-
-
-def _observe_step(training: Training, state: TrainState, batch: Batch) -> None:
-    """Tell the gate's log, and what looks for slow processes and slow steps, of a step."""
-    rates = training.rates
-    training.gate_log.stepped(state.step, batch)
-    training.stragglers.stepped(training.log, state.step, rates.busy(), rates.data_wait)
-    training.trends.stepped(state.step, rates.seconds, rates.data_wait)
 
 
 def _revise_log_validate(training: Training, state: TrainState, stats: StepStats, rate: float) -> Validation | None:

@@ -134,10 +134,9 @@ def _recomputed(forward: Callable[..., Tensor], contexts: Contexts | None) -> Ca
         if cache is not None or not torch.is_grad_enabled():
             return forward(x_BTD, rotation, scope, cache, masks)
         # Blocks draw no random numbers (dropout's masks are a function of keys), so no generator state is saved.
-        output: Tensor = checkpoint(  # type: ignore[no-untyped-call]
+        return checkpoint(  # type: ignore[no-any-return, no-untyped-call]
             forward, x_BTD, rotation, scope, None, masks, use_reentrant=False, preserve_rng_state=False, **options
         )
-        return output
 
     return recomputed
 
@@ -158,7 +157,4 @@ def _selective_contexts(keeps_last: bool) -> tuple[AbstractContextManager[Any], 
         last = counted[context.is_recompute] == MATMULS_OF_A_BLOCK
         return CheckpointPolicy.PREFER_RECOMPUTE if last and not keeps_last else CheckpointPolicy.MUST_SAVE
 
-    contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] = create_selective_checkpoint_contexts(
-        policy
-    )  # type: ignore[no-untyped-call]
-    return contexts
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-any-return, no-untyped-call]

@@ -126,7 +126,10 @@ def set_up(
     loader = trainer.task.loader(recipe, store, mesh.data_rank, mesh.layout.data)
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     if checkpoint is None:
-        _prepare_fresh_start(recipe, trainer, store)
+        if recipe.train.start is not None:
+            say(f"  {start_from(trainer, Path(recipe.train.start), store)}")
+        if (line := no_dropout_line(recipe.model, recipe.train)) is not None:
+            say(f"  {line}")
     state = _start_state(recipe, trainer, loader, checkpoint, store, journal)
     rows = read_steps(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
@@ -169,14 +172,6 @@ def set_up(
         stragglers=Stragglers(mesh, device, recipe.guard.stragglers_every, run.incidents),
         gate_log=GateLog(run.path, loader, store.end_of_text, recipe.tokens.gate and mesh.leads_data, state.step),
     )
-
-
-def _prepare_fresh_start(recipe: Recipe, trainer: Trainer, store: TokenStore) -> None:
-    """Load the weights of train.start, and report dropout that the starting model had and this run does not."""
-    if recipe.train.start is not None:
-        say(f"  {start_from(trainer, Path(recipe.train.start), store)}")
-    if (line := no_dropout_line(recipe.model, recipe.train)) is not None:
-        say(f"  {line}")
 
 
 def _start_state(

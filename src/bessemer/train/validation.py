@@ -155,7 +155,7 @@ def log_tasks(training: Training, state: TrainState) -> None:
     by_score: dict[str, dict[str, float]] = {}
     with trainer.eager():
         for reference in options.tasks:
-            task = opened_task(reference, options.task_items)
+            task = opened_task(reference, limit=options.task_items)
             scored = score_task(task, subject)
             by_score.setdefault("content", {})[scored.name] = _asked(task)
             for name, score in scored.scores.items():
@@ -172,7 +172,7 @@ def warn_of_changed_tasks(training: Training) -> None:
         if row.get("kind") == "tasks" and isinstance(row.get("content"), dict):
             asked |= {name: (number, row["step"]) for name, number in row["content"].items()}
     for reference in options.tasks:
-        task = opened_task(reference, options.task_items)
+        task = opened_task(reference, limit=options.task_items)
         number, step = asked.get(task.file.name, (_asked(task), 0))
         if number != _asked(task):
             warn(
@@ -186,10 +186,7 @@ def _asked(task: EvaluationTask) -> int:
     return int(task.content[:12], 16)
 
 
-@cache
-def opened_task(reference: str, limit: int) -> EvaluationTask:
-    """A task of the recipe, read once."""
-    return open_task(reference, limit=limit)
+opened_task = cache(open_task)  # each of the recipe is read once
 
 
 @cache

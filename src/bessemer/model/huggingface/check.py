@@ -17,7 +17,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.huggingface.gate import logits_of, one_line, quiet_transformers, tolerance_of
-from bessemer.model.huggingface.settings import ForeignConfig
+from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.run import read_json, write_json

@@ -14,8 +14,7 @@ from pathlib import Path
 from bessemer.errors import InputError
 from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
-from bessemer.model.huggingface.rules import Values, read_activation, write_activation
-from bessemer.model.huggingface.settings import ForeignConfig
+from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.recipe import Dropout, Model, Recipe
 from bessemer.terminal import counted
 

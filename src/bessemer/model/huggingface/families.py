@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args
 
 from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling
 from bessemer.model.huggingface import rope, rules
-from bessemer.model.huggingface.rules import ConfigRule, Values
-from bessemer.model.huggingface.settings import ForeignConfig
+from bessemer.model.huggingface.rules import ConfigRule, ForeignConfig, Values
 from bessemer.recipe.model import FamilyName
 
 Rate = Literal["hidden", "attention", "classifier"]
