@@ -41,7 +41,7 @@ LOADED = (
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "bessemer.cli.commands", "bessemer.cli.run", "bessemer.cli.train", "bessemer.cli.model", "bessemer.cli.inspection",
-    "bessemer.cli.check", "bessemer.cli.experiments", "bessemer.cli.plan", "bessemer.cli.planning", "bessemer.cli.watch",
+    "bessemer.cli.experiments", "bessemer.cli.plan", "bessemer.cli.planning",
     "bessemer.guard.alerts", "bessemer.report.compare", "torch.profiler._cupti_monitor", "bessemer.plan.here", "tiktoken", "rich._emoji_codes",
     "plotly.offline",
 )  # fmt: skip

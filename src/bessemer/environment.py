@@ -77,7 +77,6 @@ def available_memory() -> int:
 
 
 def total_memory() -> int:
-    """Bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -75,27 +75,21 @@ def fetched(text: str, weights: bool | None = True) -> HubModel:
     except InputError:
         raise
     except GatedRepoError:
-        raise InputError(
-            f"hf:{text}: its owner wants to be asked first; accept the terms on its page, then set HF_TOKEN"
-        ) from None
+        why = "its owner wants to be asked first; accept the terms on its page, then set HF_TOKEN"
     except RevisionNotFoundError:
-        raise InputError(
-            f"hf:{text}: the model has no revision {revision!r}; give a branch, a tag or a commit"
-        ) from None
+        why = f"the model has no revision {revision!r}; give a branch, a tag or a commit"
     except RepositoryNotFoundError:
-        raise InputError(
-            f"hf:{text}: no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
-        ) from None
+        why = "no such folder, and the hub has no model of this name; a private one needs HF_TOKEN"
     except Exception as error:
-        if not reachable:
-            raise InputError(
-                f"hf:{text}: no such folder, and the hub cannot be asked for a model of this name (no network, or "
-                "HF_HUB_OFFLINE is set); give a folder, or run it once where there is a network"
-            ) from None
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"hf:{text}: the download failed: {reason[:300]}; the same command goes on with it") from None
-    path = Path(str(folder))
-    return HubModel(path, name, path.name)
+        why = f"the download failed: {reason[:300]}; the same command goes on with it" if reachable else (
+            "no such folder, and the hub cannot be asked for a model of this name (no network, or HF_HUB_OFFLINE is set); give a "
+            "folder, or run it once where there is a network"
+        )  # fmt: skip
+    else:
+        path = Path(str(folder))
+        return HubModel(path, name, path.name)
+    raise InputError(f"hf:{text}: {why}")
 
 
 def _require_safetensors(text: str, files: list[str]) -> None:

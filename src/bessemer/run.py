@@ -164,7 +164,6 @@ LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a w
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 

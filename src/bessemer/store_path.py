@@ -58,7 +58,6 @@ class StorePath(PosixPath):
         return open_filesystem(str(self))
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Its kind and size."""
         from pyarrow import fs
 
         files, inner = self._there()
@@ -87,17 +86,14 @@ class StorePath(PosixPath):
         return file if size > PIECE_BYTES else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
-        """All of it."""
         files, inner = self._there()
         with answering(str(self)), files.open_input_stream(inner) as stream:
             return bytes(stream.read())
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
-        """All of it as text."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def write_bytes(self, data: Any) -> int:
-        """Write all of it."""
         files, inner = self._there()
         with answering(str(self)), files.open_output_stream(inner) as stream:
             stream.write(data)
@@ -113,7 +109,6 @@ class StorePath(PosixPath):
         yield from sorted(self / info.base_name for info in infos)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove a file."""
         files, inner = self._there()
         with answering(str(self)):
             try:
@@ -227,7 +222,6 @@ def is_published(stage: Path) -> bool:
 
 
 def get_file(path: StorePath, target: Path) -> None:
-    """Copy a file of a store to a local one."""
     with path.open("rb") as stream, open(target, "wb") as file:
         shutil.copyfileobj(stream, file, COPIED_BYTES)
 

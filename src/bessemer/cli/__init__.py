@@ -95,8 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    from bessemer.cli.commands import COMMANDS
-    from bessemer.cli.options import add_options
+    from bessemer.cli.commands import COMMANDS, add_options
 
     parser = _Parser(
         prog="bessemer",

@@ -2,8 +2,69 @@
 
 from __future__ import annotations
 
-from bessemer.cli import check, experiments, inspection, model, plan, planning, run, train, watch
-from bessemer.cli.options import AVERAGE, CHANGES, OF_RECIPE, OF_RUN, OVERRIDES, RECIPE, SAMPLING, Command, flag, option
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bessemer.cli import experiments, inspection, model, plan, planning, run, train
+
+if TYPE_CHECKING:
+    import argparse
+
+Option = tuple[str, dict[str, Any]]
+RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command. do: called with the parsed arguments; what it returns is printed under --json. either: options of which
+    exactly one is given; groups: more options, by the title under which the help lists them."""
+
+    name: str
+    help: str
+    do: Callable[[argparse.Namespace], Any]
+    options: tuple[Option, ...] = ()
+    either: tuple[Option, ...] = ()
+    groups: Mapping[str, tuple[Option, ...]] = field(default_factory=dict)
+    usage: str | None = None
+
+
+def option(name: str, help: str, **how: Any) -> Option:
+    """An option or a positional argument, in argparse's terms."""
+    return name, {"help": help, **how}
+
+
+def flag(name: str, help: str) -> Option:
+    """An option without a value."""
+    return option(name, help, action="store_true")
+
+
+def add_options(parser: Any, options: Iterable[Option]) -> None:
+    for name, how in options:
+        parser.add_argument(name, **how)
+
+
+OVERRIDES = option(
+    "--set", "override a recipe key, for example train.steps=50", action="append", default=[], metavar="KEY=VALUE",
+    dest="overrides",
+)  # fmt: skip
+OF_RECIPE = (option("recipe", RECIPE), OVERRIDES)
+OF_RUN = (option("run", "a run folder, or the recipe of a run"), OVERRIDES)
+CHANGES = (
+    flag("--accept-changes", "continue although the recipe has changed"),
+    flag("--restart", "train from the start; the earlier training is set aside"),
+)
+AVERAGE = option(
+    "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
+)
+SAMPLING = (
+    option("--max-tokens", "tokens to write (default 200)", type=int, default=200, metavar="N"),
+    option("--temperature", "0 is greedy (default 0.8)", type=float, default=0.8, metavar="T"),
+    option("--top-k", "sample from the K likeliest tokens; 0: all (default 50)", type=int, default=50, metavar="K"),
+    option("--top-p", "sample from the likeliest tokens that together have probability P (default 1: all)", type=float,
+           default=1.0, metavar="P"),
+    option("--seed", "seed of the sampling (default 0)", type=int, default=0, metavar="S"),
+)  # fmt: skip
 
 COMMANDS = (
     Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, *CHANGES)),
@@ -81,7 +142,7 @@ COMMANDS = (
         option("--disk", "folder of the disk to measure (default: this one)", default=".", metavar="DIR"),
         option("--device", "default auto", choices=("auto", "cpu", "cuda"), default="auto"),
     )),
-    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", check.check, (
+    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, (
         *OF_RECIPE,
         flag("--resume", "prove instead that the recipe resumes exactly: stopped in every way that fits this machine"),
     )),
@@ -138,7 +199,7 @@ COMMANDS = (
             inspection.diagnose, (
         *OF_RUN, option("--step", "the step (1-based), as incidents.jsonl names it", type=int, required=True, metavar="N"),
     )),
-    Command("watch", "runs while they train: a page on this machine that updates itself", watch.watch, (
+    Command("watch", "runs while they train: a page on this machine that updates itself", inspection.watch, (
         option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
         flag("--terminal", "show them here as text instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),

@@ -1,19 +1,22 @@
-"""Commands that look: `bessemer trace`, `diagnose` and `report` at a run, `recipe` at shipped recipes and keys."""
+"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
 
 from __future__ import annotations
 
 import difflib
+import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.cli.run import planned_against_measured
 from bessemer.errors import InputError
-from bessemer.terminal import one_line, printable, text_table
+from bessemer.terminal import one_line, printable, say, text_table
 
 if TYPE_CHECKING:
     import argparse
 
+    from bessemer.run import RunFolder
     from bessemer.train.diagnose import Diagnosis
 
 SHOWN_SEQUENCES, SHOWN_DOCUMENTS = 5, 3  # of a diagnosed step's batch
@@ -107,12 +110,51 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
             print(f"    and {rest} more")
 
 
+def _folders(args: argparse.Namespace) -> list[RunFolder]:
+    """The runs that `args.run` names, each once."""
+    folders = [runs.folder_of(place, args.overrides) for place in args.run]
+    if len({run.path.resolve() for run in folders}) < len(folders):
+        raise InputError(f"{args.command}: one run is given twice; name each once")
+    return folders
+
+
+def watch(args: argparse.Namespace) -> Any:
+    """Serve the live page until Ctrl-C, or show the same as text; with --json print where the runs stand and end."""
+    from bessemer.watch.live import LivePage
+
+    folders = _folders(args)
+    page = [name for name in ("port", "token") if getattr(args, name) is not None]
+    if page and (other := [name for name in ("json", "terminal") if getattr(args, name)]):
+        raise InputError(f"watch: --{page[0]} is of the page, which --{other[0]} does not serve; leave one of them out")
+    if args.json and args.terminal:
+        raise InputError("watch: --json and --terminal exclude each other")
+    if args.json:
+        rows = [{"run": one.run.path, "name": one.name, **asdict(one.status)} for one in LivePage(folders).watched()]
+        return {"runs": rows}
+    if args.terminal:
+        from bessemer.watch.screen import follow
+
+        follow(folders)
+        return None
+    from bessemer.watch.server import Server
+
+    with Server(folders, args.port, args.token) as server:
+        say("watching; Ctrl-C ends this page, not the training")
+        print(server.address, flush=True)
+        if "SSH_CONNECTION" in os.environ:
+            port = server.server_address[1]
+            say(f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the address there")
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            say("the page has ended")
+    return None
+
+
 def report(args: argparse.Namespace) -> Any:
     from bessemer.report import compare, markdown, page
 
-    places = [runs.folder_of(place, args.overrides) for place in args.run]
-    if len({run.path.resolve() for run in places}) < len(places):
-        raise InputError("report: one run is given twice; name each once")
+    places = _folders(args)
     if args.markdown is not None and args.out is not None:
         raise InputError("--out: of the page of several runs; --markdown names its own file, so leave one of them out")
     if args.markdown is not None:

@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.cli import options, runs
+from bessemer.cli import runs
 from bessemer.errors import InputError
 from bessemer.terminal import amount, counted, interval, say
 from bessemer.terminal import score as shown
 
 if TYPE_CHECKING:
     import argparse
+
+    from bessemer.model.generation import Sampling
 
 
 def evaluate(args: argparse.Namespace) -> Any:
@@ -23,7 +25,7 @@ def evaluate(args: argparse.Namespace) -> Any:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with session.run.writing():
-        scores = stages.evaluate(session, resolved, options.average(args), args.forget)
+        scores = stages.evaluate(session, resolved, _average(args), args.forget)
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before
     if not args.json:
@@ -45,7 +47,6 @@ def _anchored(reference: str) -> str:
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
-    """A task's scores, each with its interval."""
     from bessemer.tasks.files import SCORE_NAMES
 
     shots = f", {task['few_shot']}-shot" if task["few_shot"] else ""
@@ -61,7 +62,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
 def generate(args: argparse.Namespace) -> Any:
     from bessemer.model.generation import complete
 
-    sampling = options.sampling(args)
+    sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     text = complete(model, tokenizer, prompt, args.max_tokens, sampling, store.framing, store.ends)
@@ -73,7 +74,7 @@ def generate(args: argparse.Namespace) -> Any:
 def chat(args: argparse.Namespace) -> Any:
     from bessemer.evaluate.chat import Chat, Template
 
-    sampling = options.sampling(args)
+    sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)
     template = Template.choose(args.template, store.folder, tokenizer)
     conversation = Chat(model, tokenizer, template, sampling, args.system, store.ends)
@@ -151,5 +152,22 @@ def export(args: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session, resolved = runs.open_trained(args)
-    facts = stages.export(session, resolved, Path(args.folder), options.average(args), args.to, args.dtype)
+    facts = stages.export(session, resolved, Path(args.folder), _average(args), args.to, args.dtype)
     return {key: value for key, value in facts.items() if key != "inputs"}
+
+
+def _average(args: argparse.Namespace) -> int:
+    """Number of checkpoints to average. Raises InputError."""
+    count: int = args.average
+    if count < 1:
+        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
+    return count
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    """How to sample. Raises InputError."""
+    from bessemer.model.generation import Sampling
+
+    if args.max_tokens < 1:
+        raise InputError(f"--max-tokens: {args.max_tokens} is not a number of tokens to write; give 1 or more")
+    return Sampling(args.temperature, args.top_k, args.top_p, args.seed)

@@ -53,11 +53,9 @@ class Batches:
         return len(self.starts) - 1
 
     def sequences(self, step: int) -> int:
-        """Sequences of the batch of `step`."""
         return self.before(step + 1) - self.before(step)
 
     def tokens(self, step: int) -> int:
-        """Tokens of the batch of `step`."""
         return self.sequences(step) * self.length
 
     def before(self, step: int) -> int:
@@ -67,7 +65,6 @@ class Batches:
         return self.starts[-1] + (step - self.ramp_steps) * self.full
 
     def tokens_before(self, step: int) -> int:
-        """Tokens of all steps before `step`."""
         return self.before(step) * self.length
 
     def step_of(self, sample: int) -> int:

@@ -45,11 +45,12 @@ CHECKSUM = "checksum, by which a change by hand is seen: "
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
-def shipped() -> dict[str, str]:
-    """Recipes that come with Bessemer: name to TOML text."""
-    entries = (resources.files("bessemer.recipe") / "shipped").iterdir()
-    paths = [(Path(entry.name), entry) for entry in sorted(entries, key=lambda entry: entry.name)]
-    return {path.stem: entry.read_text(encoding="utf-8") for path, entry in paths if path.suffix == ".toml"}
+def shipped(package: str = "bessemer.recipe") -> dict[str, str]:
+    """TOML files that come with a package, its recipes by default: name to text."""
+    entries = sorted((resources.files(package) / "shipped").iterdir(), key=lambda entry: entry.name)
+    return {
+        Path(entry.name).stem: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".toml")
+    }
 
 
 def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:

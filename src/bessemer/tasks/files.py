@@ -22,7 +22,6 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -33,6 +32,7 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe.corpus import Source
 from bessemer.recipe.keys import nearest
+from bessemer.recipe.load import shipped
 from bessemer.recipe.section import Positive, Section, Words
 from bessemer.terminal import warn
 
@@ -46,6 +46,9 @@ SCORE_NAMES: dict[str, str] = {
 ONE_NAME = "give each a name of its own, a shipped one by OWN=NAME:DATA"
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a task
 ONE_WORD = "is no name of a task: a letter or digit, then letters, digits, dots, dashes and underscores"
+NEEDED: dict[Kind, tuple[str, ...]] = {  # keys
+    "choice": ("prompt", "choices", "answer"), "cloze": ("prompt", "target"), "exact": ("prompt", "answers"), "text": ("text",),
+}  # fmt: skip
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 
 
@@ -78,14 +81,11 @@ class TaskFile(Section):
         return [value] if isinstance(value, str) else value
 
     def _complaints(self) -> Iterator[str]:
-        needed = {"choice": ("prompt", "choices", "answer"), "cloze": ("prompt", "target"), "exact": ("prompt", "answers"),
-                  "text": ("text",)}  # fmt: skip
-        missing = [key for key in needed[self.kind] if not getattr(self, key)]
-        if missing:
+        if missing := [key for key in NEEDED[self.kind] if not getattr(self, key)]:
             yield f"a task of kind {self.kind!r} needs {' and '.join(missing)}"
         of_prompts = {"few_shot", "examples", "separator", "description"}
         of_kinds = {"exact": {"stop", "max_tokens", "ignore_case", "joiner", *of_prompts}, "text": set()}
-        used = {*needed[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
+        used = {*NEEDED[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
         if unused := sorted(self.model_fields_set - used - {"name", "kind", "data", "limit"}):
             yield f"a task of kind {self.kind!r} does not use {' and '.join(unused)}; leave it out"
         if not self.few_shot and (unused := sorted({"examples", "separator"} & self.model_fields_set)):
@@ -120,10 +120,7 @@ class EvaluationTask:
 
 def shipped_tasks() -> dict[str, str]:
     """EvaluationTask files that come with Bessemer: name to TOML text."""
-    entries = (resources.files("bessemer.tasks") / "shipped").iterdir()
-    return {
-        Path(entry.name).stem: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".toml")
-    }
+    return shipped("bessemer.tasks")
 
 
 def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -> EvaluationTask:
@@ -131,25 +128,24 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     own, relative to `folder`; limit: of the items. Raises InputError that names the file, the row and the key."""
     names, _, data = reference.partition(":")
     own, _, name = names.rpartition("=")
-    shipped = shipped_tasks()
-    if data and name in shipped:
-        file, base = _parse(shipped[name], f"task {name}"), folder
+    known = shipped_tasks()
+    if data and name in known:
+        file, base = _parse(known[name], f"task {name}"), folder
         if file.kind == "text" and not own:  # of texts of one's own there may be several
             own = f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(data.removesuffix('.gz')).stem)}"
         if own and not re.fullmatch(NAME, own):
             raise InputError(f"evaluate.tasks: {reference}: {own!r} {ONE_WORD}")
         file = file.changed(data=data, name=own or name)
-    elif name in shipped:
+    elif name in known:
         raise InputError(f"evaluate.tasks: {reference}: say where its data is, as {names}:PATH/TO/FILE.jsonl")
     else:
         path = folder / reference
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            known = ", ".join(sorted(shipped))
             raise InputError(
                 f"evaluate.tasks: {reference}: no task file ({getattr(error, 'strerror', None) or error}); give a TOML file, or "
-                f"NAME:DATA with a shipped name ({known})"
+                f"NAME:DATA with a shipped name ({', '.join(known)})"
             ) from None
         file, base = _parse(text, str(path)), path.parent
     if file.data is None:
@@ -195,12 +191,8 @@ def _parse(text: str, where: str) -> TaskFile:
 def _what(error: ErrorDetails) -> str:
     key, what = ".".join(map(str, error["loc"])) or "task", error["msg"]
     if error["type"] == "extra_forbidden":
-        near = nearest(key, list(TaskFile.model_fields))
-        what = (
-            f"unknown key; did you mean {near}?"
-            if near
-            else f"unknown key; there are {', '.join(TaskFile.model_fields)}"
-        )
+        near, known = nearest(key, list(TaskFile.model_fields)), ", ".join(TaskFile.model_fields)
+        what = f"unknown key; did you mean {near}?" if near else f"unknown key; there are {known}"
     elif error["type"] == "value_error":
         return str(error["ctx"]["error"])
     elif error["type"] == "literal_error":
@@ -250,15 +242,10 @@ class _Filler:
         )
 
         self._template = cache(self._environment.from_string)
-        of_kind = {
-            "choice": ("prompt", "choices"),
-            "cloze": ("prompt", "target"),
-            "exact": ("prompt",),
-            "text": ("text",),
-        }
-        for key in of_kind[file.kind]:
+        for key in NEEDED[file.kind]:
             given = getattr(file, key)
-            if key == "choices" and isinstance(given, str):  # a field or an expression
+            # A field or an expression.
+            if key in ("answer", "answers") or (key == "choices" and isinstance(given, str)):
                 continue
             try:
                 for template in (given,) if isinstance(given, str) else given:
@@ -279,10 +266,8 @@ class _Filler:
             if None in listed or not listed:
                 raise self._error(number, "answers", NULL if listed else "an empty list")
             return Item(context, (), answers=tuple(str(answer) for answer in listed))
-        choices = self._choices(number, row)
-        answer = self._value("answer", file.answer, number, row)
-        is_field = file.answer in row
-        right = self._right(answer, choices, number, is_field)
+        choices, answer = self._choices(number, row), self._value("answer", file.answer, number, row)
+        right = self._right(answer, choices, number, file.answer in row)
         return Item(context, tuple(file.joiner + choice for choice in choices), right)
 
     def example(self, number: int, row: dict[str, Any]) -> str:

@@ -184,7 +184,6 @@ def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
 
 
 def count(corpus: Path) -> int:
-    """How many documents there are."""
     return sum(metadata.num_rows for metadata in each(_metadata, part_files(corpus)))
 
 

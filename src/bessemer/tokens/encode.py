@@ -77,7 +77,6 @@ class EncodedCounts:
     tally: Tally = field(default_factory=dict)
 
     def add(self, other: EncodedCounts) -> None:
-        """Add other counts."""
         for name in ("documents", "counted", "unknown", "text", "refused"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusal = self.refusal or other.refusal

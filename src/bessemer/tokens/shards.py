@@ -140,12 +140,10 @@ class TokenStore:
 
     @property
     def train_tokens(self) -> int:
-        """Training tokens of all sources."""
         return sum(int(source["train"]["tokens"]) for source in self.manifest["sources"].values())
 
     @property
     def held_out_tokens(self) -> int:
-        """Held-out tokens of all sources."""
         return sum(int(source["heldout"]["tokens"]) for source in self.manifest["sources"].values())
 
     def split(self, source: str, split: str) -> SplitTokens:

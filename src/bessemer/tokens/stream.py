@@ -37,7 +37,6 @@ class Shard:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Number of ids."""
         return self.length if self.length is not None else self.path.stat().st_size // self.dtype.itemsize
 
     @property

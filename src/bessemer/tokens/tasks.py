@@ -84,7 +84,6 @@ def exchange_of(recipe: Recipe, stage: Path, inputs: str, corpus: Path, work: Pa
 
 
 def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
-    """A writer for each source and split."""
     dtype, chats = token_dtype(tokenizer.vocabulary), recipe.chat_parts
     return {
         (name, split): ShardWriter(folder, f"{name}-{split}", dtype, shard_tokens, labelled, name in chats)

@@ -151,7 +151,6 @@ class Tokenizer:
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
 
     def to_json(self) -> str:
-        """The tokenizer as a tokenizer.json."""
         return str(self._inner.to_str(pretty=True))
 
     @property
