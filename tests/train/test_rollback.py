@@ -21,8 +21,7 @@ from bessemer.guard.detection import Alarm
 from bessemer.guard.incidents import DRIFT, SHIFT, IncidentKind
 from bessemer.guard.journal import Journal
 from bessemer.parallel.mesh import SINGLE_PROCESS
-from bessemer.recipe import load
-from bessemer.recipe.guard import Guard
+from bessemer.recipe import Guard, load
 from bessemer.run import published, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import Batch

@@ -3,7 +3,6 @@
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Paragraphs, Quality, Substrings
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
-from bessemer.recipe.guard import Guard
 from bessemer.recipe.keys import explain, keys
 from bessemer.recipe.load import (
     differences,
@@ -17,17 +16,15 @@ from bessemer.recipe.load import (
     without_folders,
 )  # fmt: skip
 from bessemer.recipe.model import Model
-from bessemer.recipe.parallel import Parallel, PipelineSchedule
+from bessemer.recipe.parallel import Parallel
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.schema import Checkpoint, Evaluate, Recipe, Run
-from bessemer.recipe.tokens import MixturePhase, TokenizerChoice, Tokens, TokenSource
-from bessemer.recipe.train import BatchRamp, Classify, Dropout, Masking, Optimizer, Schedule, Train
+from bessemer.recipe.schema import Evaluate, Guard, Recipe
+from bessemer.recipe.tokens import MixturePhase, TokenSource
+from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Schedule, Train
 
 __all__ = [
-    "BatchRamp", "Batches", "Checkpoint", "Classify", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet",
-    "Extract", "Guard", "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData",
-    "PipelineSchedule",
-    "Quality", "Recipe", "Rules", "Run", "Schedule", "Source", "Substrings", "TokenSource", "TokenizerChoice", "Tokens",
-    "Train", "Work", "differences", "dump", "explain", "is_as_dumped", "is_text", "keys", "load", "parse",
-    "recipe_for_text", "shipped", "without_folders",
+    "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
+    "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData", "Quality", "Recipe",
+    "Rules", "Schedule", "Source", "Substrings", "TokenSource", "Train", "Work", "differences", "dump", "explain",
+    "is_as_dumped", "is_text", "keys", "load", "parse", "recipe_for_text", "shipped", "without_folders",
 ]  # fmt: skip
