@@ -15,8 +15,7 @@ from typing import Any
 from planner_sets import Case
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.memory import fits, memory
-from bessemer.plan.estimate.risk import HEADROOM, OTHER_FAILURES, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, OTHER_FAILURES, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.search import Candidate, LayoutSearchResult
 

@@ -32,8 +32,7 @@ from machine import describe
 from bessemer.defaults import derived_keys
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import optimizer_bytes, state_bytes
-from bessemer.layout.pipeline_stages import pipeline_ranks
-from bessemer.layout.sharding import PartParameters
+from bessemer.layout.pipeline_stages import PartParameters, pipeline_ranks
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join, leave
 from bessemer.recipe import Parallel, Recipe

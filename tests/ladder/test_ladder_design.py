@@ -15,10 +15,14 @@ from bessemer.ladder.design import (
     Design,
     Planned,
     Rung,
+    batch_tokens,
+    learning_rate,
     parse_budget,
+    rate_rule,
     rungs_within,
+    size_of,
+    smaller,
 )
-from bessemer.ladder.sizes import batch_tokens, learning_rate, rate_rule, size_of, smaller
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load

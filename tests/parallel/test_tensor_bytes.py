@@ -11,8 +11,7 @@ from test_tensor import CASES, config_of, data_of, step, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.layout.communication import tensor_bytes, tensor_rank_parameters
-from bessemer.layout.pipeline_stages import pipeline_ranks
-from bessemer.layout.sharding import PartParameters
+from bessemer.layout.pipeline_stages import PartParameters, pipeline_ranks
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
 from bessemer.parallel.tensor import apply_tp, reduce_partial_gradients, sharded_dimension

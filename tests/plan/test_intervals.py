@@ -14,8 +14,16 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import failures
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
-from bessemer.plan.expected import SOURCES, expected_run
-from bessemer.plan.intervals import NORMAL_80, UNMEASURED_DEVICE, evidence, extrapolation, interval, residuals
+from bessemer.plan.intervals import (
+    NORMAL_80,
+    SOURCES,
+    UNMEASURED_DEVICE,
+    evidence,
+    expected_run,
+    extrapolation,
+    interval,
+    residuals,
+)
 from bessemer.plan.tables import evidence_line, failures_number
 
 MODEL = ModelConfig(

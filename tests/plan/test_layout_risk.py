@@ -15,8 +15,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import ask
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
-from bessemer.plan.estimate.memory import fits, memory
-from bessemer.plan.estimate.risk import HEADROOM, MEDIAN_LIMIT, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, MEDIAN_LIMIT, fits, memory, out_of_memory
 from bessemer.plan.search import NEARLY_AS_FAST, search
 
 DEVICE = devices.find("RTX 4090")

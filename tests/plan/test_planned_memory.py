@@ -14,15 +14,13 @@ from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import flops_per_token
 from bessemer.layout.memory import micro_batches_in_flight, peak_memory
 from bessemer.layout.pipeline_schedules import generate
-from bessemer.layout.pipeline_stages import split_blocks
-from bessemer.layout.sharding import PartParameters
+from bessemer.layout.pipeline_stages import PartParameters, split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
-from bessemer.plan.estimate.frameworks import Framework
+from bessemer.plan.estimate.frameworks import Framework, blocks_of_stages, ranks_by_cut
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory, stages
 from bessemer.plan.estimate.parts import each
-from bessemer.plan.estimate.stage_cuts import blocks_of_stages, ranks_by_cut
 from bessemer.recipe import Parallel, parse
 
 GB = 1e9

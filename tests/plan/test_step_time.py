@@ -13,8 +13,8 @@ from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.model.config import ALL_BIASES, ModelConfig
 from bessemer.plan.estimate import collectives, compute, frameworks
+from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import PHYSICS, ClusterSpec, Job, Layout, Physics, parallel
-from bessemer.plan.estimate.stage_cuts import ranks_by_cut
 from bessemer.plan.estimate.step import exchange_seconds, fullest, optimizer_seconds, refuse, step
 
 PARTS = (

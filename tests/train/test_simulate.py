@@ -16,8 +16,7 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import peak_memory, rank_memory
-from bessemer.layout.pipeline_stages import pipeline_ranks
-from bessemer.layout.sharding import PartParameters
+from bessemer.layout.pipeline_stages import PartParameters, pipeline_ranks
 from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe

@@ -11,11 +11,20 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import law, page, runs
-from bessemer.ladder.design import RUNGS, SEEDS, Design, Rung, parse_budget, refuse_few, rungs_within
+from bessemer.ladder.design import (
+    RATE_RULES,
+    RUNGS,
+    SEEDS,
+    Design,
+    Rung,
+    parse_budget,
+    rate_rule,
+    refuse_few,
+    rungs_within,
+)
 from bessemer.ladder.law import FittedLaw, Interval, Point
 from bessemer.ladder.posterior import SPREADS
 from bessemer.ladder.runs import Ground
-from bessemer.ladder.sizes import RATE_RULES, rate_rule
 from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, duration, say, warn

@@ -11,11 +11,10 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import page, runs, shares
-from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, parse_budget
+from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, batch_tokens, learning_rate, parse_budget
 from bessemer.ladder.fit import Array
 from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground
-from bessemer.ladder.sizes import batch_tokens, learning_rate
 from bessemer.recipe import MixturePhase, Recipe
 from bessemer.recipe.keys import nearest
 from bessemer.run import write_json

@@ -21,8 +21,7 @@ from bessemer import forecast, interrupt, stages
 from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
-from bessemer.ladder.design import Planned, Rung
-from bessemer.ladder.sizes import Size, batch_tokens, size_of, smaller
+from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bessemer.layout.pipeline_stages import pipeline_ranks
-from bessemer.layout.sharding import PartParameters, replicated_parameters
+from bessemer.layout.pipeline_stages import PartParameters, pipeline_ranks, replicated_parameters
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 

@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bessemer.layout.communication import FP32, ElementBytes
-from bessemer.layout.pipeline_stages import PipelineRank, pipeline_ranks
-from bessemer.layout.sharding import PartParameters, rank_rows
+from bessemer.layout.pipeline_stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.parallel import interleaved_rounds

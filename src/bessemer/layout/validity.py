@@ -7,8 +7,7 @@ Every refusal is an InputError that names what would do. The optimizer's, the ob
 from __future__ import annotations
 
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_stages import require_stages
-from bessemer.layout.sharding import rank_rows
+from bessemer.layout.pipeline_stages import rank_rows, require_stages
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import nearest_that_fit

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
-from bessemer.layout.sharding import rank_rows
+from bessemer.layout.pipeline_stages import rank_rows
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe.parallel import nearest_that_fit

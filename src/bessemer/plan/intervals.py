@@ -1,4 +1,5 @@
-"""80% intervals of a plan's figures: how far what was measured lay from what was planned, by kind of question.
+"""80% intervals of a plan's figures, by kind of question: how far what was measured lay from what was planned; and from these the
+expected hours of a run.
 
 The residuals are logarithms of measured over planned, of published cases that nothing was fitted to. Every source counts the
 same, however many cases it has. The tails are chosen so that about 80% of the cases of a source lie inside when that source is
@@ -16,12 +17,13 @@ for residuals of their own: how far they lie from the plan widens the interval o
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from math import exp, hypot, log2
 from typing import Any, Literal
 
+from bessemer.plan import failures
 from bessemer.plan.estimate.job import Job
 
 Question = Literal["step", "chosen", "run", "memory"]
@@ -121,9 +123,41 @@ def extrapolation(job: Job) -> float:
 
 
 def interval(question: Question, job: Job, planned: float) -> PlanInterval:
-    """The 80% interval of a planned figure; for `run` of what is expected (expected.py)."""
+    """The 80% interval of a planned figure; for `run` of what is expected (`expected_run`)."""
     table, state, spread = residuals(), evidence(job).state, 0.0 if question == "memory" else extrapolation(job)
     row = table[question] if question in ("run", "memory") else table[question][state]
     middle, extra = (table["step"][state] if question == "chosen" else row)["middle"], NORMAL_80 * spread
     low, high = hypot(middle - row["low"], extra), hypot(row["high"] - middle, extra)
     return PlanInterval(planned, planned * exp(middle - low), planned * exp(middle), planned * exp(middle + high))
+
+
+# Each part of a run is a factor on what stands before it. Where a part can be worked out it is (checkpoints, failures); what
+# published steps show is taken from them; what no source separates is one number, fitted to the device-hours of half of the
+# published runs (benchmarks/planner_runs.py, which scores it on the other half).
+SOURCES = {
+    "steps": "the plan's step, at every step",
+    "program": "median of published steps over what is planned for them, every source alike",
+    "failures": "failures a node, work done again and restarts (plan/failures.py)",
+    "checkpoints": "copies to the host that training waits for (plan/failures.py)",
+    "the rest": "evaluation, start-ups, idle devices, runs done again: fitted to half of the published runs",
+}
+
+
+@dataclass(frozen=True)
+class ExpectedRun:
+    """Seconds of a run. ideal: every step at the planned time; parts: what makes up the expected, `steps` first; seconds: the 80%
+    interval around the expected."""
+
+    ideal: float
+    parts: dict[str, float]
+    seconds: PlanInterval
+
+
+def expected_run(job: Job, running: failures.Outlook, ideal: float, chosen: bool) -> ExpectedRun:
+    """What a run of `ideal` seconds of steps is expected to take, which may be as long as its steps may. running: checkpoints and
+    failures of the slowed steps; chosen: the layout, by the planner."""
+    parts = {"steps": ideal, "program": ideal * (evidence(job).factor - 1)}
+    parts |= {"failures": running.lost, "checkpoints": running.saves}
+    parts["the rest"] = sum(parts.values()) * (exp(residuals()["run"]["rest"][evidence(job).state]) - 1)
+    whole, steps = interval("run", job, sum(parts.values())), interval("chosen" if chosen else "step", job, ideal)
+    return ExpectedRun(ideal, parts, replace(whole, high=max(whole.high, steps.high)))

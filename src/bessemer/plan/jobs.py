@@ -19,7 +19,7 @@ from bessemer.model.huggingface.config import model_config
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
-from bessemer.plan.estimate.risk import HEADROOM
+from bessemer.plan.estimate.memory import HEADROOM
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES

@@ -10,11 +10,9 @@ from bessemer.layout.memory import optimizer_bytes
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, stages, train_of
-from bessemer.plan.estimate.risk import out_of_memory
+from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, out_of_memory, stages, train_of
 from bessemer.plan.estimate.step import Step, step
-from bessemer.plan.expected import SOURCES, ExpectedRun, expected_run
-from bessemer.plan.intervals import PlanInterval, evidence, interval
+from bessemer.plan.intervals import SOURCES, ExpectedRun, PlanInterval, evidence, expected_run, interval
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search

@@ -5,7 +5,7 @@ schedule, micro-batch) no more is recomputed than must be for it to fit: recompu
 State is divided over all devices that share the batch, over those of a node, or over none. A test holds this against trying
 everything.
 
-The layout that is chosen leaves headroom on the device (plan/estimate/risk.py), and of those that are nearly as fast as the
+The layout that is chosen leaves headroom on the device (plan/estimate/memory.py), and of those that are nearly as fast as the
 fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
 slower than predicted, or failed.
 
@@ -26,8 +26,7 @@ from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, requ
 from bessemer.model.config import ModelConfig
 from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
-from bessemer.plan.estimate.memory import DeviceMemory, fits, memory
-from bessemer.plan.estimate.risk import HEADROOM, out_of_memory
+from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig

@@ -8,7 +8,7 @@ from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money, shapes
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
-from bessemer.plan.estimate.risk import out_of_memory
+from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig

@@ -13,7 +13,7 @@ from math import ceil
 
 from bessemer.layout.devices import DeviceSpec
 from bessemer.layout.flops import tokens_seen
-from bessemer.layout.sharding import rank_rows
+from bessemer.layout.pipeline_stages import rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import BlockMatmul

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.layout.communication import FP32
-from bessemer.layout.pipeline_stages import PipelineRank
-from bessemer.layout.sharding import PartParameters
+from bessemer.layout.pipeline_stages import PartParameters, PipelineRank
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import experts
 from bessemer.plan.estimate.experts import hidden_widths

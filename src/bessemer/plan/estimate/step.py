@@ -19,8 +19,8 @@ from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.layout.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, experts, pieces
+from bessemer.plan.estimate.frameworks import blocks_of_stages
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
-from bessemer.plan.estimate.stage_cuts import blocks_of_stages
 from bessemer.plan.mixture import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds
 from bessemer.recipe.parallel import AXES
