@@ -259,8 +259,9 @@ def test_samples_in_another_order_and_other_weights_are_told(trained: tuple[Reci
     assert straight.losses.keys() == set(range(1, 7))
     assert sum(map(len, straight.order.values())) == 6 * 8
     order = {**straight.order, 3: straight.order[4]}
-    assert learning.compared(straight, replace(straight, order=order), "x") == (False, "x: step 3 reads other samples")
-    assert "weights" in learning.compared(straight, replace(straight, weights="0" * 32), "x")[1]
+    row = learning.same("a", straight, replace(straight, order=order), "x")
+    assert (row.status, row.evidence) == ("FAIL", "x: step 3 reads other samples")
+    assert "but weights" in learning.same("a", straight, replace(straight, weights="0" * 32), "x").evidence
 
 
 def test_a_full_disk_and_too_little_memory_are_no_go(

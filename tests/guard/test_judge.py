@@ -189,7 +189,8 @@ def test_what_was_learned_must_not_be_lost_by_a_second_warm_up() -> None:
             after, alarm = observe(after, step, lost, 1.0, SCALE)
             alarms_of += [step] if alarm is not None and alarm.kind.name == "diverged" else []
         assert alarms_of == found
-    kept = History.from_dict(json.loads(json.dumps(asdict(history.restarted(keeps_level=True)))))
+    state = GuardState(history=history.restarted(keeps_level=True))
+    kept = GuardState.from_dict(json.loads(json.dumps(asdict(state)))).history
     assert kept.restarted(keeps_level=True).level == kept.level == history.level, "twice in a row"
 
 

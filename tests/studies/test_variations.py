@@ -12,7 +12,7 @@ import pytest
 
 from bessemer import studies
 from bessemer.cli import run_command
-from bessemer.studies import data, pages, processes, resume, surface, variations
+from bessemer.studies import data, pages, processes, variations
 from bessemer.studies.base import MEASURES, Variation
 
 ALL = {name: subject for name in studies.STUDIES if isinstance(subject := studies.load(name), Variation)}
@@ -49,14 +49,14 @@ def test_recompute_changes_no_bit_and_saves_memory() -> None:
 
 
 def test_a_resumed_training_has_the_same_bits_and_one_without_its_optimizer_has_not() -> None:
-    results = tiny(resume.resume, 10_240)
+    results = tiny(variations.resume, 10_240)
     rows = results["rows"]
     assert rows["never stopped"]["weights"] == rows["resumed"]["weights"]
     assert rows["never stopped"]["losses"] == rows["resumed"]["losses"]
     for other in ("no optimizer state", "data from its start"):
         assert rows[other]["weights"] != rows["resumed"]["weights"]
         assert rows[other]["losses"][:5] == rows["resumed"]["losses"][:5]
-    judged(resume.resume, results)
+    judged(variations.resume, results)
 
 
 def test_packed_sequences_have_more_targets_than_padded_ones() -> None:
@@ -69,7 +69,7 @@ def test_packed_sequences_have_more_targets_than_padded_ones() -> None:
 
 def test_the_grid_has_the_trained_loss_in_its_middle_and_leaves_the_weights() -> None:
     study = replace(
-        surface.loss_surface, variants={"at initialisation": {"steps": 0, "edge": 3}, "trained": {"edge": 3}}
+        variations.loss_surface, variants={"at initialisation": {"steps": 0, "edge": 3}, "trained": {"edge": 3}}
     )
     results = tiny(study, 8192)
     row = results["rows"]["trained"]

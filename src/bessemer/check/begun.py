@@ -48,8 +48,7 @@ def begun_rows(run: RunFolder) -> Iterator[CheckRow]:
             said += "finished one remove the damaged ones first, and `bessemer run` trains the steps after it again"
         yield CheckRow(SAVED, WHOLE, "FAIL", said)
     else:
-        said = f"step {found.step}, every byte verified; there are {len(steps)}"
-        yield CheckRow(SAVED, WHOLE, "ok", said)
+        yield CheckRow(SAVED, WHOLE, "ok", f"step {found.step}, every byte verified; there are {len(steps)}")
     if found is not None:
         try:
             journal = Journal.of_run(run)
@@ -93,15 +92,9 @@ def _damaged(lines: Sequence[bytes]) -> list[int]:
     """Numbers of the lines that are no object, or whose `kind` of metrics has a key of no other line in place of a usual
     one: a byte of its name was changed."""
     rows = [_object(line) for line in lines]
-    kinds, keys = Counter[object](), Counter[tuple[object, str]]()
-    for row in rows:
-        if row is not None:
-            kinds[row.get("kind")] += 1
-            keys.update((row.get("kind"), key) for key in row)
-
-    usual = {
-        kind: {key for (of, key), number in keys.items() if of == kind and 2 * number > kinds[kind]} for kind in kinds
-    }
+    kinds = Counter[object](row.get("kind") for row in rows if row is not None)
+    keys = Counter[tuple[object, str]]((row.get("kind"), key) for row in rows if row is not None for key in row)
+    usual = {of: {key for (kind, key), n in keys.items() if kind == of and 2 * n > kinds[of]} for of in kinds}
 
     def is_damaged(row: dict[str, Any] | None) -> bool:
         if row is None or "step" not in row:

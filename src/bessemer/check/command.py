@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from bessemer import changed_recipe, forecast, preflight, rebuild
 from bessemer.check import learning, masks, planned, sample, trial
@@ -16,7 +15,6 @@ from bessemer.check.machine import machine_rows
 from bessemer.check.planned import existing
 from bessemer.check.rows import CheckRow, collected, is_go
 from bessemer.errors import BessemerError, InputError
-from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
 from bessemer.terminal import progress, silent
@@ -80,10 +78,8 @@ def scratch(run: RunFolder) -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there)
     except OSError as error:
-        reason = error.strerror
-        raise InputError(
-            f"{there}: cannot be written ({reason}); choose another folder with --set run.dir=PATH"
-        ) from None
+        why = f"cannot be written ({error.strerror}); choose another folder with --set run.dir=PATH"
+        raise InputError(f"{there}: {why}") from None
     with folder as place:
         yield Path(place)
 
@@ -150,18 +146,13 @@ def _trained(subject: Subject) -> Iterator[CheckRow]:
 
 
 def _examined(subject: Subject) -> Iterator[CheckRow]:
-    """Masks and overfitting, in this process on one device."""
-    recipe = subject.trial.model_copy(update={"parallel": Parallel()})
+    """Masks and overfitting, in this process on one device, with the trial's starting weights."""
+    recipe, store = subject.trial.model_copy(update={"parallel": Parallel()}), subject.store
     devices.make_deterministic()
-    trainer = model_trainer(recipe, subject.config, subject.store, subject.device)
-    reader = trainer.task.loader(recipe, subject.store)
-    yield from masks.mask_rows(recipe, trainer, reader, subject.store)
-    yield learning.overfits(trainer, learning.first_sequence(reader.batch(0, 1)))
-
-
-def model_trainer(recipe: Recipe, config: ModelConfig, store: TokenStore, device: Any) -> Trainer:
-    """A step of the trial's model in this process, with its starting weights."""
     with silent():
-        model = starting_model(recipe.model.from_, config, recipe.run.seed)
-    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
-    return Trainer(recipe, model, device, store.end_of_text, len(store.sources), recomputed=recomputed)
+        model = starting_model(recipe.model.from_, subject.config, recipe.run.seed)
+    recomputed = blocks_recomputed(recipe.train, recipe.parallel, subject.config, subject.device)
+    trainer = Trainer(recipe, model, subject.device, store.end_of_text, len(store.sources), recomputed=recomputed)
+    reader = trainer.task.loader(recipe, store)
+    yield from masks.mask_rows(recipe, trainer, reader, store)
+    yield learning.overfits(trainer, learning.first_sequence(reader.batch(0, 1)))

@@ -80,23 +80,18 @@ def overfits(trainer: Trainer, batch: Batch) -> CheckRow:
         trainer.update(number, gradients.grad_norm)
     said = (
         f"loss of one sequence {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses) - 1} updates at a rate of {rate:g}"
-        + ("" if rate == own else f", in place of the recipe's {own:g}")
     )
+    said += "" if rate == own else f", in place of the recipe's {own:g}"
     return judged(LEARNING, "overfits a single sequence", losses[-1] < OVERFIT_SHARE * losses[0], said)
 
 
 def same(name: str, straight: TrialResult, other: TrialResult, how: str) -> CheckRow:
     """Whether two trainings agree bit for bit in losses, samples and weights."""
-    return judged(RESUME, name, *compared(straight, other, how))
-
-
-def compared(straight: TrialResult, other: TrialResult, how: str) -> tuple[bool, str]:
-    """Whether two trainings agree bit for bit, and the evidence."""
-    if (differs := first_difference(straight, other)) is not None:
-        return False, f"{how}: {differs}"
-    if other.weights != straight.weights:
-        return False, f"{how}: losses equal, but weights {other.weights[:12]} instead of {straight.weights[:12]}"
-    return True, f"{how}: {len(other.losses)} losses, samples and weights {other.weights[:12]} equal"
+    said, weights = first_difference(straight, other), other.weights[:12]
+    if said is None and other.weights != straight.weights:
+        said = f"losses equal, but weights {weights} instead of {straight.weights[:12]}"
+    equal = f"{len(other.losses)} losses, samples and weights {weights} equal"
+    return judged(RESUME, name, said is None, f"{how}: {said or equal}")
 
 
 def first_difference(straight: TrialResult, other: TrialResult, *, tolerance: float = 0.0) -> str | None:
@@ -146,7 +141,6 @@ def saved(recipe: Recipe, trial: TrialResult, scale: float, num_saves: int, seco
 
 
 def checkpoint_bytes(folder: Path) -> int:
-    """Bytes of a checkpoint's files."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,14 +68,12 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
     ranks, kind = facts["ranks"], "cuda" if is_cuda else "cpu"
     wrong = [f"rank {row['rank']} on {row['host']}" for row in ranks if row["wrong"]]
     said = f"{REPEATS} matmuls of {EDGE[kind]} x {EDGE[kind]} integers on {len(ranks)} x {ranks[0]['device']}"
-    yield judged(
-        TOPIC, "matmul has the known answer", not wrong, f"{said}, {len(wrong)} wrong {', '.join(wrong)}".strip()
-    )
+    said += f", {len(wrong)} wrong {', '.join(wrong)}"
+    yield judged(TOPIC, "matmul has the known answer", not wrong, said.strip())
     rates = [row["rate"] for row in ranks]
     if len(ranks) == 1:
-        yield CheckRow(
-            TOPIC, "matmul rate", "not here", f"{rate(rates[0])}; there is no other device to compare it with"
-        )
+        said = f"{rate(rates[0])}; there is no other device to compare it with"
+        yield CheckRow(TOPIC, "matmul rate", "not here", said)
     else:
         slow = [f"rank {row['rank']} on {row['host']}: {rate(row['rate'])}" for row in ranks
                 if row["rate"] < SLOW_SHARE[kind] * median(rates)]  # fmt: skip
@@ -101,9 +100,8 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
 def examined(recipe: Recipe, mesh: ProcessMesh, disk: Path, device: Device) -> dict[str, Any]:
     """What every process finds of its device, links, clock and file system. disk: a folder that all share. Collective."""
     wrong, speed = known_matmul(device), devices.matmul_rate(device)
-    axes = (
-        {} if mesh.is_single else {axis: _all_reduce(mesh, axis, device) for axis in MESH_AXES if mesh.size(axis) > 1}
-    )
+    used = [] if mesh.is_single else [axis for axis in MESH_AXES if mesh.size(axis) > 1]
+    axes = {axis: _all_reduce(mesh, axis, device) for axis in used}
     skews = []
     for _ in range(5):
         mesh.barrier()
@@ -175,11 +173,9 @@ def _files(mesh: ProcessMesh, disk: Path) -> dict[str, Any]:
 def _seen(path: Path, content: bytes) -> bool:
     deadline = time.monotonic() + SEEN_SECONDS
     while time.monotonic() < deadline:
-        try:
+        with suppress(OSError):
             if path.read_bytes() == content:
                 return True
-        except OSError:
-            pass
         time.sleep(0.05)
     return False
 
@@ -213,7 +209,6 @@ def examine_as_member(recipe: Recipe, disk: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One process, as the module says."""
     folder, disk = Path(sys.argv[1]), Path(sys.argv[2])
     try:
         facts = examine_as_member(load(folder / "recipe.toml"), disk)

@@ -85,7 +85,9 @@ def _loss(trainer: Trainer, batch: Batch) -> CheckRow:
     part, place = MicroBatch.of(batch), trainer.device.torch_device
     nats_BS, _ = trainer.engine.score(part)
     with trainer.autocast():
-        hidden_BTD = trainer.hidden(part.inputs_BT.to(place), _on(part.starts_BT, place))
+        hidden_BTD = trainer.hidden(
+            part.inputs_BT.to(place), None if part.starts_BT is None else part.starts_BT.to(place)
+        )
         logits_TV = trainer.model.head.logits(hidden_BTD[0]).float()
     targets_T = part.targets_BS[0].to(place)
     counts_T = targets_T >= 0
@@ -124,9 +126,8 @@ def _documents(recipe: Recipe, trainer: Trainer, batch: Batch, end_of_text: int)
     leak, effect = float(moved[begin:].max()), float(moved[changed + 1 : begin].max())
     said = f"a token before the border at {begin} of sequence {row} changed: states after it move by {leak:.1e}"
     if not recipe.tokens.document_mask:
-        return CheckRow(
-            TOPIC, name, "warn", said + "; attention crosses documents, as tokens.document_mask = false says"
-        )
+        said += "; attention crosses documents, as tokens.document_mask = false says"
+        return CheckRow(TOPIC, name, "warn", said)
     return judged(TOPIC, name, leak <= LEAK * effect and effect > 0, f"{said}, those between by {effect:.1e}")
 
 
@@ -156,7 +157,3 @@ def _hidden(trainer: Trainer, inputs: Ints, starts: Bools | None) -> Tensor:
     starts_BT = None if starts is None else torch.from_numpy(starts).to(place)
     with trainer.autocast():
         return trainer.hidden(torch.from_numpy(inputs.astype(np.int64)).to(place), starts_BT).float()
-
-
-def _on(tensor: Tensor | None, place: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(place)

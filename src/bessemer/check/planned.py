@@ -202,9 +202,8 @@ def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str
         unique = tokens.get("unique_tokens")
         epochs = {"the text (estimated)": resolved.batches.tokens_before(steps) / unique} if unique else {}
     often = {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
-    said = (
-        ", ".join(f"{name} {turns:.2g} times" for name, turns in epochs.items()) or "the size of the text is not known"
-    )
+    turned = ", ".join(f"{name} {turns:.2g} times" for name, turns in epochs.items())
+    said = turned or "the size of the text is not known"
     if often:
         said += f"; above {REPEATS_WORTH_A_WARNING} epochs repeated text helps less and less (Muennighoff et al. 2023)"
     yield CheckRow(DATA, "repetition", "warn" if often else "ok" if epochs else "not here", said)

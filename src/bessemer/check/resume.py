@@ -86,9 +86,8 @@ def _another_world(
     name = "one process, then two"
     sequences = alone.batches.full
     if sequences % 2 or alone.batches.sequences(0) % 2:
-        yield CheckRow(
-            learning.RESUME, name, "not here", f"two processes do not divide {counted(sequences, 'sequence')}"
-        )
+        said = f"two processes do not divide {counted(sequences, 'sequence')}"
+        yield CheckRow(learning.RESUME, name, "not here", said)
         return
     if not trial.fits_here(PAIR, subject.device.is_cuda):
         yield CheckRow(learning.RESUME, name, "not here", "this machine has one device")
@@ -98,9 +97,8 @@ def _another_world(
     differences = {step: abs(straight.losses[step] - other.losses.get(step, math.inf)) for step in straight.losses}
     at_once, later = max(differences[step] for step in range(1, stop + 2)), max(differences.values())
     if straight.order != other.order:
-        yield CheckRow(
-            learning.RESUME, name, "FAIL", learning.first_difference(straight, other, tolerance=math.inf) or ""
-        )
+        said = learning.first_difference(straight, other, tolerance=math.inf) or ""
+        yield CheckRow(learning.RESUME, name, "FAIL", said)
         return
     said = f"{len(differences)} steps read the same samples in the same order; the first loss on two differs by"
     said += f" {at_once:.1e} (limit {tolerance:g}), any later one by {later:.1e} at most"

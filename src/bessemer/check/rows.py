@@ -38,7 +38,6 @@ def collected(topic: str, name: str, rows: Callable[[], Iterable[CheckRow]]) -> 
 
 
 def is_go(rows: Iterable[CheckRow]) -> bool:
-    """Whether nothing failed."""
     return all(row.status != "FAIL" for row in rows)
 
 
@@ -65,5 +64,4 @@ def table(rows: list[CheckRow]) -> str:
 
 
 def to_dict(rows: list[CheckRow]) -> dict[str, Any]:
-    """For --json."""
     return {"go": is_go(rows), "verdict": verdict(rows), "rows": [asdict(row) for row in rows]}

@@ -32,7 +32,7 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
         )
     size = max(SAMPLE_BYTES, BYTES_PER_ID * (resolved.tokenizer.vocabulary or 0)) // len(asked.corpus.sources)
     sources = tuple(
-        source.model_copy(update={"max_bytes": min(source.max_bytes or size, size)}) for source in asked.corpus.sources
+        one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in asked.corpus.sources
     )
     small = resolved.changed(
         run={"name": "sample", "dir": str(place)}, corpus={"sources": sources, "publish": None}, tokens={

@@ -45,7 +45,6 @@ class TrialResult:
     rows: list[dict[str, Any]]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Lines of the metrics."""
         return [row for row in self.rows if row["kind"] == kind]
 
 
@@ -78,8 +77,9 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
         if small.heads % 2 or small.kv_heads % 2 or small.width % 2 or halves["heads"] < layout.tensor:
             break
         small = replace(small, **halves)
-    model: dict[str, Any] = {key: getattr(small, key) for key in ("layers", "heads", "kv_heads", "width", "mlp_width")}
+    model: dict[str, Any] = {}
     if small is not config:
+        model = {key: getattr(small, key) for key in ("layers", "heads", "kv_heads", "width", "mlp_width")}
         model |= {"depth": None, "from_": None, **_fewer_layers(recipe, small.layers)}
         said.append(f"{small.layers} of {counted(config.layers, 'layer')}" + (
             f" and width {small.width} of {config.width}" if small.width != config.width else ""))  # fmt: skip
@@ -93,7 +93,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
             start_tokens=min(unit * micro * length, sequences * length), steps=STEPS // 2),
     }  # fmt: skip
     return recipe.model_copy(update={
-        "model": recipe.model.model_copy(update=model if small is not config else {}),
+        "model": recipe.model.model_copy(update=model),
         "train": train.model_copy(update=changes),
         "guard": recipe.guard.model_copy(update={"hang_seconds": 0.0}),
         "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3}),
@@ -135,12 +135,9 @@ def train(run: RunFolder, recipe: Recipe, stops: Sequence[int] = (), then: Recip
         )  # fmt: skip
         if why is not None:
             begun = f"continued from step {steps[-1]}" if (steps := published(run.checkpoints)) else "from its start"
-            what = (
-                f"the small training that is stopped in step {', '.join(map(str, stops))}"
-                if stops
-                else "the small training"
-            )
-            raise BessemerError(f"{what} failed, {begun}: {_lasting(why.removeprefix('bessemer: '), run)}")
+            which = f" that is stopped in step {', '.join(map(str, stops))}" if stops else ""
+            said = _lasting(why.removeprefix("bessemer: "), run)
+            raise BessemerError(f"the small training{which} failed, {begun}: {said}")
     return result(run)
 
 
@@ -169,7 +166,6 @@ def fits_here(layout: Parallel, is_cuda: bool) -> bool:
 
 
 def main() -> None:
-    """One process, as the module says."""
     from bessemer.guard.heartbeat import Heartbeat
     from bessemer.parallel.mesh import ProcessMesh
     from bessemer.terminal import QUIET, SILENT

@@ -87,12 +87,10 @@ def score_line(found: dict[str, Any]) -> str:
     """The line of the evaluation stage."""
     loss = f"loss {found['loss']:.3f}"
     if found["bits_per_byte"] is not None:
-        ngram_score = ""
+        said = f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out"
         if (ngram := found["ngram"]) is not None:
-            ngram_score = f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
-        return (
-            f"{found['bits_per_byte']:.3f} bits per byte on all {size(found['held_out_bytes'])} held out{ngram_score}"
-        )
+            said += f"; a byte {ngram['order']}-gram on the same text: {ngram['bits_per_byte']:.3f}"
+        return said
     if found.get("accuracy") is None:
         return f"{loss} on {found['tokens']:,} held-out tokens"
     right = f"{found['accuracy']:.1%} of {found['tokens']:,} held-out"
@@ -147,10 +145,8 @@ def _examples(recipe: Recipe, store: TokenStore, restored: Restored, scored: Val
     # An n-gram has no template: it cannot be asked for what the assistant says alone.
     compares = recipe.evaluate.ngram and scored.bits_per_byte is not None and not recipe.chat_parts
     baseline = ngram_baseline(recipe.evaluate.ngram_max_bytes, store, tokenizer) if compares else None
-    return {
-        "ngram": baseline,
-        "samples": samples(recipe.evaluate, recipe.run.seed, store, restored.trainer.model, tokenizer),
-    }
+    written = samples(recipe.evaluate, recipe.run.seed, store, restored.trainer.model, tokenizer)
+    return {"ngram": baseline, "samples": written}
 
 
 def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -159,9 +155,7 @@ def ngram_baseline(max_bytes: int, store: TokenStore, tokenizer: Tokenizer) -> d
     texts = {name: _documents(store, name, "train", tokenizer) for name in store.sources}
     whole = sum(len(document) for documents in texts.values() for document in documents)
     if whole > max_bytes:  # an even part of each source
-        texts = {
-            name: documents[: max(int(len(documents) * max_bytes / whole), 1)] for name, documents in texts.items()
-        }
+        texts = {name: of[: max(int(len(of) * max_bytes / whole), 1)] for name, of in texts.items()}
     training = [document for documents in texts.values() for document in documents]
     model = NgramModel(training)
     nats: dict[str, float] = {}

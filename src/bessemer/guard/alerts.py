@@ -50,13 +50,9 @@ def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
         yield
     except BaseException as error:
         posts.end(thread)
-        stopped = isinstance(error, Stopped | KeyboardInterrupt)
-        posts.post(
-            "warning" if stopped else "error",
-            "stopped" if stopped else "failed",
-            str(error) or type(error).__name__,
-            is_end=True,
-        )
+        is_stop = isinstance(error, Stopped | KeyboardInterrupt)
+        how: tuple[Severity, str] = ("warning", "stopped") if is_stop else ("error", "failed")
+        posts.post(*how, str(error) or type(error).__name__, is_end=True)
         raise
     posts.end(thread)
     posts.post("info", "finished", "all steps are trained", is_end=True)
@@ -75,7 +71,6 @@ class _Posts:
         self._post_new()
 
     def end(self, thread: threading.Thread) -> None:
-        """Post what is left."""
         self._ended.set()
         thread.join(2 * TIMEOUT_SECONDS)
 
@@ -105,11 +100,8 @@ class _Posts:
         time = datetime.now(UTC).isoformat(timespec="seconds")
         body = {"run": self._run.path.name, "severity": severity, "what": what, "time": time, **more,
                 "text": text, "content": text[:1900]}  # fmt: skip
-        request = urllib.request.Request(
-            self._url,
-            json.dumps(body, default=str).encode(),
-            {"Content-Type": "application/json", "User-Agent": "bessemer"},
-        )
+        headers = {"Content-Type": "application/json", "User-Agent": "bessemer"}
+        request = urllib.request.Request(self._url, json.dumps(body, default=str).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
                 pass

@@ -94,12 +94,6 @@ class History:
     level: float | None = None
     level_spread: float = 0.0
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> History:
-        """The inverse of dataclasses.asdict after JSON."""
-        fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()}
-        return cls(**fields)
-
     def restarted(self, *, keeps_level: bool = False) -> History:
         """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
         mixture of sources. keeps_level: the same text is read on, so that much of what was learned must not be lost."""
@@ -223,9 +217,7 @@ def _change_point(values: tuple[float, ...]) -> int:
 
 def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
     best = history.best_mean
-    if mean is None or best is None:
-        return None
-    if mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
+    if mean is None or best is None or mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
         return None
     cause = f"the mean loss of the last {DRIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
     return Alarm(DRIFT, max(step - DRIFT_WINDOW + 1, 1), cause)
@@ -247,10 +239,8 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     onset = step - len(history.recent) + 1 + first
     why = f"it had reached {reached:.2f}" if has_learned else "worse than a uniform guess, and than at the start"
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
-    which = (
-        f"the last {DIVERGED_STEPS}" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of the last {DIVERGED_STEPS}"
-    )
-    return Alarm(DIVERGED, onset, f"{which} losses are {figures}")
+    which = "" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of "
+    return Alarm(DIVERGED, onset, f"{which}the last {DIVERGED_STEPS} losses are {figures}")
 
 
 def _dead(history: History, step: int) -> Alarm | None:
@@ -274,9 +264,7 @@ def _plateau(history: History, step: int, reference: GuardReference) -> Alarm | 
         return None
     half = PLATEAU_WINDOW // 2
     before, now = fmean(window[:half]), fmean(window[half:])
-    if (
-        abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss
-    ):  # a rise is another alarm
-        return None
+    if abs(now - before) >= PLATEAU_GAIN * before or now <= PLATEAU_SHARE * reference.uniform_loss:
+        return None  # a rise is another alarm
     figures = f"{now:.4f}, that of the {half} before {before:.4f}; a uniform guess has {reference.uniform_loss:.2f}"
     return Alarm(PLATEAU, step - PLATEAU_WINDOW + 1, f"the mean loss of the last {half} steps is {figures}")

@@ -141,15 +141,10 @@ class WallClock:
             self._log.append(json_line(row | {kind: round(seconds, 3) for kind, seconds in self._seconds.items()}))
 
 
-def last_saved(path: Path) -> int:
-    """The newest checkpoint that the last session knew of; 0 where there was none."""
-    rows = read_json_lines(path)
-    return int(rows[-1].get("saved", 0)) if rows else 0
-
-
 def was_saved(run: RunFolder) -> bool:
     """Whether a checkpoint was ever written, though none may be there now."""
-    return run.was_saved or run.mixture.exists() or last_saved(run.times) > 0
+    sessions = read_json_lines(run.times)[-1:]
+    return run.was_saved or run.mixture.exists() or any(row.get("saved", 0) > 0 for row in sessions)
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:

@@ -161,9 +161,8 @@ class Heartbeat:
             if self._memory is None and self._limit and waiting > self._limit and reported != self._since:
                 reported = self._since
                 faulthandler.dump_traceback(self._file, all_threads=True)
-                self._on_hang(
-                    f"no progress for {waiting:.0f} s in {_described(self._phase, self._step)}", self._step + 1
-                )
+                where = _described(self._phase, self._step)
+                self._on_hang(f"no progress for {waiting:.0f} s in {where}", self._step + 1)
 
 
 def unwatched_heartbeat(run: RunFolder, rank: int, hang_seconds: float | None) -> Heartbeat:

@@ -109,8 +109,7 @@ class Journal:
         """Raise InputError, since `who` has `recorded` rollbacks and the journal fewer."""
         raise InputError(
             f"{self.path}: {who} {counted(recorded, 'rollback')}, the journal {self.num_rollbacks}: lines are missing, and "
-            "without them the run cannot go on or be replayed. Put the file back from a backup, or start over with "
-            "--restart"
+            "without them the run cannot go on or be replayed. Put the file back from a backup, or start over with --restart"
         )
 
     def drop_torn_line(self) -> None:
@@ -121,12 +120,10 @@ class Journal:
 
     @property
     def num_rollbacks(self) -> int:
-        """The number of rollbacks."""
         return len(self.rollbacks)
 
     @property
     def omitted(self) -> tuple[Range, ...]:
-        """The samples that are skipped."""
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
     def num_rollbacks_of_training(self, before: int = 0) -> int:

@@ -49,7 +49,8 @@ class GuardState:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
         """The inverse of dataclasses.asdict after JSON."""
-        return cls(**{**values, "history": History.from_dict(values["history"])})
+        history: dict[str, Any] = {k: tuple(x) if isinstance(x, list) else x for k, x in values["history"].items()}
+        return cls(**{**values, "history": History(**history)})
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,17 @@ def judge(
         after = replace(state, nonfinite_in_a_row=0, skipped=state.skipped + skips_spike, history=history)
         if alarm is not None and alarm.kind.response != "record":
             after = replace(after, healthy_until=alarm.onset - 1)
-        return Judgement(
-            Verdict.ROLL_BACK if needs_rollback else Verdict.SKIP if skips_spike else Verdict.APPLY, after, alarm
-        )
+        verdict = Verdict.ROLL_BACK if needs_rollback else Verdict.SKIP if skips_spike else Verdict.APPLY
+        return Judgement(verdict, after, alarm)
     if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
-    cause = (
-        f"the gradient norm is {grad_norm} at a loss of {loss:.4f}" if math.isfinite(loss) else f"the loss is {loss}"
-    )
+    cause = f"the loss is {loss}"
     if is_finite:
         cause = "the loss or the gradient norm of another rank is not finite"
+    elif math.isfinite(loss):
+        cause = f"the gradient norm is {grad_norm} at a loss of {loss:.4f}"
     alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, cause)
     in_a_row = state.nonfinite_in_a_row + 1
     after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
-    return Judgement(
-        Verdict.ROLL_BACK if in_a_row >= guard.skips_in_a_row else Verdict.SKIP, after, alarm, is_finite=False
-    )
+    verdict = Verdict.ROLL_BACK if in_a_row >= guard.skips_in_a_row else Verdict.SKIP
+    return Judgement(verdict, after, alarm, is_finite=False)

@@ -23,7 +23,7 @@ from bessemer.errors import InputError
 from bessemer.layout.devices import find
 from bessemer.recipe import Recipe, dump
 from bessemer.run import write_atomic
-from bessemer.terminal import counted
+from bessemer.terminal import counted, rendered
 
 LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
 MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
@@ -108,9 +108,8 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
     """The ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
     for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
         if getattr(recipe.cluster, key) is None:
-            raise InputError(
-                f"cluster.{key}: missing; kubernetes needs {what}, for example cluster.{key} = {EXAMPLE[key]}"
-            )
+            example = f"cluster.{key} = {EXAMPLE[key]}"
+            raise InputError(f"cluster.{key}: missing; kubernetes needs {what}, for example {example}")
     # A DNS label; with the suffixes of pods it must stay under 63 characters.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
     toml = dump(recipe).rstrip()
@@ -120,19 +119,11 @@ def job_set(recipe: Recipe, base: Path | None = None) -> str:
 
 
 def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
-    from jinja2 import Environment, StrictUndefined
-
     cluster = recipe.cluster
     min_nodes = cluster.min_nodes or cluster.nodes
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False)
-    environment.filters |= {"quote": lambda value: shlex.quote(str(value)), "json": json.dumps}
-    text = (Path(__file__).parent / f"{template}.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text).render(
-        recipe=recipe,
-        cluster=cluster,
-        per_node=recipe.parallel.world // cluster.nodes,
-        min_nodes=min_nodes,
+    return rendered(
+        Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps,
+        quote=lambda value: shlex.quote(str(value)), per_node=recipe.parallel.world // cluster.nodes, min_nodes=min_nodes,
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
-        has_gpus=recipe.train.device != "cpu",
-        **more,
-    )
+        has_gpus=recipe.train.device != "cpu", **more,
+    )  # fmt: skip

@@ -49,7 +49,6 @@ class MemberTask:
 
 
 def main() -> NoReturn:
-    """Train a prepared run."""
     run, profile = RunFolder(Path(sys.argv[1])), "profile" in sys.argv[2:]
 
     def opened() -> tuple[Any, RunFolder]:

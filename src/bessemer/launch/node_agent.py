@@ -143,9 +143,8 @@ class NodeAgent:
         if self._restarts_left >= 0:
             self._forget_crashes()
             return True
-        self._fail(
-            "failed", f"launch: {loss['cause']}; {loss['action']}; the same command goes on from the last checkpoint"
-        )
+        then = "the same command goes on from the last checkpoint"
+        self._fail("failed", f"launch: {loss['cause']}; {loss['action']}; {then}")
         return False
 
     def _node_loss(self, name: str, host: str, action: str) -> dict[str, Any]:

@@ -231,8 +231,5 @@ def _divides_batch(recipe: Recipe, data_ranks: int) -> bool:
     micro, batches, layout = recipe.train.micro_batch, recipe.batches, recipe.parallel
     assert micro is not None, "the recipe is resolved"
     sizes = {batches.sequences(step) for step in range(batches.ramp_steps + 1)}
-    return all(
-        size % (data_ranks * micro) == 0
-        and (layout.pipeline == 1 or layout.fits_micro_batches(size // (data_ranks * micro)))
-        for size in sizes
-    )
+    each = data_ranks * micro
+    return all(size % each == 0 and (layout.pipeline == 1 or layout.fits_micro_batches(size // each)) for size in sizes)

@@ -19,6 +19,7 @@ from typing import Any
 
 import bessemer
 from bessemer import interrupt
+from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.launch import status
 from bessemer.launch.watchdog import Watchdog
@@ -49,7 +50,6 @@ class LaunchSpec:
     replicas: int = 0
 
     def command(self) -> list[str]:
-        """The command line of its agent."""
         return [sys.executable, "-m", "bessemer.launch.agent", json.dumps(asdict(self))]
 
     @classmethod
@@ -229,10 +229,9 @@ def _record_loss(run: RunFolder, lost: Sequence[int], layout: Parallel, ended: E
 
 def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str, str]:
     """The processes share the cores, import this package, and report in the node's folder."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     source = str(Path(bessemer.__file__).parent.parent)
     path = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"OMP_NUM_THREADS": str(max(cores // processes, 1)), **os.environ} | {
+    return {"OMP_NUM_THREADS": str(max(num_cores() // processes, 1)), **os.environ} | {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LOGLEVEL": "CRITICAL",  # of torch's agent: the command shows what matters

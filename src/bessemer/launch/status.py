@@ -50,23 +50,19 @@ class ShownElsewhere(BessemerError):
 
 
 def folder(run: RunFolder) -> Path:
-    """The folder of all processes, while a training runs."""
     return run.path / ".training"
 
 
 def begin(run: RunFolder) -> None:
-    """Create it, empty."""
     end(run)
     folder(run).mkdir(parents=True)
 
 
 def end(run: RunFolder) -> None:
-    """Remove it."""
     shutil.rmtree(folder(run), ignore_errors=True)
 
 
 def status_of(error: BessemerError) -> str:
-    """The status of an expected error."""
     return next(name for name, kind in FAILURES.items() if isinstance(error, kind))
 
 
@@ -118,7 +114,6 @@ def note(place: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def notes(place: Path, after: int) -> Iterator[list[dict[str, Any]]]:
-    """The notes after the first `after` of them."""
     while (rows := read(place, f"note-{after + 1}.json")) is not None:
         after += 1
         yield rows
@@ -202,5 +197,4 @@ def is_from_neighbour(crash: dict[str, Any]) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bessemer.guard import heartbeat
-from bessemer.guard.incidents import HANG, LOST, record
+from bessemer.guard.incidents import HANG, LOST, IncidentKind, record
 from bessemer.launch import status
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -49,10 +49,8 @@ class Watchdog:
         self._continue_agent()
         self.note_losses()
         running = set(status.pids(self._place))
-        readings = [
-            found for path in sorted(self._place.glob("*.heartbeat")) if (found := heartbeat.read(path)) is not None
-        ]
-        readings = [one for one in readings if one.pid in running]
+        found = map(heartbeat.read, sorted(self._place.glob("*.heartbeat")))
+        readings = [one for one in found if one is not None and one.pid in running]
         if self._ended & running and time.monotonic() - self._ended_at < AGENT_SECONDS:
             return  # those who waited for the one that was ended: the agent is ending them too
         guilty = culprits(readings)
@@ -71,13 +69,8 @@ class Watchdog:
         self._times_stopped = 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._agent, signal.SIGCONT)
-        host = socket.gethostname()
-        cause, action = f"the agent of {host} was stopped by a signal", "continued"
-        warn(f"{cause}; {action}")
-        if self._run is not None:
-            record(
-                self._run.incidents, HANG, step=heartbeat.last_step(self._place), cause=cause, action=action, host=host
-            )
+        cause = self._record_of_agent(HANG, "was stopped by a signal", "continued")
+        warn(f"{cause}; continued")
 
     def note_losses(self) -> None:
         """Report and record what the agent noted since the last call, except for hung processes, reported before."""
@@ -95,27 +88,25 @@ class Watchdog:
 
     def record_end_of_agent(self, signal_name: str) -> None:
         """Record that the node's agent was killed, which the command then shows as its error."""
-        if self._run is None:
-            return
-        host = socket.gethostname()
-        record(
-            self._run.incidents, LOST, step=heartbeat.last_step(self._place),
-            cause=f"the agent of {host} was ended by {signal_name}, and the processes with it",
-            action="stop; the same command goes on from the last checkpoint", host=host,
-        )  # fmt: skip
+        action = "stop; the same command goes on from the last checkpoint"
+        self._record_of_agent(LOST, f"was ended by {signal_name}, and the processes with it", action)
+
+    def _record_of_agent(self, kind: IncidentKind, what: str, action: str) -> str:
+        """Record what happened to the agent of this node. Returns the cause."""
+        host, step = socket.gethostname(), heartbeat.last_step(self._place)
+        cause = f"the agent of {host} {what}"
+        if self._run is not None:
+            record(self._run.incidents, kind, step=step, cause=cause, action=action, host=host)
+        return cause
 
     def _end(self, guilty: list[heartbeat.Reading], readings: list[heartbeat.Reading]) -> None:
-        names = ", ".join(f"rank {one.rank}" for one in guilty)
-        cause = "; ".join(_said(one) for one in guilty)
+        names, cause = ", ".join(f"rank {one.rank}" for one in guilty), "; ".join(map(_said, guilty))
+        action = f"{names} ended; the group starts again from the newest copy or checkpoint"
         kept = self._stacks(readings)
-        warn(
-            f"{cause}; {names} ended, and the group starts again from the newest copy or checkpoint; stacks of all: {kept}"
-        )
+        warn(f"{cause}; {action}; stacks of all: {kept}")
         if self._run is not None:
-            record(
-                self._run.incidents, HANG, step=min(one.step for one in guilty) + 1, cause=cause, rank=guilty[0].rank,
-                action=f"{names} ended; the group starts again from the newest copy or checkpoint", stacks=str(kept),
-            )  # fmt: skip
+            step, rank = min(one.step for one in guilty) + 1, guilty[0].rank
+            record(self._run.incidents, HANG, step=step, cause=cause, rank=rank, action=action, stacks=str(kept))
         for one in guilty:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
@@ -127,28 +118,22 @@ class Watchdog:
                 os.kill(one.pid, signal.SIGUSR2)
         time.sleep(STACK_SECONDS)
         kept = (self._place if self._run is None else self._run.path) / "stacks.txt"
-        parts = [f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
-        for path in sorted(self._place.glob("*.stacks")):
-            parts.append(
-                f"--- local rank {path.stem}\n{path.read_text(errors='replace') or 'nothing: it did not answer'}\n"
-            )
         with open(kept, "a") as file:
-            file.write("".join(parts))
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            for path in sorted(self._place.glob("*.stacks")):
+                stacks = path.read_text(errors="replace") or "nothing: it did not answer"
+                file.write(f"--- local rank {path.stem}\n{stacks}\n")
         return kept
 
 
 def culprits(readings: list[heartbeat.Reading]) -> list[heartbeat.Reading]:
     """The processes that keep the others waiting: those that do not beat; else, where the processes make no progress, those
     that are behind the others, or all of them."""
-    silent = [one for one in readings if one.is_silent]
-    if silent:
+    if silent := [one for one in readings if one.is_silent]:
         return silent
-    hanging = [one for one in readings if one.hangs]
-    if not hanging:
-        return []
-    places = {(one.step, heartbeat.PHASES.index(one.phase)) for one in hanging}
-    behind = min(places)
-    return [one for one in hanging if (one.step, heartbeat.PHASES.index(one.phase)) == behind or len(places) == 1]
+    places = [((one.step, heartbeat.PHASES.index(one.phase)), one) for one in readings if one.hangs]
+    behind = min((place for place, _ in places), default=None)
+    return [one for place, one in places if place == behind]
 
 
 def _said(one: heartbeat.Reading) -> str:

@@ -42,7 +42,7 @@ from bessemer.parallel.collectives import (
 )  # fmt: skip
 from bessemer.parallel.mesh import ProcessMesh
 
-# Sharded parameters of every block, with their dimension; their number is layout.sharding.tensor_sharded_parameters, and
+# Sharded parameters of every block, with their dimension; their number is layout.pipeline_stages.tensor_sharded_parameters, and
 # layout.validity.divides_evenly knows those that leave no dimension free. The biases of qkv and gate_up are sharded with them.
 # Those of `up` and of the head are vectors, in which FSDP would have no other dimension to shard, so they are replicated.
 SHARDED = {

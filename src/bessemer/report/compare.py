@@ -39,9 +39,8 @@ def write(path: Path, runs: Sequence[RunFolder]) -> Path:
     }  # fmt: skip
     notes = [f"{name}: {note}" for data, name in zip(datas, names, strict=True) for note in data.notes]
     title = " and ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-    return write_page(
-        path, render_page("compare.html", title, "comparison", headline(datas, names), values, notes=notes)
-    )
+    html = render_page("compare.html", title, "comparison", headline(datas, names), values, notes=notes)
+    return write_page(path, html)
 
 
 def names_of(datas: Sequence[RunData], places: Sequence[Path]) -> list[str]:
@@ -94,12 +93,8 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     flat = [dict(_flattened(data.recipe)) for data in datas]
     read = [one for one in flat if one]
     keys = dict.fromkeys(key for one in read for key in one if not key.startswith(NO_DIFFERENCE))
-    keys = dict.fromkeys(key for key in keys if not _of_missing_entry(key, read))
-    rows = [
-        [key, *(one.get(key, "–") if one else "?" for one in flat)]
-        for key in keys
-        if len({one.get(key, "–") for one in read}) > 1
-    ]
+    differ = [key for key in keys if not _of_missing_entry(key, read) and len({one.get(key, "–") for one in read}) > 1]
+    rows = [[key, *(one.get(key, "–") if one else "?" for one in flat)] for key in differ]
     return ["Key", *names], rows
 
 
@@ -143,25 +138,15 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
             ("accuracy", "Accuracy", "{:.2%}"),
         ):  # fmt: skip
             values, by = scores(datas, name)
-            row(
-                f"{title}{by}{own}{of}",
-                [value if here else None for value, here in zip(values, is_of, strict=True)], shown.format,
-            )  # fmt: skip
+            of_unit = [value if here else None for value, here in zip(values, is_of, strict=True)]
+            row(f"{title}{by}{own}{of}", of_unit, shown.format)
     for source in _sources_of_all(datas):
-        row(
-            f"Held-out bits per byte of {source}{own}",
-            [_of_source(data, source) for data in datas], "{:.4f}".format,
-        )  # fmt: skip
-    row(
-        f"Bits per byte of a byte 5-gram{own or ' on the same text'}",
-        [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas], "{:.4f}".format,
-    )  # fmt: skip
+        row(f"Held-out bits per byte of {source}{own}", [_of_source(data, source) for data in datas], "{:.4f}".format)
+    ngrams = [as_number(data.evaluation, "ngram", "bits_per_byte") for data in datas]
+    row(f"Bits per byte of a byte 5-gram{own or ' on the same text'}", ngrams, "{:.4f}".format)
     for title, content, name in _tasks(datas):
-        row(
-            f"{title}, {parts.words(name)}",
-            [_task_score(data, content, name) for data in datas],
-            lambda score: shown_score(score["value"]) + _between(score),
-        )
+        found = [_task_score(data, content, name) for data in datas]
+        row(f"{title}, {parts.words(name)}", found, lambda score: shown_score(score["value"]) + _between(score))
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)
@@ -175,13 +160,8 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
 
 def _sources_of_all(datas: Sequence[RunData]) -> list[str]:
     """The sources that any evaluation has a score of; none where each has only one, whose score is the whole's."""
-    found = [
-        list(
-            as_object(data.evaluation, "bits_per_byte_by_source")
-            or data.validation.groups.get("bits_per_byte_by_source", {})
-        )
-        for data in datas
-    ]
+    key = "bits_per_byte_by_source"
+    found = [list(as_object(data.evaluation, key) or data.validation.groups.get(key, {})) for data in datas]
     return list(dict.fromkeys(name for names in found for name in names)) if max(map(len, found)) > 1 else []
 
 
@@ -205,10 +185,10 @@ def _tasks(datas: Sequence[RunData]) -> Iterator[tuple[str, tuple[str, str], str
         while title in titles:
             title += ", changed"
         titles.add(title)
-        for name in dict.fromkeys(
-            name for one in rows if _content(one) == content for name in as_object(one, "scores")
-        ):
-            yield title, content, name
+        same = [one for one in rows if _content(one) == content]
+        yield from (
+            (title, content, name) for name in dict.fromkeys(n for one in same for n in as_object(one, "scores"))
+        )
 
 
 def _content(row: Json) -> tuple[str, str]:
@@ -245,9 +225,7 @@ def _held_out_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator
     """Losses and what is made of them, in figures of their own for each unit: those of different objectives do not compare."""
     units = dict.fromkeys(data.loss_unit for data in datas)
     for number, unit in enumerate(units):
-        some = [
-            data if data.loss_unit == unit else replace(data, train=Curves(), validation=Curves()) for data in datas
-        ]
+        some = [one if one.loss_unit == unit else replace(one, train=Curves(), validation=Curves()) for one in datas]
         mark, of = f"-{number + 1}" * (number > 0), f", {unit}" * (len(units) > 1)
         yield _overlay(some, names, f"loss{mark}", f"Training loss{of}", unit, "train", "loss", is_smoothed=True)
         yield _overlay(some, names, f"held-out{mark}", f"Held-out loss{of}", unit, "validation", "loss")
@@ -264,9 +242,7 @@ def _task_curves(datas: Sequence[RunData], names: Sequence[str]) -> Iterator[Fig
             asked = [data.tasks.groups.get("content", {}).get(task, np.empty(0)) for data in datas]
             if len(set(np.concatenate(asked)[np.isfinite(np.concatenate(asked))].tolist())) == 1:
                 by_task = [data.tasks.groups.get(score, {}) for data in datas]
-                flat = [
-                    replace(d, tasks=Curves(d.tasks.step, columns)) for d, columns in zip(datas, by_task, strict=True)
-                ]
+                flat = [replace(d, tasks=Curves(d.tasks.step, of)) for d, of in zip(datas, by_task, strict=True)]
                 title, unit = f"{task}, {parts.words(score)}", curves.TASK_SCORES[score]
                 yield _overlay(flat, names, f"tasks-{score}-{task}", title, unit, "tasks", task)
 
@@ -281,9 +257,8 @@ def _overlay(
         values = of.column(column)
         if values is not None:
             ink, dash = parts.series_ink(place), ("solid", "dash", "dot")[place // 6 % 3]
-            made = curves.curve(
-                name, of.step, factor * values, ink, hover, dash, marked=kind in ("validation", "tasks")
-            )
+            is_marked = kind in ("validation", "tasks")
+            made = curves.curve(name, of.step, factor * values, ink, hover, dash, marked=is_marked)
             traces.append({**made, "smoothed": True} if is_smoothed else made)
     return curves.step_figure(id, title, unit, traces, axis)
 
@@ -298,8 +273,5 @@ def _flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             name = as_text(inner, "name") or str(number + 1)
             yield from _flattened(inner, f"{prefix}[{name}]")
     else:
-        text = isinstance(value, str) and value
-        yield (
-            prefix,
-            text or (f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)),
-        )
+        text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else ""
+        yield prefix, text or json.dumps(value, ensure_ascii=False, default=str)

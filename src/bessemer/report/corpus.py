@@ -22,12 +22,14 @@ TITLES = {
 
 def reasons(data: RunData) -> list[Json]:
     """Documents and bytes that each reason rejected, over all sources, in the order of the tests; examples: with their source."""
-    found: dict[str, Json] = {}
-    for name in as_object(data.statistics, "totals", "rejected"):
-        found[name] = {"name": name, "count": 0.0, "bytes": 0.0, "examples": []}
-    for source in as_objects(data.statistics, "sources"):
+    sources = as_objects(data.statistics, "sources")
+    every = (as_object(data.statistics, "totals", "rejected"), *(as_object(source, "rejected") for source in sources))
+    found: dict[str, Json] = {
+        name: {"name": name, "count": 0.0, "bytes": 0.0, "examples": []} for names in every for name in names
+    }
+    for source in sources:
         for name, entry in as_object(source, "rejected").items():
-            one = found.setdefault(name, {"name": name, "count": 0.0, "bytes": 0.0, "examples": []})
+            one = found[name]
             one["count"] += number_or_0(entry, "documents")
             one["bytes"] += number_or_0(entry, "bytes")
             one["examples"] += [(each, as_text(source, "source")) for each in as_objects(entry, "examples")]
@@ -130,19 +132,12 @@ def near_duplicates(data: RunData) -> Figure | None:
     )  # fmt: skip
     y = parts.axis("near duplicates removed", tickformat=".2~s" if most >= 10_000 else ",.0f")
     y |= {"range": [0.0, 1.18 * most], **({"dtick": 1} if most < 7 else {})}  # the limit's name stands above the bars
-    label = {
-        "x": limit,
-        "y": 1,
-        "yref": "paper",
-        "xanchor": "right",
-        "yanchor": "top",
-        "xshift": -4,
-        "showarrow": False,
-    }
+    label = {"x": limit, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4, "showarrow": False,
+             "text": f"min_jaccard {limit:g}"}  # fmt: skip
     return parts.figure(
         "near-duplicates", "Near duplicates, by their similarity to what stays", traces, x, y,
         shapes=[parts.vertical(limit)] if limit else [], barmode="overlay",
-        annotations=[{**label, "text": f"min_jaccard {limit:g}"}] if limit else [],
+        annotations=[label] if limit else [],
     )  # fmt: skip
 
 
@@ -178,7 +173,6 @@ def _histogram(sources: Iterable[Json], name: str) -> dict[int, float]:
 
 
 def lengths(data: RunData) -> Figure | None:
-    """How long the kept documents are, by source."""
     sources = {
         as_text(source, "source"): _histogram([source], "length_histogram")
         for source in as_objects(data.statistics, "sources")

@@ -344,15 +344,8 @@ def step_figure(
 
 
 def curve(
-    name: str,
-    x: Column,
-    y: Column,
-    ink: str,
-    hover: str,
-    dash: str = "solid",
-    width: float = 1.75,
-    marked: bool = False,
-) -> Block:
+    name: str, x: Column, y: Column, ink: str, hover: str, dash: str = "solid", width: float = 1.75, marked: bool = False
+) -> Block:  # fmt: skip
     """A trace with all its points, of which `drawn` keeps those that a screen shows."""
     finite = np.isfinite(x) & np.isfinite(y)
     made = parts.trace(name, (), (), ink, hover=f"%{{y:{hover}}}", width=width, dash=dash, cliponaxis=not marked)
@@ -369,16 +362,13 @@ def _planned_rates(data: RunData) -> list[Block]:
     """Between which rates the plan expects a step; none where it was measured on this machine."""
     ends = data.plan.get("step_interval")
     tokens, seconds = as_number(data.plan, "tokens_per_second"), as_number(data.plan, "step_seconds")
-    if not (isinstance(ends, list) and len(ends) == 2 and tokens and seconds):
-        return []
-    low, high = (number_or_0(end) for end in ends)
-    if not low:
+    low, high = map(number_or_0, ends) if isinstance(ends, list) and len(ends) == 2 else (0.0, 0.0)
+    if not (low and high and tokens and seconds):
         return []
     return _band("planned, interval", data.train.step, tokens * seconds / high, tokens * seconds / low, ".4s")
 
 
 def _band(name: str, x: Column, low: float, high: float, hover: str) -> list[Block]:
-    """A filled band between two levels."""
     ends = np.array([x.min(), x.max()])
     edge = {"hoverinfo": "skip", "showlegend": False}
     lower = curve(name, ends, np.array([low, low]), "line", hover, width=0.5)
@@ -387,7 +377,6 @@ def _band(name: str, x: Column, low: float, high: float, hover: str) -> list[Blo
 
 
 def _level(name: str, x: Column, value: float, hover: str) -> Block:
-    """A horizontal line to compare with."""
     ends = np.array([x.min(), x.max()])
     return curve(name, ends, np.array([value, value]), "reference", hover, "dash", 1.5)
 

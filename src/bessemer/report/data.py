@@ -72,7 +72,6 @@ def as_objects(value: Any, *keys: str) -> list[Json]:
 
 
 def as_text(value: Any, *keys: str) -> str:
-    """The string under `keys`, or the empty one."""
     value = value_at(value, *keys)
     return value if isinstance(value, str) else ""
 
@@ -106,7 +105,6 @@ class Curves:
         return values if values is not None and bool(np.isfinite(values).any()) else None
 
     def last(self, name: str) -> float | None:
-        """The last finite value of a column."""
         return last_finite(self.columns.get(name, np.empty(0)))
 
     def median(self, name: str) -> float | None:
@@ -185,7 +183,6 @@ def read(run: RunFolder) -> RunData:
 
 
 def trained_steps(rows: Iterable[Json]) -> list[int]:
-    """The steps that have a line of kind train."""
     return [row["step"] for row in rows if row.get("kind") == "train"]
 
 
@@ -249,8 +246,8 @@ class RunReader:
             recipe_text = recipe_text.replace(url, shown)
             recipe["report"]["webhook"] = shown
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
-        for log in (self._metrics, self._forks):
-            log.read(is_growing)
+        self._metrics.read(is_growing)
+        self._forks.read(is_growing)
         if damaged := self._metrics.num_damaged:
             self._notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl left out.")
         was_trained = bool(found["evaluation"] or published(run.checkpoints))
@@ -262,35 +259,20 @@ class RunReader:
         trained = curves["train"].step.tolist()
         if trained and (lost := missing_lines(trained, int(trained[-1]))):
             self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
+        logged = (int(trained[-1]), self._metrics.last_time) if trained else None
         data = RunData(
-            name=as_text(recipe, "run", "name") or run.path.resolve().name,
-            recipe=recipe,
-            recipe_text=recipe_text,
-            **found,
+            name=as_text(recipe, "run", "name") or run.path.resolve().name, recipe=recipe, recipe_text=recipe_text, **found,
             incidents=as_objects(self._cached(run.incidents, read_json_lines)),
-            gated=gate.summary(run.path),
-            peak_memory=self._metrics.memory.peak,
-            forks=self._forks.curves(),
-            times=accounts(
-                self._cached(run.times, sessions) or [],
-                (int(trained[-1]), self._metrics.last_time) if trained else None,
-            )
-            or {},
+            gated=gate.summary(run.path), peak_memory=self._metrics.memory.peak, forks=self._forks.curves(),
+            times=accounts(self._cached(run.times, sessions) or [], logged) or {},
             stages=as_objects(self._json_file(run.path / STAGES), "stages"),
-            samples=self._metrics.samples,
-            last_time=self._metrics.last_time,
-            is_open=run.is_being_written() or not run.was_written_here(),
-            notes=self._notes,
-            **curves,
-        )
-        if not any(
-            bool(value)
-            for key, value in vars(data).items()
-            if key not in ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes", "is_open")
-        ):
-            raise InputError(
-                f"{run.path}: nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
-            )
+            samples=self._metrics.samples, last_time=self._metrics.last_time,
+            is_open=run.is_being_written() or not run.was_written_here(), notes=self._notes, **curves,
+        )  # fmt: skip
+        of_no_run = ("name", "recipe", "quality", "inside", "ranks", "tasks", "notes", "is_open")
+        if not any(bool(value) for key, value in vars(data).items() if key not in of_no_run):
+            why = "nothing of a run lies here, so there is nothing to report; `bessemer run RECIPE` starts one"
+            raise InputError(f"{run.path}: {why}")
         return data
 
     def _json_file(self, path: Path) -> Json:
@@ -332,7 +314,6 @@ class _GrowingLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all lines."""
         raise NotImplementedError
 
     def add(self, row: Json) -> None:

@@ -45,7 +45,6 @@ def point_figure(name: str, title: str, traces: list[Block], x: Block | str, y: 
 
 
 def axis(title: str, **more: Any) -> Block:
-    """An axis of a figure, in plotly's terms."""
     return {"title": {"text": title}, **more}
 
 
@@ -63,7 +62,6 @@ def trace(
 
 
 def bars(name: str, x: Sequence[Any], y: Iterable[float], ink: str, hover: str, **more: Any) -> Block:
-    """A series of bars."""
     return {"type": "bar", "name": name, "x": list(x), "y": short(y), "ink": ink, "hovertemplate": hover, **more}
 
 
@@ -88,7 +86,6 @@ def series_ink(number: int) -> str:
 
 
 def source_ink(data: RunData, source: str) -> str:
-    """The colour of a source of a run."""
     return series_ink(data.source_names.index(source))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bessemer.report import parts
 from bessemer.report.data import Json, as_number, as_object, as_objects
-from bessemer.report.parts import Block, Figure, short_time
+from bessemer.report.parts import Block, Figure, short_time, words
 from bessemer.terminal import amount, size
 
 LAWS = {
@@ -67,15 +67,15 @@ def memory_bars(of: Json) -> Json:
                 start, at = at, at + max(value, 0)
                 if value > 0 and start < width:
                     stretch = 100 * start / width, 100 * (min(at, width) - start) / width
-                    pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{_words(name)} {size(value)}"))
+                    pieces.append((MEMORY_INKS.get(name, "reference"), *stretch, f"{words(name)} {size(value)}"))
             lanes.append({"name": bar["name"], "pieces": pieces, "end": size(bar["total"]), "far": not bar["fits"],
                           "own": bar["own"], "cut": bar["total"] > width})  # fmt: skip
             shown = (size(bar["parts"][name]) if bar["parts"].get(name) else "–" for name in names)
             rows.append([bar["name"], *shown, size(bar["total"])])
         found.append((group["kind"], lanes, rows))
     return {
-        "legend": [(MEMORY_INKS[name], _words(name), "") for name in names], "groups": found,
-        "columns": ["", *(f"n|{_words(name)}" for name in names), "n|total"],
+        "legend": [(MEMORY_INKS[name], words(name), "") for name in names], "groups": found,
+        "columns": ["", *(f"n|{words(name)}" for name in names), "n|total"],
         "edge": 100 * capacity / width if capacity else None,
     }  # fmt: skip
 
@@ -98,7 +98,6 @@ def step_parts(of: Json) -> list[tuple[tuple[str, str, str], float, str]]:
 
 
 def quarters(seconds: float) -> list[tuple[float, str]]:
-    """Ticks of an axis of time: percent and text."""
     return [(25.0 * at, short_time(seconds * at / 4)) for at in range(5)]
 
 
@@ -111,21 +110,21 @@ def themed(svg: str) -> str:
 
 def beyond(surface: Json) -> str:
     """What to make of a plan outside of what the laws were fitted on (Hoffmann et al. 2022, abstract); within it, nothing."""
-    place = surface.get("here")
-    if not isinstance(place, list) or len(place) != 2:
-        return ""
-    if all(low <= value <= high for value, (low, high) in zip(place, FITTED, strict=True)):
+    place = _list(surface, "here")
+    if len(place) != 2 or all(low <= value <= high for value, (low, high) in zip(place, FITTED, strict=True)):
         return ""
     small = any(value < low for value, (low, _) in zip(place, FITTED, strict=True))
     means = "; so far below them its loss means little, and the ratio not much" if small else ""
     return f"The laws were fitted on 70M to 16B parameters and 5B to 500B tokens: this plan extrapolates them{means}."
 
 
+def _list(of: Json, key: str) -> list[Any]:
+    return value if isinstance(value := of.get(key), list) else []
+
+
 def loss_surface(of: Json) -> Figure | None:
     """Lines of equal loss over parameters and tokens, lines of equal compute, the laws' optimal lines, and the plan."""
-    across, up, own, loss = (of.get(key) for key in ("parameters", "tokens", "here", "loss"))
-    if not (isinstance(across, list) and isinstance(up, list) and isinstance(own, list) and isinstance(loss, list)):
-        return None
+    across, up, own, loss = (_list(of, key) for key in ("parameters", "tokens", "here", "loss"))
     if len(across) < 2 or len(up) < 2 or len(own) != 2:
         return None
     every = [value for row in loss for value in row]
@@ -144,8 +143,8 @@ def loss_surface(of: Json) -> Figure | None:
         kept = [(n, d) for n, d in zip(row["parameters"], row["tokens"], strict=True) if up[0] <= d <= up[-1]]
         if len(kept) > 1:
             sizes, tokens = zip(*kept, strict=True)
-            made = _line(LAWS.get(name, row["name"]), sizes, tokens, parts.series_ink(index))
-            traces.append({**made, "hovertemplate": f"{row['name']}<extra></extra>"})
+            hover = f"{row['name']}<extra></extra>"
+            traces.append(parts.trace(LAWS.get(name, row["name"]), sizes, tokens, parts.series_ink(index), hover=hover))
     near = as_objects(of.get("known"))
     if near:
         hover = "%{text}<br>%{x:.3s} parameters, %{y:.3s} tokens<extra></extra>"
@@ -162,8 +161,9 @@ def _equal_compute(budgets: list[Json], across: list[float], up: list[float]) ->
     traces: list[Block] = []
     labels = []
     for row in budgets:
-        made = _line("equal compute", row["parameters"], row["tokens"], "rule", dash="dot", width=1.25)
-        traces.append({**made, "showlegend": not traces, "legendgroup": "compute", "hoverinfo": "skip"})
+        hover = "equal compute<br>%{x:,.6~g}: %{y:,.4~g}<extra></extra>"
+        traces.append(parts.trace("equal compute", row["parameters"], row["tokens"], "rule", hover=hover, dash="dot", width=1.25,
+                                  showlegend=not traces, legendgroup="compute", hoverinfo="skip"))  # fmt: skip
         end = 0.9 * math.log(across[-1] / across[0])
         inside = [
             (n, d) for n, d in zip(row["parameters"], row["tokens"], strict=True)
@@ -175,11 +175,6 @@ def _equal_compute(budgets: list[Json], across: list[float], up: list[float]) ->
             labels.append({"x": math.log10(n), "y": math.log10(d), "text": text, "showarrow": False, "font": {"size": 10.5},
                            "xanchor": "left", "yanchor": "bottom"})  # fmt: skip
     return traces, labels
-
-
-def _words(part: str) -> str:
-    """The name of a part of the memory as it is read."""
-    return part.replace("_", " ")
 
 
 def checkpoints(of: Json) -> Figure:
@@ -257,12 +252,7 @@ def _span(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float], ink: str, **style: Any) -> Block:
-    return parts.trace(name, x, y, ink, hover=f"{name}<br>%{{x:,.6~g}}: %{{y:,.4~g}}<extra></extra>", **style)
-
-
 def _mark(name: str, x: float, y: float, unit: str = "") -> Block:
-    """The plan's own place."""
     made = parts.trace(name, [x], [y], "accent", lines=False, marks=12, symbol="diamond", cliponaxis=False,
                        hover=f"{name}: %{{y:,.4~g}} {unit}<extra></extra>")  # fmt: skip
     return {**made, "x": [x], "y": [y]}

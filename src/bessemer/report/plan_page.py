@@ -69,14 +69,8 @@ def compose(
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py;
     what_if: columns and rows of the table of plans side by side."""
-    values = {
-        "drawn": drawn,
-        "rows": rows,
-        "verdict": verdict,
-        "assumed": assumed,
-        "what_if": what_if,
-        "figures": plan_figures,
-    }
+    values: Json = {"drawn": drawn, "rows": rows, "verdict": verdict, "assumed": assumed, "what_if": what_if}
+    values["figures"] = plan_figures
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes, tiles=tiles)
 
 

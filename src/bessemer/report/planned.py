@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bessemer.errors import BessemerError
 from bessemer.guard.goodput import TIME_KINDS, accounts, sessions
 from bessemer.plan.estimate.points import MeasuredRun, measured
-from bessemer.report.data import as_number, as_object
+from bessemer.report.data import as_number, as_object, as_objects
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.terminal import duration, size, step_time
 
@@ -49,37 +51,33 @@ def against_measured(
 
 def of_run(run: RunFolder) -> dict[str, Any] | None:
     """The same of a run folder; None when one of the two sides is not there (yet) or damaged."""
-    try:
-        plan = read_json(run.plan) if run.plan.exists() else None
-    except BessemerError:
-        return None
+    plan = _read(run.plan, read_json)
     rows = read_steps(run.metrics) if plan else []
     found, taken = measured(rows), [row for row in rows if row.get("kind") == "time"]
     if not isinstance(plan, dict) or found is None:
         return None
-    comparison = against_measured(plan, found, taken[-1] if taken else None, _minutes(run))
+    minutes = as_number(_read(run.recipe, _toml), "train", "minutes")
+    comparison = against_measured(plan, found, taken[-1] if taken else None, minutes)
     if (wall := accounts(sessions(run.times), (rows[-1].get("step", 0), rows[-1].get("time", "")))) is not None:
         comparison["wall"] = wall
     is_one_life = wall is not None and wall["sessions"] == 1  # else the stage's time is that of several
-    if is_one_life and (whole := comparison.get("seconds")) and (started := stage_seconds(run, "train")):
+    stages = as_objects(_read(run.path / "stages.json", read_json), "stages")
+    started = next((row["seconds"] for row in stages if row["name"] == "train"), None)
+    if is_one_life and started and (whole := comparison.get("seconds")):
         whole["starting"] = max(started - whole["measured"], 0.0)
     return comparison
 
 
-def _minutes(run: RunFolder) -> float | None:
+def _read(path: Path, load: Callable[[Path], Any]) -> Any:
+    """What a file of the run holds; None where it is missing or damaged."""
     try:
-        return as_number(tomllib.loads(run.recipe.read_text(encoding="utf-8")), "train", "minutes")
-    except (OSError, ValueError):
+        return load(path)
+    except (BessemerError, OSError, ValueError):
         return None
 
 
-def stage_seconds(run: RunFolder, name: str) -> float | None:
-    """How long a stage took, with all that it does before its work begins."""
-    try:
-        rows = read_json(run.path / "stages.json")["stages"]
-    except (BessemerError, OSError, KeyError):
-        return None
-    return next((row["seconds"] for row in rows if row["name"] == name), None)
+def _toml(path: Path) -> Any:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def write(run: RunFolder) -> dict[str, Any] | None:
@@ -111,13 +109,11 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         shown.append(f"memory  {times}: {error(found['error'])}")
     if found := comparison.get("wall"):
         rest = sorted(((found[kind], name) for kind, name in TIME_KINDS.items() if kind != "productive"), reverse=True)
-        more = ", ".join(
-            f"{value / found['total']:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * found["total"]
-        )
+        total = found["total"]
+        more = ", ".join(f"{value / total:.0%} {name}" for value, name in rest[:3] if value >= 0.01 * total)
         several = f" in {found['sessions']} sessions" if found["sessions"] > 1 else ""
-        shown.append(
-            f"wall    {duration(found['total'])}{several}, {found['effective']:.0%} of it productive steps{more and f'; {more}'}"
-        )
+        wall = f"{duration(total)}{several}, {found['effective']:.0%} of it productive steps"
+        shown.append(f"wall    {wall}{more and f'; {more}'}")
     return shown
 
 

@@ -27,7 +27,6 @@ def scores(tested: Json) -> list[tuple[str, str]]:
 
 
 def use(used: Json) -> str:
-    """What the scores decided, in a sentence."""
     numbers = {key: number_or_0(used, key) for key in ("threshold", "alpha", "expected_kept")}
     return USES.get(as_text(used, "kind"), "").format(**numbers)
 

@@ -16,16 +16,13 @@ from bessemer.terminal import size, step_time
 MAX_CLASSES = 20  # a wider confusion matrix is left to evaluation.json
 MAX_RANKS = 16
 AXES = {
-    "replicate": "copies of the model",
-    "shard": "processes that share one copy's state",
-    "tensor": "processes that share every matrix",
-    "pipeline": "stages of blocks",
+    "replicate": "copies of the model", "shard": "processes that share one copy's state",
+    "tensor": "processes that share every matrix", "pipeline": "stages of blocks",
     "context": "processes that share every sequence",
-}
+}  # fmt: skip
 WALL_TIME_INKS = {
     "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4", "memory": "part-6",
-    "start": "part-5",
-    "recovery": "accent", "redone": "lost", "stalled": "rule", "stopped": "raw", "other": "reference",
+    "start": "part-5", "recovery": "accent", "redone": "lost", "stalled": "rule", "stopped": "raw", "other": "reference",
 }  # fmt: skip
 
 
@@ -101,7 +98,6 @@ def document_names(value: Any) -> list[str]:
 
 
 def environment(data: RunData) -> list[tuple[str, str]]:
-    """The machine and the program."""
     shown = []
     for name, value in data.environment.items():
         if name == "git":
@@ -118,6 +114,5 @@ def environment(data: RunData) -> list[tuple[str, str]]:
 
 
 def file_sizes(record: Json) -> list[tuple[str, float]]:
-    """Bytes of the files of an export."""
     files = ((name, as_number(value)) for name, value in as_object(record, "files").items())
     return [(name, value) for name, value in files if value is not None]

@@ -49,7 +49,8 @@ def svg(figure: Figure, *, on_page: bool = False, smoothing: int = 0) -> str:
     def ink(name: str) -> str:
         return f"var(--{name})" if on_page else INKS.get(name, INKS["train"])
 
-    parts = [_open_svg(_label(figure), HEIGHT)]
+    x_title, y_title = (figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
+    parts = [_open_svg(f"{figure['title']}, {y_title} over {x_title}", HEIGHT)]
     if not on_page:
         parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{ink("paper")}"/>')
     suffix = figure["layout"]["yaxis"].get("ticksuffix", "")
@@ -58,41 +59,32 @@ def svg(figure: Figure, *, on_page: bool = False, smoothing: int = 0) -> str:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{ink("line")}"/>')
         parts.append(_text(LEFT - 8, y + 4, f"{_number(value)}{suffix}", ink("soft"), "end"))
     for value in left:
-        is_last = across(value) > WIDTH - RIGHT - 20
-        parts.append(
-            _text(across(value), HEIGHT - BOTTOM + 18, _number(value), ink("soft"), "end" if is_last else "middle")
-        )
+        x, is_last = across(value), across(value) > WIDTH - RIGHT - 20
+        parts.append(_text(x, HEIGHT - BOTTOM + 18, _number(value), ink("soft"), "end" if is_last else "middle"))
     parts.append(f'<path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}" stroke="{ink("rule")}"/>')
-    x_title, y_title = (figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_title, ink("soft"), "middle"))
     parts.append(_text(14, (TOP + HEIGHT - BOTTOM) / 2, y_title, ink("soft"), "middle", turned=True))
     for shape in figure["shapes"]:
         if shape["x0"] == shape["x1"] and min(xs) <= shape["x0"] <= max(xs):
             x = across(shape["x0"])
-            parts.append(
-                f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{ink(shape["ink"])}" stroke-dasharray="{DASHES["dot"]}"/>'
-            )
+            style = f'stroke="{ink(shape["ink"])}" stroke-dasharray="{DASHES["dot"]}"'
+            parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" {style}/>')
     below: Points | None = None
     for trace, points in drawn:
         kept = [(x, y) for x, y in zip(*points, strict=True) if y > 0 or not is_log]
         places = [f"{across(x):.1f} {up(y):.1f}" for x, y in kept]
         if trace.get("fill") == "tonexty" and below is not None:
             edge = [f"{across(x):.1f} {up(y):.1f}" for x, y in zip(*below, strict=True)]
-            parts.append(
-                f'<path d="M{"L".join([*edge, *reversed(places)])}Z" fill="{ink(trace.get("fillink", "line"))}"/>'
-            )
+            outline = "L".join([*edge, *reversed(places)])
+            parts.append(f'<path d="M{outline}Z" fill="{ink(trace.get("fillink", "line"))}"/>')
         below = points
         if "lines" in trace["mode"] and len(places) > 1:
-            dash = DASHES.get(trace["line"].get("dash", ""), "")
-            style = f' stroke-dasharray="{dash}"' if dash else ""
             parts.append(
                 f'<path d="M{"L".join(places)}" fill="none" stroke="{ink(trace["ink"])}" '
-                f'stroke-width="{trace["line"]["width"]}" stroke-linejoin="round"{style}/>'
+                f'stroke-width="{trace["line"]["width"]}" stroke-linejoin="round"{_dashed(trace)}/>'
             )
         if "markers" in trace["mode"] or len(places) == 1:
-            marks = "".join(
-                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="{SYMBOL_SIZE}"/>' for x, y in kept
-            )  # fmt: skip
+            marks = "".join(f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="{SYMBOL_SIZE}"/>' for x, y in kept)
             parts.append(f'<g fill="{ink(trace["ink"])}">{marks}</g>')
     parts += _legend([trace for trace, _ in drawn if trace.get("showlegend", True)], ink)
     return "".join([*parts, "</svg>"])
@@ -114,9 +106,9 @@ def _points(trace: Block, smoothing: int) -> Points:
     return x.tolist(), y.tolist()
 
 
-def _label(figure: Figure) -> str:
-    x_title, y_title = (figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
-    return f"{figure['title']}, {y_title} over {x_title}"
+def _dashed(trace: Block) -> str:
+    dash = DASHES.get(trace["line"].get("dash", ""), "")
+    return f' stroke-dasharray="{dash}"' if dash else ""
 
 
 def _scale(
@@ -139,9 +131,8 @@ def _scale(
     unit = 10.0 ** math.floor(math.log10(span / 4))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if span / (unit * factor) <= 6)
     begin = math.ceil((low if is_log else first) / step)
-    return [
-        step * number for number in range(begin, begin + 12) if step * number <= (10.0**last if is_log else last)
-    ], place
+    end_value = 10.0**last if is_log else last
+    return [step * number for number in range(begin, begin + 12) if step * number <= end_value], place
 
 
 def _number(value: float) -> str:
@@ -163,9 +154,7 @@ def _legend(traces: Sequence[Block], ink: Callable[[str], str]) -> list[str]:
         width = 30 + 6.6 * len(trace["name"])
         if x + width > WIDTH - RIGHT:
             break
-        dash = DASHES.get(trace["line"].get("dash", ""), "")
-        style = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<path d="M{x:.0f} 16h18" stroke="{ink(trace["ink"])}" stroke-width="2"{style}/>')
+        parts.append(f'<path d="M{x:.0f} 16h18" stroke="{ink(trace["ink"])}" stroke-width="2"{_dashed(trace)}/>')
         parts.append(_text(x + 23, 20, trace["name"], ink("ink"), "start"))
         x += width
     return parts

@@ -19,7 +19,6 @@ UNLEARNED = 0.97  # of the loss of a uniform guess: what is above has not even l
 
 
 def headline(data: RunData) -> str:
-    """The run in one sentence."""
     parameters = as_number(data.plan, "parameters") or as_number(data.export, "parameters")
     kind = {"masked": "encoder", "classify": "classifier"}.get(data.objective, "decoder")
     subject = f"{article(amount(parameters))} {amount(parameters)}-parameter {kind}" if parameters else f"A {kind}"
@@ -37,12 +36,11 @@ def headline(data: RunData) -> str:
         against = _against_ngram(data, digits=2)
         sentence += f", {against}" if against else ""
     if right is not None:
-        classify = data.objective == "classify"
-        sentence += f" and puts {right:.1%} of the held-out texts in the right class" if classify else (
-            f" and guesses {right:.1%} of the tokens hidden in held-out text"
-        )  # fmt: skip
+        of_classes = f"puts {right:.1%} of the held-out texts in the right class"
+        of_hidden = f"guesses {right:.1%} of the tokens hidden in held-out text"
+        sentence += f" and {of_classes if data.objective == 'classify' else of_hidden}"
     nothing = learned_nothing(data)
-    return f"{sentence}. {nothing[:1].upper()}{nothing[1:]}." if nothing else f"{sentence}."
+    return f"{sentence}. {parts.capitalised(nothing)}." if nothing else f"{sentence}."
 
 
 def learned_nothing(data: RunData) -> str:
@@ -76,7 +74,6 @@ def learned_nothing(data: RunData) -> str:
 
 
 def origin(data: RunData) -> str:
-    """When and where the run started, in one line."""
     known = data.environment
     commit = as_text(known, "git", "commit")
     said = [
@@ -96,11 +93,8 @@ def finished(data: RunData) -> bool:
 
 def planned_tokens(data: RunData) -> float | None:
     """Tokens of the whole run: those of the plan, times how the number of steps was revised since (train.minutes)."""
-    tokens, steps, now = (
-        as_number(data.plan, "tokens"),
-        as_number(data.plan, "steps"),
-        as_number(data.recipe, "train", "steps"),
-    )
+    tokens, steps = as_number(data.plan, "tokens"), as_number(data.plan, "steps")
+    now = as_number(data.recipe, "train", "steps")
     return tokens * now / steps if tokens and steps and now else tokens
 
 
@@ -123,7 +117,6 @@ def training_seconds(data: RunData) -> float | None:
 
 
 def tiles(data: RunData) -> list[Json]:
-    """Up to six key figures."""
     found = [_score_tile(data)]
     total, inner = as_number(data.plan, "parameters"), as_number(data.plan, "parameters_by_part", "non_embedding")
     if total is not None:
@@ -198,13 +191,9 @@ def comparison(data: RunData) -> list[Json]:
 
 
 def planned_memory(data: RunData) -> list[tuple[str, str, float]]:
-    """The planned memory by part: colour, name, bytes."""
-    parts_ = [
-        (name.replace("_", " "), number_or_0(value))
-        for name, value in as_object(data.plan, "memory_bytes").items()
-        if name != "total"
-    ]
-    return [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(parts_) if value]
+    found = [(parts.words(name), number_or_0(value)) for name, value in as_object(data.plan, "memory_bytes").items()
+             if name != "total"]  # fmt: skip
+    return [(f"part-{place % 6 + 1}", name, value) for place, (name, value) in enumerate(found) if value]
 
 
 def curve_finding(data: RunData) -> str:
@@ -284,18 +273,18 @@ def plan_finding(data: RunData, rows: list[Json]) -> str:
     said = []
     for one in rows:
         if one["ratio"] and one["label"].startswith("Time in training steps"):
-            said.append(f"the training steps took {_off(one['ratio'], 'longer', 'less')}")
+            said.append(f"the training steps took {_off(one['ratio'], 'longer')}")
         elif one["ratio"] and one["label"].startswith("Memory"):
-            said.append(f"memory came to {_off(one['ratio'], 'more', 'less')}")
+            said.append(f"memory came to {_off(one['ratio'], 'more')}")
     source = as_text(data.plan, "step_seconds_from")
     basis = f" The plan's step time: {source}." if source else ""
     return f"{parts.capitalised(' and '.join(said))}.{basis}" if said else ""
 
 
-def _off(ratio: float, above: str, below: str) -> str:
+def _off(ratio: float, above: str) -> str:
     percent = 100.0 * (ratio - 1.0)
     if abs(percent) < 1:
         return "what the plan said, to within 1%"
     if ratio >= 2:
         return f"{ratio:.1f} times what was planned"
-    return f"{abs(percent):.0f}% {above if percent > 0 else below} than planned"
+    return f"{abs(percent):.0f}% {above if percent > 0 else 'less'} than planned"

@@ -119,7 +119,6 @@ def render_page(
 
 
 def static(figure: Figure) -> str:
-    """The figure for a page without JavaScript."""
     return svg(figure, on_page=True, smoothing=DEFAULT_WINDOW)
 
 
@@ -131,7 +130,6 @@ def as_markup(html: str) -> Markup:
 
 
 def plotly_script() -> str:
-    """plotly.js."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).replace("\r\n", "\n")

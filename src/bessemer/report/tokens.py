@@ -15,11 +15,8 @@ def stored(data: RunData) -> list[tuple[str, list[float]]]:
     kinds = [(split, kind) for split in ("train", "heldout") for kind in ("documents", "tokens", "bytes")]
     sources = as_object(data.manifest, "sources")
     rows = [(name, [number_or_0(splits, *place) for place in kinds]) for name, splits in sources.items()]
-    return (
-        [*rows, ("all", [sum(column) for column in zip(*(numbers for _, numbers in rows), strict=True)])]
-        if rows
-        else []
-    )
+    totals = [sum(column) for column in zip(*(numbers for _, numbers in rows), strict=True)]
+    return [*rows, ("all", totals)] if rows else []
 
 
 def tokenizer(data: RunData) -> str:

@@ -27,54 +27,35 @@ class Study:
 
 
 STUDIES = {
-    "batch-size": Study(
-        "variations:batch_size", "What does a batch of 32, 256 or 2048 sequences make of the same text?"
-    ),
-    "rate-scaling": Study(
-        "variations:rate_scaling", "How should the learning rate follow the batch: linearly, by its root, not at all?"
-    ),
+    "batch-size": Study("variations:batch_size", "What does a batch of 32, 256 or 2048 sequences make of the same text?"),
+    "rate-scaling": Study("variations:rate_scaling",
+                          "How should the learning rate follow the batch: linearly, by its root, not at all?"),
     "warmup": Study("variations:warmup", "What is warmup good for, at a usual learning rate and at a high one?"),
     "clipping": Study("variations:clipping", "At which learning rate does training break, with clipping and without?"),
-    "accumulation": Study(
-        "variations:accumulation", "Is one pass over 128 sequences the same as eight over 16, and what does each cost?"
-    ),
-    "recompute": Study(
-        "variations:recompute", "What does recompute save, what does it cost, and does it change a bit?"
-    ),
-    "resume": Study(
-        "resume:resume",
-        "Is a resumed training the one that was never stopped, and what if a part of its state is lost?",
-    ),
+    "accumulation": Study("variations:accumulation",
+                          "Is one pass over 128 sequences the same as eight over 16, and what does each cost?"),
+    "recompute": Study("variations:recompute", "What does recompute save, what does it cost, and does it change a bit?"),
+    "resume": Study("variations:resume",
+                    "Is a resumed training the one that was never stopped, and what if a part of its state is lost?"),
     "packing": Study("data:packing", "What do packed sequences gain over padded ones?"),
     "duplicates": Study("data:duplicates", "What does a model memorise of text that is repeated?"),
     "quality": Study("data:quality", "Is less text better than more text that is partly bad?"),
     "mixture": Study("data:mixture", "How do shares of two sources trade one's loss for the other's?"),
     "zero": Study("processes:zero", "What does each ZeRO stage save on a rank, and what does it cost?"),
-    "efficiency": Study(
-        "processes:efficiency", "How much faster are two processes than one, and what does Amdahl's law say?"
-    ),
-    "loss-surface": Study("surface:loss_surface", "What does the loss look like around trained weights?"),
-    "bidirectional-vs-causal": Study(
-        "bidirectional_vs_causal", "What can a transformer do that sees both sides, and what one that sees the left?"
-    ),
-    "frozen-vs-full": Study(
-        "frozen_vs_full", "Is a classifier better on a frozen encoder, on one trained along, or from scratch?"
-    ),
-    "quality-classifier": Study(
-        "quality_classifier", "How does a classifier of five features learn to tell good text from bad?"
-    ),
-    "pipeline": Study(
-        "pipeline", "What does the bubble of a pipeline cost, and what do other schedules pay to shrink it?"
-    ),
+    "efficiency": Study("processes:efficiency", "How much faster are two processes than one, and what does Amdahl's law say?"),
+    "loss-surface": Study("variations:loss_surface", "What does the loss look like around trained weights?"),
+    "bidirectional-vs-causal": Study("bidirectional_vs_causal",
+                                     "What can a transformer do that sees both sides, and what one that sees the left?"),
+    "frozen-vs-full": Study("frozen_vs_full",
+                            "Is a classifier better on a frozen encoder, on one trained along, or from scratch?"),
+    "quality-classifier": Study("quality_classifier",
+                                "How does a classifier of five features learn to tell good text from bad?"),
+    "pipeline": Study("pipeline", "What does the bubble of a pipeline cost, and what do other schedules pay to shrink it?"),
     "layouts": Study("layouts", "However a model is split over processes, does it train alike?", long=True),
-    "detection": Study(
-        "detection", "Which rule detects a bad run, how soon, and with how many false alarms?", long=True
-    ),
+    "detection": Study("detection", "Which rule detects a bad run, how soon, and with how many false alarms?", long=True),
     "precision": Study("precision", "Where does fp16 fail and bf16 not, in numbers?"),
-    "mup": Study(
-        "mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"
-    ),
-}
+    "mup": Study("mup", "Does a learning rate found at a small width hold at a larger one, with base_width and without?"),
+}  # fmt: skip
 
 
 def load(name: str) -> Any:

@@ -139,7 +139,6 @@ def scored(trainer: Trainer, *parts: HeldOut) -> Validation:
 
 
 def trained(recipe: Recipe, read: Reader | None = None) -> Row:
-    """Train, and score on held-out Python."""
     trainer = build(recipe)
     return {**measured(recipe, read, trainer), "bits_per_byte": scored(trainer).bits_per_byte}
 
@@ -184,27 +183,22 @@ class Variation:
         return {"settings": settings, "rows": rows, "seconds": perf_counter() - started}
 
     def columns(self, results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-        """Titles and cells of the table."""
         titles = ["", *(MEASURES[name][0] for name in self.measures)]
         rows = results["rows"].items()
         return titles, [[name, *(known(row[key], MEASURES[key][1]) for key in self.measures)] for name, row in rows]
 
     def table(self, results: dict[str, Any]) -> str:
-        """The table as text."""
         return "\n".join(text_table(*self.columns(results)))
 
     def shows(self, results: dict[str, Any]) -> list[str]:
-        """What the rows show, in sentences."""
         return self.conclude(results["rows"])
 
     def plot(self, results: dict[str, Any]) -> str:
-        """The figure, as SVG."""
         rows = results["rows"]
         if self.plot_of != "losses":
             title, form = MEASURES[self.plot_of]
-            return bar_chart(
-                title, [(name, row[self.plot_of], known(row[self.plot_of], form)) for name, row in rows.items()]
-            )
+            values = {name: row[self.plot_of] for name, row in rows.items()}
+            return bar_chart(title, [(name, value, known(value, form)) for name, value in values.items()])
         curves = {}
         for name, row in rows.items():
             tokens = self.recipe(name).train.global_batch_tokens or 1

@@ -42,8 +42,7 @@ from bessemer.train.validation import validate
 
 expected = (
     "The model that sees both sides fills gaps better and cannot continue a text; for a classifier, sides matter little at "
-    "this size "
-    "(Devlin et al. 2019, section 5.1, found that they matter at BERT's)."
+    "this size (Devlin et al. 2019, section 5.1, found that they matter at BERT's)."
 )
 KINDS = {"causal": ("causal", "qwen3"), "bidirectional": ("masked", "modernbert")}
 QUESTIONS = 400
@@ -83,7 +82,6 @@ def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table for a person."""
     causal, both, settings = result["causal"], result["bidirectional"], result["settings"]
 
     def scored(row: dict[str, float]) -> str:
@@ -98,47 +96,34 @@ def table(result: dict[str, Any]) -> str:
         (f"which of {len(PACKAGES)} packages, head only", f"{causal['probe']:.1%}", f"{both['probe']:.1%}"),
         ("  the whole model trained", f"{causal['fine_tuned']:.1%}", f"{both['fine_tuned']:.1%}"),
     ]
-    return "\n".join(
-        [
-            f"The same {amount(causal['parameters'])}-parameter transformer, {amount(causal['tokens'])} tokens of Python's "
-            "standard library each;",
-            f"{result['questions']} questions on held-out files; chance for the packages: {result['chance']:.1%}.",
-            "",
-            *text_table(("", "causal: sees the left", "bidirectional: both sides"), rows),
-        ]
-    )
+    return "\n".join([
+        f"The same {amount(causal['parameters'])}-parameter transformer, {amount(causal['tokens'])} tokens of Python's standard "
+        "library each;",
+        f"{result['questions']} questions on held-out files; chance for the packages: {result['chance']:.1%}.", "",
+        *text_table(("", "causal: sees the left", "bidirectional: both sides"), rows),
+    ])  # fmt: skip
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the answers show."""
     causal, both = results["causal"], results["bidirectional"]
-    better = {
-        name: "bidirectional" if both[name]["accuracy"] > causal[name]["accuracy"] else "causal"
-        for name in ("fill_in", "next_token")
-    }
+    kinds = {True: "bidirectional", False: "causal"}
+    better = {name: kinds[both[name]["accuracy"] > causal[name]["accuracy"]] for name in ("fill_in", "next_token")}
     return [
-        f"In the middle of a text the {better['fill_in']} model is better: {causal['fill_in']['accuracy']:.1%} right with the "
-        f"left side, "
-        f"{both['fill_in']['accuracy']:.1%} with both; at its end the {better['next_token']} one, "
-        f"{causal['next_token']['accuracy']:.1%} "
-        f"and {both['next_token']['accuracy']:.1%}.",
+        f"In the middle of a text the {better['fill_in']} model is better: {causal['fill_in']['accuracy']:.1%} right with "
+        f"the left side, {both['fill_in']['accuracy']:.1%} with both; at its end the {better['next_token']} one, "
+        f"{causal['next_token']['accuracy']:.1%} and {both['next_token']['accuracy']:.1%}.",
         f"A causal model that rescores its {CANDIDATES} best words by the whole text reaches "
-        f"{causal['fill_in_rescored']:.1%}, at "
-        f"{CANDIDATES} times the work.",
+        f"{causal['fill_in_rescored']:.1%}, at {CANDIDATES} times the work.",
         f"As classifiers, trained whole, they are right in {causal['fine_tuned']:.1%} and {both['fine_tuned']:.1%}.",
     ]
 
 
 def plot(results: dict[str, Any]) -> str:
-    """Accuracies as SVG."""
     bars = [
-        (f"{name}, {kind}", results[kind][key])
-        for key, name in (("fill_in", "middle"), ("next_token", "last token"))
-        for kind in KINDS
-    ]
-    bars = [(name, row["accuracy"]) for name, row in bars] + [
-        (f"packages, {kind}", results[kind]["fine_tuned"]) for kind in KINDS
-    ]
+        (f"{name}, {kind}", results[kind][key]["accuracy"])
+        for key, name in (("fill_in", "middle"), ("next_token", "last token")) for kind in KINDS
+    ]  # fmt: skip
+    bars += [(f"packages, {kind}", results[kind]["fine_tuned"]) for kind in KINDS]
     return bar_chart("Accuracy on held-out text", [(name, value, f"{value:.1%}") for name, value in bars])
 
 

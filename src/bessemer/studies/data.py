@@ -64,8 +64,7 @@ def _packing(rows: Rows) -> list[str]:
 
 packing = Variation(
     expected="Packed sequences waste next to nothing and lose nothing where attention stays within a document (Krell et al. "
-    "2021; "
-    "best fit: Ding et al. 2024).",
+    "2021; best fit: Ding et al. 2024).",
     variants={"padded": {"packing": "document"}, "packed": {"packing": "best-fit"}},
     conclude=_packing, base={"tokens.sequence_length": 128, "train.global_batch_tokens": 16 * 128}, tokens=600_000, train=_packed,
     plot_of="text_bytes", measures=("real_share", "text_bytes", "tokens_per_second", "bits_per_byte"),
@@ -104,8 +103,7 @@ def _duplicates(rows: Rows) -> list[str]:
         f"Passages that the text holds {many} cost the model {most['repeated_bits']:.2f} bits a byte and others like them "
         f"{most['unseen_bits']:.2f}; deduplicated, {once['repeated_bits']:.2f} and {once['unseen_bits']:.2f}.",
         f"From the first {PROMPT} bytes it continues {most['recalled']:.1%} of the rest without an error, "
-        f"{once['recalled']:.1%} where "
-        f"it read them {few}: "
+        f"{once['recalled']:.1%} where it read them {few}: "
         f"{'that is memorised' if most['recalled'] > 2 * once['recalled'] else 'too little to be memorised'}.",
         f"The copies take the place of other text: held-out text is {abs(worse):.3f} bits a byte "
         f"{'worse' if worse > 0 else 'better' if worse < 0 else 'the same'} for it.",
@@ -146,11 +144,9 @@ def _quality(rows: Rows) -> list[str]:
     few, tiny, half, more = bits["200k clean"], bits["25k clean"], bits["200k + 200k bad"], bits["200k + 800k bad"]
     return [
         f"On 200k bytes of clean text the model reaches {few:.3f} bits a byte; as many bad bytes added make it {half:.3f}, "
-        f"four times "
-        f"as many {more:.3f}: {'more text is not better text' if few < half else 'bad text did no harm'}.",
+        f"four times as many {more:.3f}: {'more text is not better text' if few < half else 'bad text did no harm'}.",
         f"A filter that keeps only 25k of the clean bytes has {tiny:.3f}, which is {'worse' if tiny > half else 'better'} "
-        f"than to keep "
-        f"the bad half and {'worse' if tiny > more else 'better'} than to keep four fifths that are bad.",
+        f"than to keep the bad half and {'worse' if tiny > more else 'better'} than to keep four fifths that are bad.",
         f"Twice the clean text, 400k bytes, gives {bits['400k clean']:.3f} for the same training: "
         f"{abs(few - bits['400k clean']):.3f} "
         f"bits a byte {'better' if bits['400k clean'] < few else 'worse'} than to repeat half of it twice as often.",
@@ -159,8 +155,7 @@ def _quality(rows: Rows) -> list[str]:
 
 quality = Variation(
     expected="A few repetitions of clean text cost little, many a lot (Muennighoff et al. 2023: up to four epochs); how hard "
-    "to filter "
-    "depends on the budget (Goyal et al. 2024, scaling laws for data filtering).",
+    "to filter depends on the budget (Goyal et al. 2024, scaling laws for data filtering).",
     variants={
         "25k clean": {"clean": 25_000}, "200k clean": {"clean": 200_000}, "400k clean": {"clean": 400_000},
         "200k + 200k bad": {"clean": 200_000, "bad": 200_000}, "200k + 800k bad": {"clean": 200_000, "bad": 800_000},
@@ -212,19 +207,16 @@ def _mixture(rows: Rows) -> list[str]:
     return [
         f"The mean of both is lowest with {best} Python: {rows[best]['bits_per_byte']:.3f} bits a byte.",
         f"Python's own loss {'never rises' if rising else 'rises somewhere'} with its share (by 0.01 or more); the first "
-        f"{names[1]} take "
-        f"{first:.3f} bits a byte off it, the last {last:.3f}: "
+        f"{names[1]} take {first:.3f} bits a byte off it, the last {last:.3f}: "
         f"{'little of a kind goes a long way' if first > last else 'all count alike'}.",
         f"Without any Python the model has {python[0]:.2f} bits a byte on it, trained on nothing else {python[-1]:.2f}; for "
-        f"prose it is "
-        f"{rows[names[-1]]['prose_bits']:.2f} and {rows[names[0]]['prose_bits']:.2f}.",
+        f"prose it is {rows[names[-1]]['prose_bits']:.2f} and {rows[names[0]]['prose_bits']:.2f}.",
     ]
 
 
 mixture = Variation(
     expected="Each source's loss falls with its share, ever more slowly, so that the best mean lies between the ends (Ye et "
-    "al. 2024, data "
-    "mixing laws).",
+    "al. 2024, data mixing laws).",
     variants={f"{share:.0%}": {"python": share} for share in (0.0, 0.25, 0.5, 0.75, 1.0)},
     conclude=_mixture, tokens=600_000, train=_mixed, plot_of="bits_per_byte",
     measures=("python_bits", "prose_bits", "bits_per_byte"),

@@ -34,8 +34,7 @@ from bessemer.train import device as devices
 
 expected = (
     "A rule that compares with the last steps notices a jump at once and gets used to what comes slowly; only one that "
-    "remembers the level "
-    "reached notices decay."
+    "remembers the level reached notices decay."
 )
 WINDOW, MIN_WINDOW = 128, 64  # of OLMo-core's rule
 LARGEST_OF = 100
@@ -142,7 +141,6 @@ def guard(curve: Curve) -> Iterable[tuple[int, str]]:
 
 
 def six_sigma(curve: Curve) -> Iterable[tuple[int, str]]:
-    """OLMo-core's rule."""
     for step in range(MIN_WINDOW, len(curve.losses)):
         for kind, values in (("loss", curve.losses), ("norm", curve.norms)):
             window = values[max(step - WINDOW, 0) : step]
@@ -152,14 +150,12 @@ def six_sigma(curve: Curve) -> Iterable[tuple[int, str]]:
 
 
 def largest(curve: Curve) -> Iterable[tuple[int, str]]:
-    """Megatron-LM's rule."""
     for step in range(LARGEST_OF, len(curve.losses)):
         if not curve.losses[step] <= 10 * max(curve.losses[step - LARGEST_OF : step]):
             yield step + 1, "loss"
 
 
 def ratio(curve: Curve) -> Iterable[tuple[int, str]]:
-    """Half as much again as the mean."""
     for step in range(MIN_WINDOW, len(curve.losses)):
         if not curve.losses[step] <= 1.5 * fmean(curve.losses[max(step - WINDOW, 0) : step]):
             yield step + 1, "loss"
@@ -232,7 +228,6 @@ def _false_alarms(results: dict[str, Any]) -> tuple[int, dict[str, int]]:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the replayed losses show."""
     sick, (steps, false) = results["sick"], _false_alarms(results)
     seen = {rule: [name for name, curve in sick.items() if _noticed(curve, rule) != "never"] for rule in RULES}
     missed = [name for name in sick if name not in seen["guard"]]
@@ -244,7 +239,6 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> str:
-    """Losses of the runs with faults, as SVG."""
     losses = {name: curve["losses"] for name, curve in results["sick"].items()}
     return loss_chart(
         "Loss of the runs with a fault", losses, top=3 * math.log(text.VOCABULARY)

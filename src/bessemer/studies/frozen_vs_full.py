@@ -29,8 +29,7 @@ from bessemer.train.validation import validate
 
 expected = (
     "Trained along, an encoder is a little better than frozen, which is the cheapest (Devlin et al. 2019, section 5.3); from "
-    "scratch is "
-    "worse where labels are few."
+    "scratch is worse where labels are few."
 )
 FAMILY = "modernbert"
 WAYS = {"frozen": "encoder frozen", "full": "encoder trained along", "scratch": "from scratch"}
@@ -51,15 +50,9 @@ def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
         hidden = validate(encoder, encoder.task.held_out(sizes.recipe("masked", FAMILY), store, 100_000))
         train = Snippets.of(store, "train", sizes.snippet, sizes.train_snippets, sizes.seed)
         test = Snippets.of(store, "heldout", sizes.snippet, sizes.test_snippets, sizes.seed)
-        results: dict[str, Any] = {
-            "settings": asdict(sizes),
-            "pretraining": {
-                "tokens": sizes.steps * sizes.sequences * sizes.length,
-                "seconds": seconds,
-                "hidden_accuracy": hidden.accuracy,
-            },
-            "chance": 1 / len(PACKAGES),
-        }
+        tokens = sizes.steps * sizes.sequences * sizes.length
+        pretraining = {"tokens": tokens, "seconds": seconds, "hidden_accuracy": hidden.accuracy}
+        results = {"settings": asdict(sizes), "pretraining": pretraining, "chance": 1 / len(PACKAGES)}
         for way, what in WAYS.items():
             body = encoder if way != "scratch" else None
             step = classifier(sizes, store, body, FAMILY, causal=False, frozen=way == "frozen")
@@ -68,7 +61,6 @@ def run(settings: ClassifierStudy | None = None) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table for a person."""
     settings, before = result["settings"], result["pretraining"]
     lines = [
         f"Which of {len(PACKAGES)} packages do {settings['snippet']} tokens of Python come from? Held-out files; chance: "
@@ -89,7 +81,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the classifiers show."""
     order = sorted(WAYS, key=lambda way: -float(results[way]["accuracy"]))
     frozen, full = results["frozen"], results["full"]
     accuracies = [f"{WAYS[way]} {results[way]['accuracy']:.1%}" for way in order]
@@ -103,11 +94,8 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> str:
-    """Accuracies as SVG."""
-    return bar_chart(
-        "Accuracy on held-out files",
-        [(WAYS[way], results[way]["accuracy"], f"{results[way]['accuracy']:.1%}") for way in WAYS],
-    )
+    bars = [(WAYS[way], results[way]["accuracy"], f"{results[way]['accuracy']:.1%}") for way in WAYS]
+    return bar_chart("Accuracy on held-out files", bars)
 
 
 def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: ClassifierStudy, what: str) -> dict[str, Any]:
@@ -117,11 +105,6 @@ def _trained(trainer: Trainer, train: Snippets, test: Snippets, sizes: Classifie
     loss = train_classifier(sizes, trainer, train, what)
     seconds, peak = perf_counter() - started, devices.peak_resident_bytes()
     scored = validate(trainer, [test.held_out()])
-    return {
-        "accuracy": scored.accuracy,
-        "loss": scored.loss,
-        "train_loss": loss,
-        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-        "seconds": seconds,
-        "memory_bytes": max(peak - held, 0),
-    }
+    parameters = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    return {"accuracy": scored.accuracy, "loss": scored.loss, "train_loss": loss, "trained_parameters": parameters,
+            "seconds": seconds, "memory_bytes": max(peak - held, 0)}  # fmt: skip

@@ -97,7 +97,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     into layouts.json, layouts.md and layouts.svg there.
     """
     _begin(scope, folder)
-    wanted = [f"{case}:{precision}" for case in scope.cases for precision in scope.precisions]
+    wanted = [f"{case}:{precision}" for case, precision in product(scope.cases, scope.precisions)]
     failures: dict[str, str] = {}
     names = [ALONE, *scope.layouts]
     with progress("study layouts", len(names) * len(wanted), "runs") as advance:
@@ -130,7 +130,6 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the differences show."""
     rows = [row for row in results["rows"] if "why" not in row]
     precisions = {row["precision"]: max(r["loss"] for r in rows if r["precision"] == row["precision"]) for row in rows}
     worst = max(rows, key=lambda row: (row["precision"] == next(iter(precisions)), row["loss"]), default=None)
@@ -167,16 +166,14 @@ def _train(folder: Path, name: str, world: int, missing: list[str]) -> str | Non
     (folder / "logs").mkdir(exist_ok=True)
     arguments = ("-m", "bessemer.studies.layouts_training", str(folder), name, *missing)
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return run_group(
-        arguments, group.ALONE if name == ALONE else world, folder / "logs" / name, seconds=SECONDS, variables=variables
-    )
+    processes = group.ALONE if name == ALONE else world
+    return run_group(arguments, processes, folder / "logs" / name, seconds=SECONDS, variables=variables)
 
 
 def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failure: str | None) -> dict[str, Any]:
     layout = Parallel(**LAYOUTS[name])
     row: dict[str, Any] = {"layout": name, "processes": layout.world, "case": case, "precision": precision}
-    one = f"{case}:{precision}"
-    place, alone = _place(folder, name, one), _place(folder, ALONE, one)
+    place, alone = (_place(folder, of, f"{case}:{precision}") for of in (name, ALONE))
     if not (place / "run.json").exists():
         return {**row, "why": failure or "not run"}
     mine, reference = read_json(place / "run.json"), read_json(alone / "run.json")
@@ -188,6 +185,7 @@ def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failu
     assert mine_by.keys() == theirs_by.keys(), "the layouts save other tensors"
     pairs = [(mine_by[key].double(), theirs_by[key].double()) for key in theirs_by]
     recipe = recipe_of(scope.settings, layout, CASES[case], precision)
+    config = model_config(recipe, text.VOCABULARY)
     return {
         **row,
         "loss": _largest(mine["losses"], reference["losses"]),
@@ -195,9 +193,7 @@ def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failu
         "last_loss": mine["losses"][-1],
         "seconds": mine["seconds"],
         "sent": mine["sent"],
-        "planned": planned_bytes(
-            recipe.train, recipe.parallel, model_config(recipe, text.VOCABULARY), precision, mine["targets"][-1]
-        ),
+        "planned": planned_bytes(recipe.train, recipe.parallel, config, precision, mine["targets"][-1]),
     }
 
 
@@ -210,17 +206,12 @@ def _missed(row: dict[str, Any]) -> str | None:
     where = f"{row['layout']}, {row['case']}, {row['precision']}"
     if "why" in row:
         return f"{where}: {row['why']}"
-    target = TARGETS.get(row["precision"])
-    if target is None or row["loss"] <= target:
-        return None
-    return f"{where}: {row['loss']:.1e} is over {target:.0e}"
+    target = TARGETS.get(row["precision"], float("inf"))
+    return f"{where}: {row['loss']:.1e} is over {target:.0e}" if row["loss"] > target else None
 
 
 def _made() -> dict[str, str]:
     return {
-        "day": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "bessemer": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "machine": f"{num_cores()} CPU cores, gloo",
-    }
+        "day": datetime.now(UTC).strftime("%Y-%m-%d"), "bessemer": __version__, "torch": str(torch.__version__),
+        "python": platform.python_version(), "machine": f"{num_cores()} CPU cores, gloo",
+    }  # fmt: skip

@@ -26,10 +26,10 @@ CASE_MEANINGS = {
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a terminal."""
     rows = [
         (row["layout"], row["case"], row["precision"],
-         *(("", "", row["why"]) if "why" in row else (f"{row['loss']:.1e}", f"{row['weight']:.1e}", _bytes(row))))
+         *(("", "", row["why"]) if "why" in row else (f"{row['loss']:.1e}", f"{row['weight']:.1e}",
+           f"{_bytes(row['sent'])} ({_bytes(row['planned'])})")))
         for row in results["rows"]
     ]  # fmt: skip
     titles = ("layout", "case", "", "loss", "weights", "bytes a step (formula)")
@@ -85,18 +85,11 @@ def _line(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         cells += ["-", "-"] if "why" in row else [f"{row['loss']:.1e}", f"{row['weight']:.1e}"]
     counted = next((row for row in rows if row["precision"] == COUNTED and "why" not in row), None)
-    if counted is None:
-        cells += [why or "-", "-"]
-    else:
-        planned = counted["planned"]
-        cells += [f"{sum(counted['sent'].values()):,}", "-" if planned is None else f"{sum(planned.values()):,}"]
-    return cells
+    return [*cells, *([why or "-", "-"] if counted is None else map(_bytes, (counted["sent"], counted["planned"])))]
 
 
-def _bytes(row: dict[str, Any]) -> str:
-    planned = row["planned"]
-    formula = "" if planned is None else f" ({sum(planned.values()):,})"
-    return f"{sum(row['sent'].values()):,}{formula}"
+def _bytes(by_kind: dict[str, int] | None) -> str:
+    return "-" if by_kind is None else f"{sum(by_kind.values()):,}"
 
 
 def picture(results: dict[str, Any]) -> str:

@@ -76,7 +76,6 @@ class CertificateRun:
 
 
 def recipe_of(sizes: CertificateRun, layout: Parallel, case: Case, precision: str) -> Recipe:
-    """What a process trains."""
     each = sizes.sequences // layout.data
     micro = (1 if case.accumulated else 2) if layout.pipeline > 1 else each // (2 if case.accumulated else 1)
     recipe = text.study_recipe("study layouts", {
@@ -138,7 +137,6 @@ def train(
 
 
 def main() -> None:
-    """As the module says."""
     warnings.simplefilter("ignore")
     folder, name = Path(sys.argv[1]), sys.argv[2]
     given = read_json(folder / "settings.json")

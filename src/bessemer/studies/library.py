@@ -105,7 +105,6 @@ def tokens_of(settings: ClassifierStudy, folder: Path) -> TokenStore:
 
 
 def pretrained(settings: ClassifierStudy, store: TokenStore, objective: str, family: str) -> Trainer:
-    """A model trained on the library's text."""
     recipe = settings.recipe(objective, family)
     trainer = build(recipe, settings.config(store.vocabulary, causal=objective == "causal"), store.end_of_text)
     loader, one_source = trainer.task.loader(recipe, store), np.zeros(settings.sequences, dtype=np.int64)
@@ -175,5 +174,4 @@ class Snippets:
         return read
 
     def held_out(self) -> HeldOut:
-        """All of them, to be scored."""
         return HeldOut("library", self.tokens, self.label[:, None], np.zeros(len(self.tokens), dtype=np.int64))

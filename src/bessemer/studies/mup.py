@@ -19,8 +19,7 @@ from bessemer.train import device as devices
 
 expected = (
     "With one rate for all widths the best one falls as the model grows wider; with base_width it stays where it was found "
-    "(Yang et al. "
-    "2022)."
+    "(Yang et al. 2022)."
 )
 RULES = ("standard", "base_width")
 
@@ -69,14 +68,11 @@ def run(settings: Grid | None = None) -> dict[str, Any]:
     }  # fmt: skip
     widest = sizes.widths[-1]
     return {
-        "settings": asdict(sizes),
-        "loss": shown,
-        "best": best,
-        "optimum": optimum,
+        "settings": asdict(sizes), "loss": shown, "best": best, "optimum": optimum,
         "moved": {rule: 2 ** abs(log2(optimum[rule][widest] / optimum[rule][base])) for rule in RULES},
         "at_base_rate": {rule: shown[rule][widest][best[rule][base]] for rule in RULES},
         "seconds": perf_counter() - started,
-    }
+    }  # fmt: skip
 
 
 def table(results: dict[str, Any]) -> str:
@@ -86,18 +82,13 @@ def table(results: dict[str, Any]) -> str:
         f"Held-out loss in nats a byte after {sizes['steps']} steps of {sizes['sequences'] * sizes['length']:,} bytes; "
         f"{sizes['layers']} layers, heads of {sizes['head_dim']}; * the best of its row"
     ]
-    titles = {
-        "standard": "One learning rate for every width",
-        "base_width": f"train.optimizer.base_width = {sizes['widths'][0]}",
-    }
+    base_width = f"train.optimizer.base_width = {sizes['widths'][0]}"
+    titles = {"standard": "One learning rate for every width", "base_width": base_width}
     for rule, title in titles.items():
-        rows = [
-            [
-                str(width),
-                *(_cell(value) + ("*" if rate == results["best"][rule][width] else " ") for rate, value in of.items()),
-            ]
-            for width, of in results["loss"][rule].items()
-        ]
+        rows = []
+        for width, of in results["loss"][rule].items():
+            best = results["best"][rule][width]
+            rows.append([str(width), *(_cell(value) + ("*" if rate == best else " ") for rate, value in of.items())])
         lines += ["", title, *text_table(["width", *(f"{rate:.5f} " for rate in sizes["rates"])], rows, "r")]
     base, widest = sizes["widths"][0], sizes["widths"][-1]
     lines.append("")
@@ -112,7 +103,6 @@ def table(results: dict[str, Any]) -> str:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the grid shows."""
     (base, *_, widest), moved, at_base = results["settings"]["widths"], results["moved"], results["at_base_rate"]
     holds = abs(log2(moved["base_width"])) < abs(log2(moved["standard"]))
     factors = [f"{rule} by a factor of {moved[rule]:.2g}" for rule in RULES]

@@ -19,8 +19,7 @@ from bessemer.terminal import text_table
 
 expected = (
     "With p ranks and m micro-batches gpipe and 1f1b use m / (p + m - 1) of the time (Huang et al. 2019, section 2.3; "
-    "Narayanan et al. 2021, "
-    "section 2.2); V-shaped schedules that split backwards leave a smaller bubble (Qi et al. 2024)."
+    "Narayanan et al. 2021, section 2.2); V-shaped schedules that split backwards leave a smaller bubble (Qi et al. 2024)."
 )
 
 
@@ -57,19 +56,16 @@ def run(settings: ScheduleSizes | None = None) -> dict[str, Any]:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the simulations show."""
     apart = max(abs(row["utilisation"] - row["formula"]) for row in results["textbook"])
-    rows = {f"{row['schedule']} {row['virtual']}": row for row in _largest(results) if "why" not in row}
+    rows = {f"{row['schedule']} {row['virtual']}": row for row in _largest(results)}
     best, worst = (pick(rows, key=lambda name: rows[name]["utilisation"]) for pick in (max, min))
     lean = min(rows, key=lambda name: rows[name]["held"])
     ranks, count = _largest(results)[0]["ranks"], _largest(results)[0]["micro_batches"]
+    fit = "fit the formula exactly" if apart < 1e-12 else f"differ from the formula by up to {apart:.1e}"
     return [
-        "The simulated textbook schedules fit the formula exactly."
-        if apart < 1e-12
-        else f"The simulated textbook schedules differ from the formula by up to {apart:.1e}.",
+        f"The simulated textbook schedules {fit}.",
         f"With {ranks} ranks and {count} micro-batches {best} uses most of the time, {rows[best]['utilisation']:.0%}, and "
-        f"{worst} least, "
-        f"{rows[worst]['utilisation']:.0%}; where results travel, {rows[best]['with_send']:.0%} and "
+        f"{worst} least, {rows[worst]['utilisation']:.0%}; where results travel, {rows[best]['with_send']:.0%} and "
         f"{rows[worst]['with_send']:.0%}.",
         f"{lean} holds the activations of the fewest micro-batches, {rows[lean]['held']:g}; {best} holds {rows[best]['held']:g}.",
     ]
@@ -77,21 +73,16 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 def plot(results: dict[str, Any]) -> str:
     """Utilisation by schedule at the largest size, as SVG."""
-    rows = [row for row in _largest(results) if "why" not in row]
+    rows = _largest(results)
     title = f"Utilisation with {rows[0]['ranks']} ranks and {rows[0]['micro_batches']} micro-batches"
-    return bar_chart(
-        title,
-        [(f"{row['schedule']} {row['virtual']}", row["utilisation"], f"{row['utilisation']:.1%}") for row in rows],
-    )
+    bars = [(f"{row['schedule']} {row['virtual']}", row["utilisation"], f"{row['utilisation']:.1%}") for row in rows]
+    return bar_chart(title, bars)
 
 
 def _largest(results: dict[str, Any]) -> list[dict[str, Any]]:
-    last = results["schedules"][-1]
-    return [
-        row
-        for row in results["schedules"]
-        if (row["ranks"], row["micro_batches"]) == (last["ranks"], last["micro_batches"])
-    ]
+    """The schedules that fit the largest size."""
+    rows, size = results["schedules"], tuple(results["settings"]["sizes"][-1])
+    return [row for row in rows if (row["ranks"], row["micro_batches"]) == size and "why" not in row]
 
 
 def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -> dict[str, Any]:
@@ -109,7 +100,6 @@ def _row(sizes: ScheduleSizes, name: str, p: int, m: int, virtual: int | None) -
 
 
 def table(results: dict[str, Any]) -> str:
-    """Both tables."""
     sizes = results["settings"]
     textbook = [
         (str(row["stages"]), str(row["micro_batches"]), row["schedule"], f"{row['timesteps']:g}", f"{row['active']:g}",
@@ -125,10 +115,8 @@ def table(results: dict[str, Any]) -> str:
     titles: tuple[str, ...] = (
         "stages", "micro-batches", "schedule", "timesteps", "active", "idle", "utilisation", "m / (p + m - 1)",
     )  # fmt: skip
-    lines = [
-        "The textbook: forward and backward of a micro-batch are one time-step each",
-        *text_table(titles, textbook, "rrl"),
-    ]
+    lines = ["The textbook: forward and backward of a micro-batch are one time-step each"]
+    lines += text_table(titles, textbook, "rrl")
     titles = (
         "ranks", "micro-batches", "schedule", "stages a rank", "time", "idle", "utilisation", f"and sends of {sizes['send']:g}",
         "held",

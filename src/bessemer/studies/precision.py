@@ -31,8 +31,7 @@ from bessemer.train.trainer import Trainer
 
 expected = (
     "bf16 has the range of fp32 and needs no loss scale; fp16 loses gradients below 6e-8 unless the loss is scaled "
-    "(Micikevicius et al. "
-    "2018, section 3.2)."
+    "(Micikevicius et al. 2018, section 3.2)."
 )
 BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
 SEQUENCES, LENGTH, STEPS = 8, 64, 50
@@ -62,7 +61,6 @@ def run() -> dict[str, Any]:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the runs show."""
     runs, gradients = results["runs"], results["gradients"]["weights"]
     apart = {name: abs((row["last"] or inf) - runs["fp32"]["last"]) for name, row in runs.items()}
     bare, scaled = "fp16, no loss scale", "fp16, dynamic loss scale"
@@ -70,9 +68,8 @@ def shows(results: dict[str, Any]) -> list[str]:
         f"fp16 rounds {gradients['fp16']['zero']:.1%} of the weights' gradients to zero, and "
         f"{gradients['fp16, scaled by 65536']['zero']:.1%} "
         f"where the loss is scaled by 65536; bf16 {gradients['bf16']['zero']:.1%}.",
-        f"After {STEPS} steps bf16 is {apart['bf16']:.3f} nats from fp32, fp16 with a dynamic loss scale {apart[scaled]:.3f}, "
-        f"without one "
-        f"{apart[bare]:.3f}: "
+        f"After {STEPS} steps bf16 is {apart['bf16']:.3f} nats from fp32, fp16 with a dynamic loss scale "
+        f"{apart[scaled]:.3f}, without one {apart[bare]:.3f}: "
         f"{'the scale is what fp16 needs' if apart[bare] > 2 * apart[scaled] else 'the scale made no difference'}.",
         f"Attention scores above 65,504 are infinite in fp16: {sum(row['fp16'] is None for row in results['scores'])} of the "
         f"{len(results['scores'])} sizes of queries and keys overflow there, "
@@ -81,7 +78,6 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> str:
-    """The losses of the runs, as SVG."""
     return loss_chart("Loss while it trains", {name: row["losses"] for name, row in results["runs"].items()})
 
 
@@ -172,12 +168,9 @@ def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], Trainer]:
             scale = scale.after(good)
     tail = [loss for loss in losses[-5:] if loss is not None]
     return {
-        "losses": losses,
-        "first": losses[0],
-        "last": sum(tail) / len(tail) if tail else None,
-        "steps_given_up": scale.skipped,
+        "losses": losses, "first": losses[0], "last": sum(tail) / len(tail) if tail else None, "steps_given_up": scale.skipped,
         "vanished": lost / (STEPS * len(list(trainer.model.parameters()))),
-    }, trainer
+    }, trainer  # fmt: skip
 
 
 def _batches() -> list[Batch]:
@@ -191,7 +184,6 @@ def _batches() -> list[Batch]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as text."""
     batch = result["batch_tokens"]
     ranges = [(name, *(f"{value:.3g}" for value in row.values())) for name, row in result["ranges"].items()]
     scores = [

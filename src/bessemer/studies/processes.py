@@ -45,13 +45,8 @@ def on_processes(recipe: Recipe, alone: bool = False, *, is_timed: bool = False)
         # Large blocks are mapped one by one, so that resident memory is that of tensors, without holes between them.
         blocks = {} if is_timed else {"MALLOC_MMAP_THRESHOLD_": "65536"}
         variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **blocks}
-        why = group.run_group(
-            ("-m", "bessemer.studies.processes", str(folder)),
-            processes,
-            folder / "log",
-            seconds=300.0,
-            variables=variables,
-        )
+        arguments = ("-m", "bessemer.studies.processes", str(folder))
+        why = group.run_group(arguments, processes, folder / "log", seconds=300.0, variables=variables)
         if why is not None:
             raise BessemerError(f"a group of {max(processes, 1)} processes failed: {why}")
         ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
@@ -77,12 +72,8 @@ def _train(recipe: Recipe, folder: Path, mesh: ProcessMesh) -> None:
         loss = results.loss
         if step + 1 == UNMEASURED:
             devices.reset_peak_resident()
-    moments = (
-        value
-        for state in trainer.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
+    states = (value for state in trainer.optimizer.state.values() for value in state.values())
+    moments = (value for value in states if isinstance(value, torch.Tensor))
     row = {
         "weight_bytes": _bytes(trainer.model.parameters()), "gradient_bytes": gradients, "moment_bytes": _bytes(moments),
         "memory_bytes": devices.peak_resident_bytes() - held, "step_seconds": min(whole[UNMEASURED:]),
@@ -100,21 +91,16 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 def _zero(rows: Rows) -> list[str]:
     replicas, third = rows["2 replicas"], rows["ZeRO 3"]
-    kept = {
-        name: sum(row[key] for key in ("weight_bytes", "gradient_bytes", "moment_bytes")) for name, row in rows.items()
-    }
+    kept = {name: sum(row[key] for key in FIELDS[:3]) for name, row in rows.items()}  # all but the memory at the peak
     peaks = [row["memory_bytes"] for name, row in rows.items() if name != "1 process"]
     falls = all(a >= b for a, b in pairwise(peaks))
     return [
         f"Between steps a rank keeps {size(kept['2 replicas'])} of weights, gradients and optimizer state as one of 2 "
-        f"replicas, and "
-        f"{size(kept['ZeRO 3'])} where all is sharded: {kept['ZeRO 3'] / kept['2 replicas']:.0%}.",
-        f"At the peak it takes {size(replicas['memory_bytes'])} as a replica and {', '.join(map(size, peaks[1:]))} under ZeRO "
-        f"1, 2 and 3: "
-        f"{'less with every stage' if falls else 'not less with every stage here'}.",
+        f"replicas, and {size(kept['ZeRO 3'])} where all is sharded: {kept['ZeRO 3'] / kept['2 replicas']:.0%}.",
+        f"At the peak it takes {size(replicas['memory_bytes'])} as a replica and {', '.join(map(size, peaks[1:]))} under "
+        f"ZeRO 1, 2 and 3: {'less with every stage' if falls else 'not less with every stage here'}.",
         f"ZeRO 3's fastest step takes {third['step_seconds'] / replicas['step_seconds']:.2f} times the replicas', whose "
-        f"losses differ "
-        f"from its own by {abs(third['loss'] - replicas['loss']):.0e}.",
+        f"losses differ from its own by {abs(third['loss'] - replicas['loss']):.0e}.",
     ]
 
 
@@ -125,8 +111,7 @@ _SMALL_BATCH = {
 }  # fmt: skip
 zero = Variation(
     expected="Of 16 bytes a parameter in fp32, stage 1 shards the optimizer's 8, stage 2 also the gradients' 4, stage 3 also "
-    "the weights' 4; "
-    "stage 3 communicates half as much again (Rajbhandari et al. 2020, sections 5 and 7).",
+    "the weights' 4; stage 3 communicates half as much again (Rajbhandari et al. 2020, sections 5 and 7).",
     variants={
         "1 process": {"alone": True}, "2 replicas": {"parallel.replicate": 2},
         **{f"ZeRO {stage}": {"parallel.shard": 2, "parallel.zero": stage} for stage in (1, 2, 3)},
@@ -154,11 +139,9 @@ def _efficiency(rows: Rows) -> list[str]:
     gap = {name: row["predicted"] - row["efficiency"] for name, row in rows.items()}
     return [
         f"With {small} two processes are {2 * first['efficiency']:.2f} times as fast as one, an efficiency of "
-        f"{first['efficiency']:.0%}; "
-        f"with {large}, {2 * last['efficiency']:.2f} times, {last['efficiency']:.0%}.",
+        f"{first['efficiency']:.0%}; with {large}, {2 * last['efficiency']:.2f} times, {last['efficiency']:.0%}.",
         f"Amdahl's law predicts {first['predicted']:.0%} and {last['predicted']:.0%} from the share of a step that every "
-        f"process repeats, "
-        f"the update: {first['serial']:.0%} and {last['serial']:.0%}.",
+        f"process repeats, the update: {first['serial']:.0%} and {last['serial']:.0%}.",
         f"What is missing to it, {gap[small]:.0%} and {gap[large]:.0%}, is communication and what else runs on these cores; "
         f"the larger batch is {'divided better' if grows else 'not divided better here'}.",
     ]

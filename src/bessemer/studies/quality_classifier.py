@@ -123,7 +123,6 @@ def table(results: dict[str, Any]) -> str:
 
 
 def shows(results: dict[str, Any]) -> list[str]:
-    """What the epochs show."""
     epochs, held, weights = results["epochs"], results["held_out"], results["weights"]
     strongest = max(weights, key=lambda name: abs(weights[name]))
     return [
@@ -135,12 +134,8 @@ def shows(results: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any]) -> str:
-    """Losses by epoch, as SVG."""
-    names = {"loss": "training", "held_out_loss": "held out"}
-    curves = {
-        title: ([row["epoch"] for row in results["epochs"]], [row[key] for row in results["epochs"]])
-        for key, title in names.items()
-    }
+    rows, names = results["epochs"], {"training": "loss", "held out": "held_out_loss"}
+    curves = {title: ([row["epoch"] for row in rows], [row[key] for row in rows]) for title, key in names.items()}
     return line_chart("Loss by epoch", curves, "epoch", "nats a text")
 
 

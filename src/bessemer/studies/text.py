@@ -70,5 +70,4 @@ def batch(step: int, sequences: int, length: int, max_bytes: int) -> Batch:
 
 
 def held_out(sequences: int, length: int, max_bytes: int) -> HeldOut:
-    """Windows of the held-out text."""
     return spread("python", training_and_held_out(max_bytes)[1], sequences, length)

@@ -1,14 +1,27 @@
-"""Studies that vary keys of the recipe and nothing else: batch, learning rate, clipping, warmup, accumulation, recompute."""
+"""Studies of training: what keys of the recipe do (batch, learning rate, clipping, warmup, accumulation, recompute), a training
+that is stopped halfway and resumed by way of a real checkpoint, and the loss surface of the textbook, which is losses around
+trained weights along two random directions."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+from bessemer.checkpoint import save
+from bessemer.parallel.dtensors import tensors_digest
+from bessemer.parallel.mesh import SINGLE_PROCESS
+from bessemer.recipe import Recipe
+from bessemer.report.static import heat_map
 from bessemer.studies import text
-from bessemer.studies.base import LENGTH, MAX_BYTES, Rows, Variation, measured
+from bessemer.studies.base import LENGTH, MAX_BYTES, Row, Rows, Variation, build, fit, measured, python_text, scored
 from bessemer.terminal import size
+from bessemer.train import optimizer as optimizers
+from bessemer.train.trainer import Trainer
 
 BATCH, MICRO, RATE = "train.global_batch_tokens", "train.micro_batch", "train.optimizer.learning_rate"
 CLIP, WARMUP, SCALING = "train.optimizer.clip_norm", "train.schedule.warmup_steps", "train.optimizer.batch_scaling"
@@ -79,13 +92,10 @@ def _clipping(rows: Rows) -> list[str]:
     counts = np.bincount(text.training_and_held_out(MAX_BYTES)[0])
     shares = counts[counts > 0] / counts.sum()
     nothing = float(-(shares * np.log(shares)).sum())
-    broken = {
-        kind: [rate for rate in rates if not rows[f"{rate:g}, {kind}"]["loss"] < nothing]
-        for kind in ("clipped", "free")
-    }
-    first = {
-        kind: f"breaks at {min(of):g}" if of else f"bears all rates to {rates[-1]:g}" for kind, of in broken.items()
-    }
+    broken, first = dict[str, list[float]](), dict[str, str]()
+    for kind in ("clipped", "free"):
+        broken[kind] = [rate for rate in rates if not rows[f"{rate:g}, {kind}"]["loss"] < nothing]
+        first[kind] = f"breaks at {broken[kind][0]:g}" if broken[kind] else f"bears all rates to {rates[-1]:g}"
     later = broken["clipped"][:1] != broken["free"][:1]
     return [
         f"At the usual rate, {rates[0]:g}, clipping changes the loss by {gains[rates[0]]:+.3f} nats; at the others by "
@@ -99,8 +109,7 @@ def _clipping(rows: Rows) -> list[str]:
 
 clipping = Variation(
     expected="Clipping caps what one bad batch can do, and lets rates be a little higher (Pascanu et al. 2013, section 3.2); "
-    "with Adam, "
-    "which is invariant to the scale of gradients, less than with SGD.",
+    "with Adam, which is invariant to the scale of gradients, less than with SGD.",
     variants={
         f"{rate:g}, {name}": {RATE: rate, CLIP: norm}
         for rate in (0.008, 0.064, 0.512, 4.0) for name, norm in (("clipped", 1.0), ("free", NEVER))
@@ -110,9 +119,8 @@ clipping = Variation(
 
 
 def _warmup(rows: Rows) -> list[str]:
-    low, high = (
-        rows[f"{rate}, none"]["bits_per_byte"] - rows[f"{rate}, warmup"]["bits_per_byte"] for rate in ("0.008", "0.06")
-    )
+    bits = {name: row["bits_per_byte"] for name, row in rows.items()}
+    low, high = (bits[f"{rate}, none"] - bits[f"{rate}, warmup"] for rate in ("0.008", "0.06"))
     without, with_it = rows["0.06, none"], rows["0.06, warmup"]
     return [
         f"At the usual rate warmup is worth {low:+.3f} bits a byte, at a rate 7.5 times as high {high:+.3f} (positive: it "
@@ -141,18 +149,15 @@ def _accumulation(rows: Rows) -> list[str]:
         f"Losses differ by at most {apart:.1e} nats: the sum is divided by the targets of the whole batch, so only the order of "
         "sums differs" + ("." if apart < 1e-3 else ", and here that grew; look for a mistake."),
         f"8 x 16 makes {parts['passes'] // whole['passes']} times the passes and takes {size(parts['memory_bytes'])} at its "
-        f"peak, "
-        f"where 1 x 128 takes {size(whole['memory_bytes'])}.",
+        f"peak, where 1 x 128 takes {size(whole['memory_bytes'])}.",
         f"It takes {parts['cpu_seconds'] / whole['cpu_seconds']:.2f} times the CPU time: what a device loses to smaller "
-        f"matmuls, or "
-        "gains where their results stay in its cache.",
+        "matmuls, or gains where their results stay in its cache.",
     ]
 
 
 accumulation = Variation(
     expected="The same gradient but for rounding, an eighth of the activations, and more time where a micro-batch is too "
-    "small to "
-    "fill the device.",
+    "small to fill the device.",
     variants={"1 x 128": {MICRO: 128}, "8 x 16": {MICRO: 16}},
     conclude=_accumulation, base={BATCH: 128 * LENGTH}, plot_of="memory_bytes", train=measured,
     measures=("loss", "passes", "memory_bytes", "cpu_seconds", "weights"),
@@ -165,19 +170,135 @@ def _recompute(rows: Rows) -> list[str]:
     return [
         f"The weights at the end are {'the same to the last bit' if same else 'NOT the same'} in all variants.",
         f"Full recompute takes {size(full['memory_bytes'])} at the peak in place of {size(none['memory_bytes'])}; selective, "
-        f"which "
-        f"keeps the results of matmuls and attention, {size(rows['selective']['memory_bytes'])}.",
+        f"which keeps the results of matmuls and attention, {size(rows['selective']['memory_bytes'])}.",
         f"The second forward pass makes the step take {full['cpu_seconds'] / none['cpu_seconds']:.2f} times as long, where "
-        f"4/3 is "
-        "expected of compute alone.",
+        "4/3 is expected of compute alone.",
     ]
 
 
 recompute = Variation(
     expected="The same bits; activations of one block at a time for a second forward pass, a third more compute (Chen et al. "
-    "2016; "
-    "selective: Korthikanti et al. 2022, section 5).",
+    "2016; selective: Korthikanti et al. 2022, section 5).",
     variants={kind: {"train.recompute": kind} for kind in ("none", "selective", "full")},
     conclude=_recompute, base={BATCH: 32 * 128, "tokens.sequence_length": 128, "model.layers": 6}, tokens=100_000, train=measured,
     plot_of="memory_bytes", measures=("loss", "memory_bytes", "cpu_seconds", "weights"),
+)  # fmt: skip
+
+
+def _stopped(recipe: Recipe, stops: bool = True, optimizer: bool = True, position: bool = True) -> Row:
+    """Train, stop halfway, and go on from the checkpoint in a new trainer. optimizer, position: whether it gets back the
+    optimizer's state, and the place in the data."""
+    read, trainer, half = python_text(recipe), build(recipe), (recipe.train.steps or 0) // 2
+    row = fit(trainer, read, 0, half)
+    if stops:
+        with tempfile.TemporaryDirectory() as folder:
+            tensors = {"model": {name: p.detach() for name, p in trainer.model.named_parameters()},
+                       "optimizer": optimizers.state_tensors(trainer.model, trainer.optimizer)}  # fmt: skip
+            saved = save(Path(folder), half, tensors, {}, 1)
+            trainer = build(recipe.changed(run=recipe.run.model_copy(update={"seed": recipe.run.seed + 1})))
+            saved.fill("model", trainer.model.named_parameters())
+            if optimizer:
+                optimizers.load_state(trainer.model, trainer.optimizer, saved)
+    rest = fit(trainer, read if position else (lambda step: read(step - half)), half)
+    losses = row["losses"] + rest["losses"]
+    return {**rest, "losses": losses, "steps": len(losses), "bits_per_byte": scored(trainer).bits_per_byte,
+            "weights": tensors_digest(trainer.model.named_parameters(), SINGLE_PROCESS)[:8]}  # fmt: skip
+
+
+def _resume(rows: Rows) -> list[str]:
+    never, back = rows["never stopped"], rows["resumed"]
+    bare, again = rows["no optimizer state"], rows["data from its start"]
+    half = len(never["losses"]) // 2
+    same = never["weights"] == back["weights"] and never["losses"] == back["losses"]
+    jump = max(a - b for a, b in zip(bare["losses"][half:], never["losses"][half:], strict=True))
+    gap = bare["bits_per_byte"] - never["bits_per_byte"]
+    return [
+        f"Resumed from its checkpoint the run has "
+        f"{'the same losses and weights to the last bit' if same else 'OTHER losses or weights'} "
+        "as one that was never stopped.",
+        f"Without the optimizer's state the loss is up to {jump:.3f} nats above the other's, and the run ends {abs(gap):.3f} "
+        f"bits a byte {'worse' if gap > 0 else 'better'}.",
+        f"Where the data begins anew, the second half trains on the text of the first: it ends at {again['loss']:.3f} nats "
+        f"on that and at {again['bits_per_byte']:.3f} bits a byte on held-out text, the others at {never['loss']:.3f} and "
+        f"{never['bits_per_byte']:.3f}.",
+    ]
+
+
+resume = Variation(
+    expected="The same bits, where weights, optimizer state, schedule, random states and the place in the data are restored; "
+    "Adam without its moments takes first steps of full size in all directions (Kingma and Ba 2015, algorithm 1).",
+    variants={
+        "never stopped": {"stops": False}, "resumed": {}, "no optimizer state": {"optimizer": False},
+        "data from its start": {"position": False},
+    },
+    conclude=_resume, train=_stopped, measures=("loss", "bits_per_byte", "weights"),
+)  # fmt: skip
+
+
+SURFACE_SEQUENCES = 16  # held-out ones, for each point
+
+
+@torch.no_grad()
+def grid(trainer: Trainer, edge: int) -> list[list[float]]:
+    """Held-out losses (nats) on an `edge` x `edge` grid from -1 to 1 along two random directions, each filter of which has
+    the norm of the weights' own (Li et al. 2018, section 4); vectors, such as gains of norms, stay. edge: odd."""
+    draw, weights = torch.Generator().manual_seed(0), [p for p in trainer.model.parameters() if p.ndim > 1]
+    start = [p.clone() for p in weights]
+    noise = [[torch.randn(p.shape, generator=draw) for p in weights] for _ in range(2)]
+    directions = [
+        [n * p.norm(dim=-1, keepdim=True) / n.norm(dim=-1, keepdim=True) for n, p in zip(of, start, strict=True)]
+        for of in noise
+    ]
+    part = text.held_out(SURFACE_SEQUENCES, trainer.model.config.sequence_length, MAX_BYTES)
+    steps = np.linspace(-1, 1, edge).tolist()
+    rows = list[list[float]]()
+    for a in steps:
+        rows.append([])
+        for b in steps:
+            for p, origin, first, second in zip(weights, start, *directions, strict=True):
+                p.copy_(origin + a * first + b * second)
+            rows[-1].append(scored(trainer, part).loss)
+    for p, origin in zip(weights, start, strict=True):
+        p.copy_(origin)
+    return rows
+
+
+def _surface(recipe: Recipe, steps: int | None = None, edge: int = 21) -> Row:
+    trainer = build(recipe)
+    row = fit(trainer, python_text(recipe), 0, steps)
+    around = grid(trainer, edge)
+    middle = edge // 2
+    center, rim = around[middle][middle], [around[0][middle], around[-1][middle], around[middle][0], around[middle][-1]]
+    return {**row, "grid": around, "center": center, "rim": sum(rim) / len(rim), "lowest": min(map(min, around)),
+            "near": float((np.array(around) < center + 0.5).mean())}  # fmt: skip
+
+
+class LossSurface(Variation):
+    """A variation whose figure is the grid around its last variant."""
+
+    def plot(self, results: dict[str, Any]) -> str:
+        name, row = list(results["rows"].items())[-1]
+        title = f"Held-out loss around the weights, {name}; dark: low"
+        return heat_map(title, row["grid"], "first direction, -1 to 1", "second direction")
+
+
+def _loss_surface(rows: Rows) -> list[str]:
+    first, last = rows["at initialisation"], rows["trained"]
+    is_lowest = last["lowest"] >= last["center"]
+    lowest = "the lowest point" if is_lowest else f"above the lowest point ({last['lowest']:.2f})"
+    return [
+        f"The trained weights ({last['center']:.2f} nats) are {lowest} of their grid; at a distance of 1 the loss is "
+        f"{last['rim']:.2f}.",
+        f"Around the initial weights it goes from {first['center']:.2f} to {first['rim']:.2f} over the same distance: "
+        f"training has made the "
+        f"surface {'steeper' if last['rim'] - last['center'] > first['rim'] - first['center'] else 'no steeper'}.",
+        f"{last['near']:.0%} of the trained grid lies within half a nat of the middle, {first['near']:.0%} of the initial one.",
+    ]
+
+
+loss_surface = LossSurface(
+    expected="A basin with the trained weights at its bottom, round and without other minima nearby for networks that train "
+    "well (Li et al. 2018).",
+    variants={"at initialisation": {"steps": 0}, "trained": {}},
+    conclude=_loss_surface, tokens=600_000, train=_surface, measures=("center", "rim", "lowest", "near"),
 )  # fmt: skip

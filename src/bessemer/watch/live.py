@@ -29,8 +29,6 @@ RATE_STEPS = 20  # whose median is the rate now
 
 @dataclass(frozen=True)
 class Watched:
-    """A run as it was last read."""
-
     run: RunFolder
     name: str
     data: RunData
@@ -186,7 +184,6 @@ def _recent_rate(data: RunData) -> float | None:
 
 
 def log_tail(path: Path) -> list[str]:
-    """The last lines of a log."""
     try:
         with open(path, "rb") as file:
             file.seek(max(file.seek(0, 2) - LOG_BYTES, 0))

@@ -43,7 +43,6 @@ def follow(runs: Sequence[RunFolder]) -> None:
 
 
 def screen(one: Watched) -> str:
-    """A run as text."""
     data, status = one.data, one.status
     lines = [f"{one.name}  {status.sentence}"]
     if status.steps:

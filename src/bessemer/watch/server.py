@@ -85,9 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        if self.headers.get("Host", "") not in self._hosts:  # a name of another site that resolves to this machine
-            return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
-        if not self._is_known(query):
+        port = self.server.server_address[1]
+        hosts = (
+            f"{HOST}:{port}",
+            f"localhost:{port}",
+        )  # another one is a name of another site that resolves to this machine
+        if self.headers.get("Host", "") not in hosts or not self._is_known(query):
             return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
         if url.path in ASSETS:
             return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
@@ -107,11 +110,6 @@ class _Handler(BaseHTTPRequestHandler):
         seconds = process_time() - begun
         state["poll"] = min(max(seconds / COST_SHARE, SHORTEST_POLL), LONGEST_POLL)
         return self._send(200, "application/json", json.dumps(state, separators=(",", ":"), allow_nan=False).encode())
-
-    @property
-    def _hosts(self) -> tuple[str, ...]:
-        port = self.server.server_address[1]
-        return f"{HOST}:{port}", f"localhost:{port}"
 
     @property
     def _cookie(self) -> str:
@@ -136,11 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if run is not None and not 0 <= run < self.server.num_runs:
             return None
-        if not 0 <= window < len(WINDOWS) or (
-            steps and not (isfinite(steps[0]) and steps[0] <= steps[1] < float("inf"))
-        ):
-            return None
-        return View(run, window, steps)
+        is_range = steps is None or (isfinite(steps[0]) and steps[0] <= steps[1] < float("inf"))
+        return View(run, window, steps) if is_range and 0 <= window < len(WINDOWS) else None
 
     def _send(self, code: int, kind: str, body: bytes, *, encoding: str = "", cache: str = "no-store") -> None:
         self.send_response(code)
