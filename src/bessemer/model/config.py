@@ -15,12 +15,6 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 
 
-def swiglu_width(width: int) -> int:
-    """Hidden width that gives a gated MLP the parameters of a 4x MLP: 8/3 of the width (Shazeer 2020, section 2),
-    rounded up to a multiple of 64 for the hardware's tiles."""
-    return -(-(8 * width) // (3 * 64)) * 64
-
-
 @dataclass(frozen=True)
 class RotaryScaling:
     """How rotary positions are stretched beyond original_length, the length a model was first trained on.
@@ -365,8 +359,9 @@ def loss_chunk(asked: int, vocabulary: int, is_cuda: bool) -> int:
 
 
 def default_mlp_width(width: int, gated: bool = True) -> int:
-    """Hidden width of the MLP when the recipe gives none: 8/3 of the width when gated, else 4 times the width."""
-    return swiglu_width(width) if gated else 4 * width
+    """Hidden width of the MLP when the recipe gives none: 4 times the width, or when gated 8/3 of it, which has as many
+    parameters (Shazeer 2020, section 2), rounded up to a multiple of 64 for the hardware's tiles."""
+    return -(-(8 * width) // (3 * 64)) * 64 if gated else 4 * width
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -147,6 +147,8 @@ def set_up(
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
     num_scored = sum(part.inputs.size for part in held_out)
+    flops, in_all = step_flops_per_token(recipe.train, config), recomputed_total(config, recipe.parallel, recomputed)
+    recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Training(
         recipe=recipe,
         run=run,
@@ -164,7 +166,7 @@ def set_up(
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
         replicas=Replicas(state.step),
         log=log,
-        rates=_rates(recipe, config, trainer, run, peak),
+        rates=Rates(flops, flops + recomputed_flops, peak, device, mesh, run.plan),
         clock=clock,
         heartbeat=heartbeat,
         watch=Watch(trainer, log, trends, recipe.train.watch_every),
@@ -186,13 +188,6 @@ def _start_state(
         counts = MixtureCounts.of_order(mixture, state.samples, recipe.batches.length).on_rank_zero(trainer.mesh)
         state = replace(state, counts=counts)
     return replace(state, guard=replace(state.guard, num_rollbacks=journal.num_rollbacks))
-
-
-def _rates(recipe: Recipe, config: ModelConfig, trainer: Trainer, run: RunFolder, peak: float) -> Rates:
-    model_flops = step_flops_per_token(recipe.train, config)
-    in_all = recomputed_total(config, recipe.parallel, trainer.recomputed)
-    hardware_flops = model_flops + recomputed_flops_per_token(recipe.train.recompute, config, in_all)
-    return Rates(model_flops, hardware_flops, peak, trainer.device, trainer.mesh, run.plan)
 
 
 def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
