@@ -65,7 +65,7 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     if wild is None:
         named = files.get_file_info(path.rstrip("/"))
         found = [named]
-        if not named.is_file:
+        if named.type != fs.FileType.File:
             found = files.get_file_info(fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True))
     else:
         pieces = re.split(r"(\*\*/|\*\*|\*|\?)", path)
@@ -73,7 +73,7 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
         below = fs.FileSelector("/".join(parts[:wild]), recursive=True, allow_not_found=True)
         found = [info for info in files.get_file_info(below) if pattern.fullmatch(info.path)]
     for info in found:
-        if info.is_file:
+        if info.type == fs.FileType.File:
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
             yield f"{scheme}://{info.path}", info.size or 0, info.mtime_ns or 0, etag
 
@@ -83,10 +83,14 @@ def version(path: str, source: Source) -> tuple[int, int]:
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
+    from pyarrow import fs
+
     files, inner = filesystem(path, source)
-    with answering(path):
+    try:
         info = files.get_file_info(inner)
-    if not info.is_file:
+    except OSError as error:
+        raise failure(path, error) from None
+    if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file in the store", path)
     return info.size or 0, info.mtime_ns or 0
 
@@ -190,7 +194,7 @@ def filesystem(url: str, source: Source) -> tuple[Any, str]:
 
 
 def environment_endpoint(scheme: str) -> str | None:
-    """The address that the environment gives for the stores of a scheme, as the tools of AWS do; None: the provider's own."""
+    """The address that the environment has for the stores of a scheme, as Amazon's tools read it; None: the provider's own."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return endpoint if scheme == "s3" else None
 

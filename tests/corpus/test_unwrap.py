@@ -126,3 +126,42 @@ def test_c4_keeps_most_words_of_wrapped_reference_text() -> None:
         words = sum(len(text.split()) for text in texts)
         kept[name] = sum(len(one.text.split()) for _, one in judged if one.reason is None) / words
     assert kept["joined"] > 2 * kept["as it is"]
+
+
+WAR = (
+    "Nearly all of the houses at the end of the street were built before or during the time of World War\nI. After that "
+    "time many of them were left to their own devices, and the street itself was given up by\nthe town, which had no money "
+    "for it and none for anything else that lay on this side of the river."
+)
+RECEIVE = (
+    "Whoever sends a message should not assume that the other side is ready, and pairs each of its calls with\na. receive "
+    "on the other side, which waits for it; the two are then done at the same moment by both of the\nprocesses, and neither "
+    "of them goes on before the other one has what it needs, however long that may take."
+)
+
+
+@pytest.mark.parametrize("text", [WAR, RECEIVE, WAR.replace("I.", "-"), WAR.replace("I.", "12.")])
+def test_a_line_that_begins_like_an_item_in_the_middle_of_a_sentence_is_none(text: str) -> None:
+    whole = "\n\n".join([wrapped(PARAGRAPHS, 100), text])
+    joined = unwrapped(whole)
+    assert joined is not None and joined.split("\n\n")[-1] == text.replace("\n", " ")
+    kept = apply(joined, Rules(c4=C4(min_sentences=2)))
+    assert kept.reason is None and kept.text.split() == whole.split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WAR.replace("War\n", "War.\n"),  # the sentence has ended
+        WAR.replace("War\n", "War:\n"),
+        WAR.replace("during the time of World War\n", "then\n"),  # the next word would have fitted
+        WAR.replace("by\nthe", "by\nJ. the"),  # a second one
+        "H. It was said so before.\n" + WAR,
+        WAR + "\n\nJ. And so on.",
+        "A long line of introduction without any mark at its end\n- its only item\n\nshort",
+    ],
+)
+def test_an_item_of_a_list_begins_a_line_of_its_own(text: str) -> None:
+    joined = unwrapped("\n\n".join([wrapped(PARAGRAPHS, 100), text]))
+    assert joined is not None
+    assert "\nI. After" in joined or "\n- its only item" in joined

@@ -18,6 +18,9 @@ MIN_LINES = 4  # of them, in a text
 PROSE_SHARE = 0.5  # of the lines that are not blank, in a text: one that is mostly code or tables is left alone
 CODE_SIGNS, MAX_CODE_SHARE = "{}[]()<>=;_\\", 0.04  # of the characters of a block of prose
 LIST_ITEM = re.compile(r"(?:[-*+•·–—]|\(?(?:\d{1,3}|[A-Za-z])[.)]|\.\.)\s")
+LIST_REACH = 20  # lines before and after one that begins like an item, among which the others of its list would be
+RAGGED = 12  # characters by which full lines of a paragraph differ
+CLOSING_MARKS = tuple(".!?:;")
 MARKED = tuple(">|#=~`$<{}@:")  # how lines begin that are no prose
 COLUMNS = re.compile(r"\S(?: {3,}|\t)\S")  # a gap within a line: a table
 CUT_WORD = re.compile(r"[^\W\d_]-$")
@@ -44,10 +47,10 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
     """Lines that belong together: of one indentation, between blank lines and the beginnings of list items."""
     block: list[str] = []
     indent, ended = 0, True  # of the block's last line; it is blank
-    for line in lines:
+    for number, line in enumerate(lines):
         text = line.lstrip()
         here = len(line) - len(text)
-        if text and not ended and LIST_ITEM.match(text) is None:
+        if text and not ended and ((item := LIST_ITEM.match(text)) is None or _is_within(lines, number, item[0])):
             # An item's text hangs below its first line.
             is_second = len(block) == 1
             hangs = is_second and here > indent and LIST_ITEM.match(block[0].lstrip()) is not None
@@ -60,6 +63,31 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
         block, indent, ended = [line], here, not text
     if block:
         yield block
+
+
+def _is_within(lines: list[str], number: int, marker: str) -> bool:
+    """Whether a line that begins like a list item goes on with the sentence of the line before ("in World War\nI. After that"):
+    that one is full and ends without a closing mark, and no line near begins with a marker of the same kind."""
+    before, here = lines[number - 1].rstrip(), lines[number]
+    if len(before) < MIN_WIDTH or before.endswith(CLOSING_MARKS, 0, len(before.rstrip("\"'”’)]*_"))):
+        return False
+    near = [*lines[number + 1 : number + 1 + LIST_REACH], *lines[max(number - LIST_REACH, 0) : number]]
+    kind = _kind(marker)
+    if any(kind == _kind(found[0]) for line in near if (found := LIST_ITEM.match(line.lstrip()))):
+        return False
+    indent = len(here) - len(here.lstrip())
+    width = max(len(line) for line in (here, *near[:-1]) if len(line) - len(line.lstrip()) == indent)
+    return width - SLACK < len(before) + len(marker) and width > len(before) - RAGGED
+
+
+def _kind(marker: str) -> str:
+    """What the markers of one list have in common: bullets their sign, numbers and letters what is around them."""
+    sign = next((sign for sign in marker if sign.isalnum()), "")
+    return (
+        re.sub(r"\w+", "1" if sign.isdigit() else "A" if sign.isupper() else "a", marker.rstrip())
+        if sign
+        else marker[:1]
+    )
 
 
 def _is_prose(block: list[str]) -> bool:
