@@ -178,13 +178,29 @@ def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    """Every row of a row group that is lost is counted."""
     path = data / "a.parquet"
-    pq.write_table(pa.table({"text": [str(number) * 50 for number in range(1000)]}), path)
-    raw = bytearray(path.read_bytes())
-    raw[4:1000] = bytes(996)
-    path.write_bytes(raw)
-    (record,) = records(path, "parquet")
-    assert record.reason == "unreadable"
+    table = pa.table({"text": [str(number) * 50 for number in range(100)]})
+    for number, compression in enumerate(("none", "snappy", "zstd")):
+        pq.write_table(table, path, row_group_size=20, compression=compression, use_dictionary=False)
+        column = pq.read_metadata(path).row_group(2).column(0)
+        raw = bytearray(path.read_bytes())
+        start, size = column.data_page_offset, column.total_compressed_size
+        raw[start : start + size] = bytes([0, 255, 7][number] for _ in range(size))
+        path.write_bytes(raw)
+        found = [record for group in range(5) for record in records(path, "parquet", group)]
+        lost = [record for record in found if record.reason is not None]
+        assert len(found) == 100 and [record.key for record in lost] == [f"2:{row}" for row in range(20)]
+        assert {record.reason for record in lost} == {"unreadable"}
+        assert all("damaged row group 2 of 20 rows: " in record.detail for record in lost)
+        assert sum(record.num_bytes for record in lost) == path.stat().st_size
+
+
+def test_a_parquet_file_without_its_footer(data: Path) -> None:
+    path = data / "a.parquet"
+    path.write_bytes(b"PAR1" + bytes(99))
+    (record,) = records(path, "parquet", 3)
+    assert record.reason == "unreadable" and "row group 3" in record.detail
 
 
 def test_labels_of_records(data: Path) -> None:

@@ -277,18 +277,28 @@ def _column_bytes(groups: list[Any], name: str) -> int:
 
 def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes, for the
-    count when all of it is damaged. OSError when the file cannot be read."""
+    count when all of it is damaged: each of its rows is then one unreadable record. OSError when the file cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     names = [source.text_key, *([source.label_key] if source.label_key else [])]
+    num_rows: int | None = None
     try:
         with pq.ParquetFile(place) as parquet:
+            num_rows = parquet.metadata.row_group(number).num_rows
             table = parquet.read_row_group(number, columns=names)
         texts = _column(table, source.text_key, in_bytes=True)
         labels = _column(table, source.label_key, in_bytes=False).to_pylist() if source.label_key else []
-    except pa.ArrowException as error:
-        yield Record(f"{number}!", size, reason="unreadable", detail=f"damaged row group: {error}"[:300])
+    except (pa.ArrowException, OSError) as error:  # OSError: Arrow's too for bytes that cannot be decompressed
+        if num_rows is None:
+            if isinstance(error, OSError):
+                raise
+            yield Record(f"{number}!", size, reason="unreadable", detail=f"damaged row group {number}: {error}"[:300])
+            return
+        detail = f"damaged row group {number} of {num_rows} rows: {error}"[:300]
+        for row in range(num_rows):
+            num_bytes = size * (row + 1) // num_rows - size * row // num_rows
+            yield Record(f"{number}:{row}", num_bytes, reason="unreadable", detail=detail)
         return
     for row, cell in enumerate(value for chunk in texts.chunks for value in chunk):
         key, raw = f"{number}:{row}", cell.as_py()
