@@ -33,7 +33,7 @@ from readers import pack
 
 from bessemer.cli import run_command
 from bessemer.corpus import clean, partition, publish, warc, whole
-from bessemer.corpus.dedup.verdicts import parquet_tables
+from bessemer.corpus.dedup.verdicts import ParquetPart
 from bessemer.corpus.rules import apply
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook
@@ -170,7 +170,8 @@ class Round:
             tokenizer.encode_batch(texts)
 
     def documents(self) -> Iterator[Any]:
-        return parquet_tables(sorted((self.folder / "corpus" / "corpus" / "documents").glob("*.parquet")))(["text"])
+        for path in sorted((self.folder / "corpus" / "corpus" / "documents").glob("*.parquet")):
+            yield from ParquetPart(path)(["text"])
 
     @contextlib.contextmanager
     def clock(self, stage: str) -> Iterator[None]:

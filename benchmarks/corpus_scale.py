@@ -33,21 +33,22 @@ from machine import describe
 
 from bessemer.corpus import index, partition, pipeline, publish, whole, worker
 from bessemer.corpus.clean import STEPS, Tally
-from bessemer.corpus.dedup import paragraphs, repeats, settle, substrings
+from bessemer.corpus.dedup import paragraphs, repeats, substrings
 from bessemer.corpus.dedup.task import DedupTask
 from bessemer.corpus.files import listing
+from bessemer.corpus.inputs import digest_of_contents
 from bessemer.corpus.look import contents_by_source
 from bessemer.corpus.merge import MergeRange, RangeCounts, file_name
 from bessemer.corpus.partition import Bucket
 from bessemer.corpus.publish import PublishBucket
-from bessemer.corpus.quality.decide import decide
-from bessemer.corpus.quality.task import (
+from bessemer.corpus.quality.decide import (
     DIGIT_COUNTS,
-    EXAMPLES,
+    EXAMPLES_FILE,
     CountDigits,
     DecideDocuments,
     QualityTask,
     ScoreDocuments,
+    decide,
 )
 from bessemer.corpus.statistics import Funnel
 from bessemer.corpus.work import CorpusTask
@@ -163,7 +164,7 @@ def simulate(terabytes: float, scratch: Path) -> dict[str, Any]:
         listings = {"crawl": listing(corpus.sources[0])}
     contents_by_source(corpus, listings, work)  # by tasks, whose time is not the driver's
     with steps("read the tasks' hashes"):
-        pipeline._digest_of_contents(recipe, contents_by_source(corpus, listings, work))
+        digest_of_contents(recipe, contents_by_source(corpus, listings, work))
     with steps("plan units and partitions"):
         partitions = pipeline._plan(corpus, listings, work, "inputs", [])  # the files looked at here, not by tasks
     cut = partition.cuts(work)["crawl"]
@@ -214,11 +215,16 @@ def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
     words, facts = WORDS * each, dict[type[DedupTask], dict[str, Any]]()
     facts[paragraphs.CountText] = {"words": words, "characters": 6 * words}
     facts[paragraphs.ParagraphItems] = {"lines": 20 * each, "items": words}
-    facts[settle.DecideLines] = {"lines": each, "items": words // 20}
+    facts[paragraphs.DecideLines] = {"lines": each, "items": words // 20}
     facts[substrings.SpanSamples] = {"tokens": words}
     facts[substrings.RepeatedSamples] = {"repeated": 100_000}
     facts[substrings.RepeatedWindows] = {"repeated": 100_000}
-    for step in (settle.BoundParagraphs, settle.MissingBits, settle.SettleLines, settle.CollectParagraphs):
+    for step in (
+        paragraphs.BoundParagraphs,
+        paragraphs.MissingBits,
+        paragraphs.SettleLines,
+        paragraphs.CollectParagraphs,
+    ):
         facts[step] = {"lines": each}
     facts |= {substrings.SpanWindows: {}, substrings.CollectSpans: {}}
     for step, counts in facts.items():
@@ -230,14 +236,14 @@ def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
         nonlocal num_tasks
         num_tasks += len(tasks)
         done = list(worker.run_tasks("finding repeats", "documents", tasks, whole.REPEAT_BYTES, corpus))
-        if isinstance(tasks[0], settle.DecideLines):  # each round leaves a thousandth
+        if isinstance(tasks[0], paragraphs.DecideLines):  # each round leaves a thousandth
             done = [{**one, "items": one["items"] // 1000 ** tasks[0].round} for one in done]
         return done
 
     place = property(lambda task: work / "made-up" / task.step)
     (work / "repeats").mkdir()
     with ExitStack() as patched:
-        for kind in (DedupTask, settle.BoundTask, settle.DecideLines):
+        for kind in (DedupTask, paragraphs.BoundTask, paragraphs.DecideLines):
             patched.enter_context(patch.object(kind, "folder", place))
         with steps("search for repeats: tasks and receipts"):
             parts = [whole.BucketPart((bucket,)) for bucket in buckets]
@@ -260,7 +266,7 @@ def decide_quality(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
     folder.mkdir()
     digits = np.column_stack([np.zeros(3000, int), np.arange(3000), np.full(3000, each // 3000 + 2)])
     np.save(folder / DIGIT_COUNTS, digits)
-    (folder / EXAMPLES).write_bytes(pickle.dumps([shown]))
+    (folder / EXAMPLES_FILE).write_bytes(pickle.dumps([shown]))
     mark_stage(folder, "made up", **facts)
     num_tasks = 0
 

@@ -14,7 +14,7 @@ import pytest
 from bessemer import store_path
 from bessemer.cli import run_command
 from bessemer.corpus import publish, worker
-from bessemer.corpus.dedup.verdicts import earlier_files
+from bessemer.corpus.files import earlier_files
 from bessemer.corpus.quality.sample import example_files
 from bessemer.errors import InputError
 from bessemer.run import RunFolder, read_json

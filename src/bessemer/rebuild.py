@@ -25,19 +25,19 @@ from bessemer.terminal import counted, say, warn
 def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     """The digest of what the corpus is made from, and whether the one there was made from it. InputError for another one, where
     checkpoints were trained on it."""
-    from bessemer.corpus import pipeline
+    from bessemer.corpus.inputs import changed_files, content_digest, inputs_digest
 
     try:
-        inputs = pipeline.inputs_digest(recipe, run)
+        inputs = inputs_digest(recipe, run)
     except InputError as error:
         built = stage_facts(run.corpus).get("inputs")
         if built is None or not run.was_saved or not _is_whole(run.corpus, built):
             raise
         warn(f"{error}; going on with the corpus as it was built")
         return built, True
-    if (current := _is_current(run, run.corpus, inputs, lambda: pipeline.content_digest(recipe))) is not None:
+    if (current := _is_current(run, run.corpus, inputs, lambda: content_digest(recipe))) is not None:
         return inputs, current
-    files = pipeline.changed_files(recipe, run) or {}
+    files = changed_files(recipe, run) or {}
     said = "; ".join(_files(word, names) for word, names in files.items() if names)
     is_whole = _is_whole(run.corpus, stage_facts(run.corpus).get("inputs", ""))
     if said and is_whole and not files["changed"] and not files["added"]:  # what they held is in the corpus

@@ -10,7 +10,7 @@ pytest.importorskip("numba", reason="the corpus extra is not installed")
 
 from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.dedup.verdicts import without
-from bessemer.corpus.pipeline import set_hashes
+from bessemer.corpus.inputs import set_hashes
 from bessemer.errors import InputError
 from bessemer.recipe import Contamination, EvaluationSet, parse
 

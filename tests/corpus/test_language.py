@@ -7,7 +7,7 @@ pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.corpus import language
 from bessemer.corpus.clean import CleaningContext
-from bessemer.corpus.language import check, identify, labels, routed, verdict, wanted
+from bessemer.corpus.language import check, identify, labels, routed, verdict
 from bessemer.errors import InputError
 from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
@@ -91,9 +91,9 @@ def test_metadata() -> None:
 
 
 def test_code_is_left_out_unless_asked_for() -> None:
-    assert wanted("text", ON) and not wanted("code", ON)
-    assert wanted("code", Language(identify=True, skip_formats=[]))
-    assert not wanted("text", Language())
+    assert ON.looks_at("text") and not ON.looks_at("code")
+    assert Language(identify=True, skip_formats=[]).looks_at("code")
+    assert not Language().looks_at("text")
 
 
 def test_rules_for_some_languages() -> None:

@@ -18,6 +18,7 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus import clean, merge, partition, pipeline, publish
 from bessemer.corpus.document import COLUMNS, REASONS, REJECTED_COLUMNS
+from bessemer.corpus.inputs import inputs_digest
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import RunFolder, stage_is_current
 
@@ -34,7 +35,7 @@ def fill(data: Path, count: int = 20) -> None:
 @pytest.mark.usefixtures("cold")
 def test_importing_the_package_is_cheap() -> None:
     code = (
-        "import sys, bessemer.corpus, bessemer.corpus.pipeline\n"
+        "import sys, bessemer.corpus, bessemer.corpus.inputs\n"
         "heavy = ('ray', 'pyarrow', 'numba', 'resiliparse', 'numpy')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
@@ -323,12 +324,11 @@ def test_a_lost_row_fails_the_stage(
 def test_a_row_that_the_search_for_duplicates_does_not_see_fails_the_stage(
     data: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bessemer.corpus.whole import KeptDocuments
+    from bessemer.corpus.whole import BucketPart
 
     fill(data)
-    whole = KeptDocuments.by_bucket
-    cut = lambda *given, **more: ((bucket, table.slice(1)) for bucket, table in whole(*given, **more))  # noqa: E731
-    monkeypatch.setattr(KeptDocuments, "by_bucket", cut)
+    whole = BucketPart.__call__
+    monkeypatch.setattr(BucketPart, "__call__", lambda *given: (table.slice(1) for table in whole(*given)))
     with pytest.raises(BessemerError, match="20 documents passed the steps but 19 came"):
         pipeline.build(recipe(source(data)), run)
     assert not run.corpus.exists()
@@ -410,15 +410,15 @@ def test_a_lost_document_before_the_receipt_fails_the_stage(
 def test_the_digest_follows_the_inputs(data: Path, run: RunFolder) -> None:
     fill(data, 3)
     of = recipe(source(data))
-    before = pipeline.inputs_digest(of)
+    before = inputs_digest(of)
     pipeline.build(of, run)
     assert stage_is_current(run.corpus, before)
-    assert pipeline.inputs_digest(recipe(source(data, weight=2.0))) == before
-    assert pipeline.inputs_digest(recipe(source(data), rules="min_characters = 100")) != before
+    assert inputs_digest(recipe(source(data, weight=2.0))) == before
+    assert inputs_digest(recipe(source(data), rules="min_characters = 100")) != before
     os.utime(data / "0.txt", ns=(1, 1))
-    assert pipeline.inputs_digest(of) != before
+    assert inputs_digest(of) != before
     (data / "3.txt").write_text("new")
-    assert not stage_is_current(run.corpus, pipeline.inputs_digest(of))
+    assert not stage_is_current(run.corpus, inputs_digest(of))
 
 
 def test_a_failed_build_leaves_the_old_corpus(data: Path, run: RunFolder) -> None:
@@ -523,8 +523,8 @@ def test_two_documents_of_one_identity_are_refused_by_name(
 def test_where_the_work_is_done_changes_no_digest(data: Path) -> None:
     fill(data, 2)
     of = recipe(source(data))
-    before = pipeline.inputs_digest(of)
+    before = inputs_digest(of)
     for update in ({"engine": "ray", "address": "head:6379"}, {"workers": 7}):
-        assert pipeline.inputs_digest(of.model_copy(update={"corpus": of.corpus.model_copy(update=update)})) == before
+        assert inputs_digest(of.model_copy(update={"corpus": of.corpus.model_copy(update=update)})) == before
     other = of.model_copy(update={"corpus": of.corpus.model_copy(update={"keep_rejected": "text"})})
-    assert pipeline.inputs_digest(other) != before
+    assert inputs_digest(other) != before

@@ -19,6 +19,7 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, publish, units, whole, worker
 from bessemer.corpus.dedup import task
+from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, dump
@@ -233,7 +234,7 @@ def test_other_inputs_start_afresh(of: Recipe, data: Path, run: RunFolder, finel
         with pytest.raises(OSError):
             pipeline.build(of, run)
     (folder,) = (run.path / "corpus.work").iterdir()
-    assert folder.name == pipeline.inputs_digest(of)[:16]
+    assert folder.name == inputs_digest(of)[:16]
 
 
 def test_a_source_that_disappears_between_two_builds_is_named(

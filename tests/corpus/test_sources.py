@@ -13,7 +13,7 @@ import pytest
 from bessemer.corpus import readers, units
 from bessemer.corpus.document import Record, identity
 from bessemer.corpus.files import find
-from bessemer.corpus.pipeline import inputs_digest
+from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
 from bessemer.errors import InputError

@@ -20,6 +20,7 @@ from corpus_samples import prose, recipe
 from bessemer import storage, store_path
 from bessemer.corpus import look, partition, pipeline, units, walk, whole, worker
 from bessemer.corpus.dedup import task
+from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import BEGUN
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, Source, dump, parse
@@ -112,7 +113,7 @@ def test_the_corpus_is_that_of_a_disk(
         assert {"repeats", "BoundParagraphs", "DecideLines", "CollectParagraphs", "CollectSpans"} <= steps
     assert left(bucket) == ["b/others/object"]
     assert [path.name for path in there.path.iterdir()] == ["corpus"]
-    assert pipeline.inputs_digest(of) == pipeline.inputs_digest(in_store(of)), "where the work lies changes no document"
+    assert inputs_digest(of) == inputs_digest(in_store(of)), "where the work lies changes no document"
 
 
 @pytest.mark.long
@@ -189,7 +190,7 @@ def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store,
         patched.setattr("bessemer.corpus.publish.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             pipeline.build(stored, run)
-    place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{pipeline.inputs_digest(of)[:16]}", 0
+    place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{inputs_digest(of)[:16]}", 0
     for moment in range(5, 1000, 4):
         command = [sys.executable, PROGRAM, str(file), str(run.path), str(moment), "after", "copies"]
         process = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
@@ -228,7 +229,7 @@ def test_what_other_inputs_left_goes_and_a_half_removed_folder_is_not_trusted(
             with pytest.raises(OSError, match="full"):
                 pipeline.build(of, run)
         (folder,) = {path.parent for path in (bucket.folder / "b" / "work" / "run").glob(f"*/{BEGUN}")}
-        assert folder.name == pipeline.inputs_digest(of)[:16] and (folder / "published").exists()
+        assert folder.name == inputs_digest(of)[:16] and (folder / "published").exists()
         assert {path.split("/")[3] for path in left(bucket)[1:]} == {folder.name}
     (folder / BEGUN).unlink()  # as a removal that was killed leaves it
     for path in folder.glob("partitions/*/rows.parquet"):
@@ -277,7 +278,7 @@ def test_a_corpus_published_in_a_store_is_that_of_a_disk(
     pipeline.build(of, here)
     stored = of.changed(corpus={"work": work, "publish": "s3://b/corpora/"})
     pipeline.build(stored, there)
-    place = f"{PUBLISHED}/corpus-{pipeline.inputs_digest(of)[:16]}"
+    place = f"{PUBLISHED}/corpus-{inputs_digest(of)[:16]}"
     assert str(store_path.published_folder(there.corpus)) == f"s3://{place}"
     whole, mine, theirs = contents(here.corpus), contents(there.corpus), contents(bucket.folder / place)
     del theirs["stage.json"]

@@ -11,7 +11,8 @@ from corpus_samples import prose, recipe
 
 from bessemer.corpus import files, look, pipeline, walk, work, worker
 from bessemer.corpus.files import File, listing
-from bessemer.corpus.look import HashFiles, contents_by_source, listings_of
+from bessemer.corpus.inputs import changed_files, content_digest, inputs_digest, listings_of
+from bessemer.corpus.look import HashFiles, contents_by_source
 from bessemer.corpus.walk import Place
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
@@ -72,14 +73,14 @@ def test_the_order_is_that_of_one_walk(data: Path, tmp_path: Path, finely: None,
         tasks.extend(made)
         for task in reversed(made):
             task.run()
-        return [task.found() for task in made]
+        return [task.load(walk.FOUND) for task in made]
 
     source = recipe({"name": "s", "format": "text", "paths": [str(data)], "exclude": ["vendor"]}).corpus.sources[0]
     place = Place(source, str(data), str(data.parent), ("vendor",))
     found = [file for file, _ in walk.walk(place, by_tasks)]
     assert [file.path for file in found] == by_os_walk(data, "vendor")
     assert len(tasks) > 5
-    assert max(sum(len(one.files) for one in task.found() if not isinstance(one, str)) for task in tasks) < 40
+    assert max(sum(len(one.files) for one in task.load(walk.FOUND) if not isinstance(one, str)) for task in tasks) < 40
     assert listing(source, by_tasks) == listing(source)
 
 
@@ -121,9 +122,9 @@ def test_the_corpus_is_the_same(data: Path, tmp_path: Path, finely: None, monkey
     pipeline.build(of, run)
     assert {"listing folders", "hashing files"} <= set(done)
     assert [path.name for path in run.path.iterdir()] == ["corpus"]
-    assert stage_facts(run.corpus)["inputs"] == pipeline.inputs_digest(of)
-    assert stage_facts(run.corpus)["content"] == pipeline.content_digest(of)
-    assert pipeline.changed_files(of, run) == {"missing": [], "changed": [], "added": []}
+    assert stage_facts(run.corpus)["inputs"] == inputs_digest(of)
+    assert stage_facts(run.corpus)["content"] == content_digest(of)
+    assert changed_files(of, run) == {"missing": [], "changed": [], "added": []}
 
 
 def test_hashes_are_not_made_twice(data: Path, tmp_path: Path, finely: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.wikitext import plain_text
+from bessemer.corpus.mediawiki import plain_text
 from tests.costs import no_quadratic_pass
 
 

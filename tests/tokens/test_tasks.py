@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.corpus import perform, pipeline, worker
+from bessemer.corpus import engine, pipeline, worker
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, TokenSource, dump, load, parse
@@ -360,9 +360,9 @@ def test_an_error_of_a_task_names_the_stage_of_tokens(kind: type[CorpusTask], tm
     }[kind]
     task = kind(tmp_path, *values)
     (tmp_path / tasks.CONTEXT).write_bytes(pickle.dumps(None))
-    failure = perform.answer(task)
+    failure = engine.answer(task)
     assert isinstance(failure, OSError) or str(failure).startswith(f"tokens: {task} failed: ")
-    gone = perform.gave_up(task, "signal 9")
+    gone = engine.gave_up(task, "signal 9")
     assert str(gone).startswith(f"tokens: {task}: its worker ended 3 times (signal 9)") and "tokens.workers" in str(
         gone
     )

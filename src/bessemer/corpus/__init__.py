@@ -1,5 +1,5 @@
 """Raw sources to clean documents: read, extract, judge, deduplicate, count.
 
-`bessemer.corpus.pipeline.build` writes the corpus folder of a run. Importing this package is cheap; the data
-libraries (pyarrow, Numba, resiliparse, ...) are imported when a corpus is built.
+`pipeline.build` writes the corpus folder of a run; `inputs` says whether one is current, without the data libraries
+(pyarrow, Numba, resiliparse, ...).
 """

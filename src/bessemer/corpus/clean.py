@@ -97,14 +97,7 @@ Step = Callable[[Record, CleaningContext, Tally], None]
 ENTERED, REJECTED_IN, REJECTED, BYTES = "entered", "rejected_in", "rejected", "bytes"
 # Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
-HIDDEN = (
-    ENTERED,
-    REJECTED_IN,
-    REJECTED,
-    BYTES,
-    CONTAMINATED_DOCUMENTS,
-    CONTAMINATED_ITEMS,
-)  # tables that no report shows
+HIDDEN = (ENTERED, REJECTED_IN, REJECTED, BYTES, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # that no report shows
 UNWRAPPED = "unwrapped"  # of edited_documents: those whose lines were joined to paragraphs before rules looked at them
 # Sets of rules that take a line for a sentence or a paragraph
 OF_LINES = ("textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
@@ -134,7 +127,7 @@ def normalise_text(record: Record, settings: CleaningContext, tally: Tally) -> N
 def identify_language(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Which language it is in, and whether that is wanted."""
     of = settings.corpus.language
-    if not language.wanted(record.format, of):
+    if not of.looks_at(record.format):
         return
     found = language.identify(record.text, of)
     record.language = found.code
@@ -196,7 +189,7 @@ def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     of = settings.corpus
     if record.format == "chat":
         return
-    code = record.language if language.wanted(record.format, of.language) else None
+    code = record.language if of.language.looks_at(record.format) else None
     rules = settings.rules_for(code)
     judges_lines = record.format != "code" and any(getattr(rules, name) is not None for name in OF_LINES)
     if rules.unwrap and judges_lines and (text := unwrapped(record.text)) is not None:

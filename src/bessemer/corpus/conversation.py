@@ -14,10 +14,8 @@ ROLES = ("system", "user", "assistant", "tool")
 OTHER_ROLES = {
     "developer": "system", "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool",
 }  # fmt: skip
-NO_CHARACTERS = (
-    "\ufdd0",
-    "\ufdd1",
-)  # of no text (Unicode 3.2, noncharacters): the tokens stage marks with them who speaks
+# of no text (Unicode 3.2, noncharacters): the tokens stage marks with them who speaks
+NO_CHARACTERS = ("\ufdd0", "\ufdd1")
 Message = dict[str, Any]
 
 

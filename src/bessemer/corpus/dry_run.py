@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import difflib
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from time import process_time
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
 from bessemer.corpus.clean import CleaningContext, Tally, clean_record
@@ -20,7 +24,7 @@ from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identi
 from bessemer.corpus.files import Listing, listing
 from bessemer.corpus.readers import read
 from bessemer.corpus.statistics import EXAMPLES, commonest, percent, where
-from bessemer.corpus.units import Unit, plan
+from bessemer.corpus.units import plan
 from bessemer.recipe import Corpus, Source
 from bessemer.terminal import counted, size, working
 
@@ -74,7 +78,7 @@ class _Found:
         self.source, self.num_bytes = source, num_bytes
         self.documents, self.kept, self.bytes_in = 0, 0, 0
         self.rejected: dict[str, list[Row]] = {}
-        self.counts: dict[str, int] = {}
+        self.counts = Counter[str]()
         self.edits: list[Row] = []
 
     def add(self, record: Record, name: str, before: str) -> None:
@@ -87,7 +91,7 @@ class _Found:
             if len(self.edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):
                 self.edits.append({**place, **edit})
             return
-        self.counts[record.reason] = self.counts.get(record.reason, 0) + 1
+        self.counts[record.reason] += 1
         examples = self.rejected.setdefault(record.reason, [])
         if len(examples) < EXAMPLES:
             excerpt = printable(record.text[:EXCERPT_CHARACTERS])
@@ -120,17 +124,13 @@ def _records(
     left = count
     for number, unit in enumerate(units):
         share = -(-left // (len(units) - number))
-        for name, record in islice(_of_unit(unit, settings), share):
+        records = read(unit, settings.corpus.rules, settings.corpus.extract)
+        for piece, record in islice(records, share):
             record.source, record.format = source.name, "chat" if source.format == "chat" else unit.format
             left -= 1
-            yield record, name, record.text
+            yield record, piece.name, record.text
         if left <= 0:
             return
-
-
-def _of_unit(unit: Unit, settings: CleaningContext) -> Iterator[tuple[str, Record]]:
-    for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
-        yield piece.name, record
 
 
 def _document(record: Record, name: str) -> Row:
@@ -140,9 +140,6 @@ def _document(record: Record, name: str) -> Row:
 
 def _duplicates(kept: Sequence[Row], corpus: Corpus, scratch: Path) -> dict[str, int]:
     """Exact and near duplicates among the documents that stay."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     from bessemer.corpus.dedup.search import find_duplicates
     from bessemer.corpus.dedup.verdicts import ParquetPart
 

@@ -25,6 +25,7 @@ from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
 from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending
+from bessemer.store_path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
 # They wait for disks and file servers more than they compute. To hand a file to a thread takes as long as to hash a small one
@@ -228,3 +229,18 @@ def _common_folder(patterns: tuple[str, ...]) -> Path:
                     path = os.path.dirname(path)
             parents.append(path)
     return Path(os.path.commonpath(parents)) if parents else Path("/")
+
+
+def earlier_files(folder: str | Path) -> list[Path]:
+    """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
+    root = Path(folder)
+    for stage in (published_folder(root / "corpus"), published_folder(root)):
+        found = stage_files(stage, "documents") if (stage / "documents").is_dir() else []
+        if found := [path for path in found if path.suffix == ".parquet"]:
+            return found
+    if found := sorted(root.glob("*.parquet")):
+        return found
+    raise InputError(
+        f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
+        "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
+    )

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from bessemer.errors import BessemerError
 from bessemer.store_path import opened, stage_files
 
@@ -51,8 +54,6 @@ def records(identities: list[str], groups: list[tuple[int, int]]) -> bytes:
 
 def shifted(raw: bytes, first_part: int) -> bytes:
     """Index records with `first_part` added to their part numbers: each bucket numbers its parts from 0."""
-    import numpy as np
-
     rows = np.frombuffer(raw, dtype=[("identity", "V16"), ("part", "<u4"), ("rest", "V8")]).copy()
     rows["part"] += np.uint32(first_part)
     return rows.tobytes()
@@ -92,8 +93,6 @@ def _search(path: Path, identity: bytes) -> tuple[int, int, int] | None:
 
 def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Columns of the rows with these identities, and {kind, part, row_group, row}; unknown identities are left out."""
-    import pyarrow.parquet as pq
-
     groups: dict[tuple[str, int, int], dict[str, int]] = {}
     files = stage_files(corpus, "index")
     for identity in dict.fromkeys(identities):

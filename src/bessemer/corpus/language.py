@@ -52,11 +52,6 @@ def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | No
     return None
 
 
-def wanted(format_: str, settings: Settings) -> bool:
-    """Whether documents of a source of this format are looked at."""
-    return settings.looks_at(format_)
-
-
 def routed(source: str, code: str | None, settings: Settings) -> str:
     """The source that a document of `source` counts for: its own, or the one of its language."""
     return language_part(source, code) if code is not None and code in settings.split else source

@@ -2,7 +2,7 @@
 what cannot be is unpacked.
 
     RUN/.listing-*/000012/              folders of one round (walk.py), until they are listed
-    WORK/contents/SOURCE/000012/        rows.json: name, size and hash of some files
+    WORK/contents/SOURCE/000012/        rows.pickle: name, size and hash of some files
     WORK/files/SOURCE-FORMAT/000012/    pieces.pickle, and 000000/unpacked, ... of the files that are compressed as a whole
 
 A source of `max_bytes` is looked at by the driver: how much of a file is unpacked depends on those before it.
@@ -10,66 +10,31 @@ A source of `max_bytes` is looked at by the driver: how much of a file is unpack
 
 from __future__ import annotations
 
-import json
 import pickle
-import secrets
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import engine, worker
-from bessemer.corpus.files import File, Listing, by_format, contents, listing
-from bessemer.corpus.units import RANGED, FilePlanner, LookedFiles, min_range_bytes
-from bessemer.corpus.walk import Folder, ListFolders, Place
-from bessemer.corpus.work import LISTING, CorpusTask
+from bessemer.corpus.files import File, Listing, by_format, contents
+from bessemer.corpus.units import RANGED, FilePlanner, LookedFiles, in_groups, min_range_bytes
+from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import SAMPLE_BYTES
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.endings import compression_of
-from bessemer.run import RunFolder
 from bessemer.storage import OWN
-from bessemer.store_path import StorePath, remove_tree
+from bessemer.store_path import StorePath
 
 PIECES = "pieces.pickle"
 TASK_BYTES = 64 << 20  # of compressed JSONL in a task, or one file
 # What it costs to look at a file that need not be unpacked, in bytes of one that is: its beginning, or its first member
 HEAD_COST, MEMBER_COST = 64 << 10, 1 << 20
-FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
 # Bytes to hash in a task, of which opening a file takes as long as OPEN_COST; a corpus of less is hashed by the driver
 HASHED_BYTES, OPEN_COST = 1 << 30, 32 << 10
 HASHING = 64  # bytes that are hashed in the time of cleaning one
-ROWS = "rows.json"
-
-
-def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
-    """What the sources name; of a run that is being written, folders of many files are listed by tasks. Raises InputError as
-    `files.listing`, and what tasks raise."""
-    places: list[Path] = []
-    numbers = count()
-
-    def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
-        assert run is not None
-        if not places and corpus.work is not None:
-            places.append(StorePath(corpus.work) / run.path.absolute().name / f"{LISTING}{secrets.token_hex(4)}")
-        elif not places:
-            run.path.mkdir(parents=True, exist_ok=True)
-            places.append(Path(tempfile.mkdtemp(prefix=LISTING, dir=run.path.absolute())))
-        tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
-        for _ in worker.run_tasks("listing folders", "folders", tasks, FOLDER_BYTES, corpus):
-            pass
-        found = [task.found() for task in tasks]
-        for task in tasks:
-            remove_tree(task.folder)
-        return found
-
-    try:
-        return {source.name: listing(source, by_tasks if run else None) for source in corpus.sources}
-    finally:
-        for place in places:
-            remove_tree(place)
+ROWS = "rows.pickle"
 
 
 @dataclass(frozen=True)
@@ -81,14 +46,11 @@ class HashFiles(CorpusTask):
     files: tuple[File, ...]
 
     is_durable = False
+    inputs = "contents"
 
     @property
     def folder(self) -> Path:
         return self.work / "contents" / self.source / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return "contents"
 
     @property
     def size(self) -> int:
@@ -99,13 +61,8 @@ class HashFiles(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises OSError for a full disk."""
-        (folder / ROWS).write_text(json.dumps(contents(self.files)))
+        (folder / ROWS).write_bytes(pickle.dumps(contents(self.files)))
         return {}
-
-    def rows(self) -> list[list[Any]]:
-        """What the finished task found (`files.contents`)."""
-        rows: list[list[Any]] = json.loads((self.folder / ROWS).read_bytes())
-        return rows
 
 
 def contents_by_source(corpus: Corpus, listings: Mapping[str, Listing], work: Path) -> dict[str, list[list[Any]]]:
@@ -116,31 +73,19 @@ def contents_by_source(corpus: Corpus, listings: Mapping[str, Listing], work: Pa
     tasks = [
         HashFiles(work, name, number, some)
         for name in names
-        for number, some in enumerate(_groups(listings[name].read, HASHED_BYTES, _hashed_bytes))
+        for number, some in enumerate(in_groups(listings[name].read, HASHED_BYTES, _hashed_bytes))
     ]
     for _ in worker.run_tasks("hashing files", "B", tasks, 1 / HASHING, corpus):
         pass
     rows: dict[str, list[list[Any]]] = {name: [] for name in names}
     for task in tasks:
-        rows[task.source] += task.rows()
+        rows[task.source] += task.load(ROWS)
     return rows
 
 
 def _hashed_bytes(file: File) -> int:
     """What it takes to hash a file, in bytes; those of object stores are known by their time or hash."""
     return 0 if "://" in file.path else OPEN_COST + min(file.size, 3 * SAMPLE_BYTES)
-
-
-def _groups(files: Sequence[File], limit: int, cost: Callable[[File], int]) -> list[tuple[File, ...]]:
-    """Files in their order, in groups that cost no more than the limit, or are one file."""
-    groups, size = list[list[File]](), 0
-    for file in files:
-        if not groups or size + cost(file) > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += cost(file)
-    return [tuple(group) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -153,13 +98,11 @@ class LookAtFiles(CorpusTask):
     files: tuple[File, ...]
     min_bytes: int  # of a file of records in a unit
 
+    inputs = "look"
+
     @property
     def folder(self) -> Path:
         return self.work / "files" / f"{self.source.name}-{self.kind}" / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return "look"
 
     @property
     def size(self) -> int:
@@ -176,11 +119,6 @@ class LookAtFiles(CorpusTask):
         moved = [replace(piece, path=moved_path(piece.path, folder, self.folder)) for piece in pieces]
         (folder / PIECES).write_bytes(pickle.dumps(replace(planner.looked, pieces=moved)))
         return {}
-
-    def looked(self) -> LookedFiles:
-        """What the finished task found."""
-        found: LookedFiles = pickle.loads((self.folder / PIECES).read_bytes())
-        return found
 
 
 def moved_path(path: str, made: Path, folder: Path) -> str:
@@ -205,7 +143,7 @@ def look_tasks(corpus: Corpus, listings: Mapping[str, Listing], work: Path) -> l
         files = listings[source.name].read
         for kind, mine in by_format(source, files).items():
             if source.max_bytes is None and kind in (*RANGED, "parquet"):
-                groups, smallest = _groups(mine, TASK_BYTES, partial(cost, kind=kind)), min_range_bytes(files)
+                groups, smallest = in_groups(mine, TASK_BYTES, partial(cost, kind=kind)), min_range_bytes(files)
                 tasks += [LookAtFiles(work, source, kind, number, some, smallest) for number, some in enumerate(groups)]
     return tasks
 
@@ -214,5 +152,5 @@ def looked_by_source(tasks: list[LookAtFiles]) -> dict[str, dict[str, LookedFile
     """What finished tasks found, by source and format."""
     found: dict[str, dict[str, LookedFiles]] = {}
     for task in tasks:
-        found.setdefault(task.source.name, {}).setdefault(task.kind, LookedFiles()).add(task.looked())
+        found.setdefault(task.source.name, {}).setdefault(task.kind, LookedFiles()).add(task.load(PIECES))
     return found

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
 from bessemer.corpus.partition import WRITE_OPTIONS, Bucket, cuts, rows_by_bucket, rows_of_range
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MERGED_BYTES = 256 << 20  # rows in memory before they are divided among the files of the buckets
 
@@ -52,8 +52,6 @@ class MergeRange(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises BessemerError for missing rows, OSError for a full disk."""
-        import pyarrow.parquet as pq
-
         num_buckets, written = cuts(self.work)[self.source].num_buckets, Counter[int]()
         files: dict[int, pq.ParquetWriter] = {}
         with ExitStack() as opened:
@@ -70,8 +68,6 @@ class MergeRange(CorpusTask):
 
     def _chunks(self) -> Iterator[pa.Table]:
         """The rows of the range as tables of bounded size."""
-        import pyarrow as pa
-
         tables, num_bytes = list[pa.Table](), 0
         for table in rows_of_range(self.work, self.partitions, self.number):
             tables.append(table)

@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
 from bessemer.corpus.clean import CleaningContext, Tally, check_tally, clean_record
@@ -24,9 +30,6 @@ from bessemer.corpus.work import CorpusTask, write_file
 from bessemer.recipe import Corpus
 from bessemer.run import read_json
 from bessemer.store_path import opened
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first
@@ -53,6 +56,8 @@ class Partition(CorpusTask):
     number: int
     units: tuple[Unit, ...]
 
+    inputs = "partition 2"
+
     @property
     def source(self) -> str:
         """Name of its source."""
@@ -66,10 +71,6 @@ class Partition(CorpusTask):
     @property
     def folder(self) -> Path:
         return partition_folder(self.work, self.number)
-
-    @property
-    def inputs(self) -> str:
-        return "partition 2"
 
     def __str__(self) -> str:
         return f"partition {self.number}"
@@ -99,8 +100,8 @@ def partition_folder(work: Path, number: int) -> Path:
 def cut(units: list[Unit], work: Path) -> list[Partition]:
     """Units in their order as partitions of bounded size; a partition holds one source."""
     limit = partition_bytes(sum(unit.size for unit in units))
-    groups = in_groups(units, limit, lambda group, unit: group[0].source != unit.source)
-    return [Partition(work, number, tuple(group)) for number, group in enumerate(groups)]
+    groups = in_groups(units, limit, attrgetter("size"), lambda group, unit: group[0].source != unit.source)
+    return [Partition(work, number, group) for number, group in enumerate(groups)]
 
 
 def partition_bytes(num_bytes: int) -> int:
@@ -126,8 +127,6 @@ class Bucket:
 
     def rows(self, columns: Sequence[str]) -> pa.Table:
         """Its rows from all partitions, sorted by identity (a required column). Raises BessemerError for missing rows."""
-        import pyarrow.parquet as pq
-
         if self.partitions is not None:
             return self._checked(list(rows_of_range(self.work, self.partitions, self.number, columns)))
         assert self.merged is not None
@@ -135,7 +134,6 @@ class Bucket:
             return self._checked([file.read(columns=[name for name in columns if name in file.schema_arrow.names])])
 
     def _checked(self, tables: list[pa.Table]) -> pa.Table:
-        import pyarrow as pa
 
         table = pa.concat_tables(tables)
         came = f"{self.size} rows were written but {table.num_rows} came back"
@@ -167,8 +165,6 @@ def _rows_of_ranges(
     work: Path, partitions: range, numbers: Collection[int], columns: Sequence[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
     """The rows of some ranges, with the number of each: partition by partition, of which all parse a footer."""
-    import pyarrow.parquet as pq
-
     for partition in partitions:
         engine.check_stop()
         with pq.ParquetFile(opened(partition_folder(work, partition) / "rows.parquet")) as file:
@@ -269,8 +265,6 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
     """Rows as Arrow, with their MinHash signatures in place of the folded text."""
-    import pyarrow as pa
-
     types = dict.fromkeys(("num_bytes", "characters", "words"), pa.int64()) | {"exact": pa.binary(16)}
     names = list(_row(Record("", 0), "", settings.corpus))
     columns = {name: pa.array([row[name] for row in rows], types.get(name, pa.large_string())) for name in names}
@@ -288,9 +282,6 @@ def _table(rows: list[dict[str, Any]], settings: CleaningContext) -> pa.Table:
 def _write(tables: list[pa.Table], cut: Cut, path: Path) -> list[list[int]]:
     """Sort the rows and write a row group for each range of buckets that has some: [[range, rows], ...] in the file's
     order."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pa.concat_tables(tables).combine_chunks()
     tables.clear()
     rows = rows_by_bucket(table, *cut)
@@ -303,10 +294,6 @@ def _write(tables: list[pa.Table], cut: Cut, path: Path) -> list[list[int]]:
 
 def rows_by_bucket(table: pa.Table, num_buckets: int, range_size: int = 1) -> dict[int, pa.Array]:
     """The numbers of the rows of each bucket that has some, or each range of several, in the order of the identities."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     names = table["identity"].combine_chunks()
     order = pc.sort_indices(names).to_numpy()
     sorted_names = names.take(pa.array(order)).to_pylist()

@@ -11,9 +11,8 @@ With `corpus.publish` documents/, rejected/ and index/ lie in an object store, b
 address and the sizes (`store`, `stored`), and a stage.json there says that they are all there.
 
 Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
-(merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble.
- Each step's output in the work folder (work.py) survives a kill. The corpus is
-byte-identical for any order, number of workers and engine.
+(merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble. Each step's output in the work folder (work.py)
+survives a kill. The corpus is byte-identical for any order, number of workers and engine.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-from bessemer.corpus import engine, language, worker
+from bessemer.corpus import engine, worker
 from bessemer.corpus.clean import (
     BYTES,
     CONTAMINATED_DOCUMENTS,
@@ -39,30 +38,33 @@ from bessemer.corpus.clean import (
     Tally,
     check_tally,
 )  # fmt: skip
-from bessemer.corpus.dedup.verdicts import earlier_files
 from bessemer.corpus.document import printable
-from bessemer.corpus.files import File, Listing, contents
-from bessemer.corpus.look import LookAtFiles, contents_by_source, listings_of, look_tasks, looked_by_source, moved_path
+from bessemer.corpus.files import Listing
+from bessemer.corpus.inputs import CONTENTS, VERSION, Contents, digest_of_contents, digest_of_files, listings_of
+from bessemer.corpus.look import LookAtFiles, contents_by_source, look_tasks, looked_by_source, moved_path
 from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
+from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
-from bessemer.corpus.work import build_once, close_work, end_publishing, open_work, publishing, require_publishable
+from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
+from bessemer.corpus.work import (
+    CorpusTask,
+    build_once,
+    close_work,
+    end_publishing,
+    open_work,
+    publishing,
+    require_publishable,
+)
 from bessemer.errors import InputError
-from bessemer.hashing import digest, file_sha256
-from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
-from bessemer.run import RunFolder, mark_stage, read_json_again, stage_facts, write_json
+from bessemer.hashing import digest
+from bessemer.recipe import Corpus, Recipe
+from bessemer.run import RunFolder, mark_stage, write_json
 from bessemer.store_path import StorePath, get_folder
 
-if TYPE_CHECKING:
-    from bessemer.corpus.publish import PublishBucket
-
-VERSION = 5  # increased when the same sources would give other documents, or the folder another layout
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
-
-Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
-CONTENTS = "sources.json"  # of the corpus folder
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
 # the steps over the whole corpus, with the reasons for which they reject
 GLOBAL_STEPS = (
@@ -73,47 +75,6 @@ GLOBAL_STEPS = (
 # publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
 # with the start-up time of workers
 PUBLISHING = 8
-
-
-def inputs_digest(recipe: Recipe, run: RunFolder | None = None) -> str:
-    """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
-    the documents later, and without the engine. run: in which tasks may list the files."""
-    found = listings_of(recipe.corpus, run)
-    return _digest(recipe.corpus, {name: files.read for name, files in found.items()})
-
-
-def content_digest(recipe: Recipe) -> str:
-    """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
-    whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
-    return _digest_of_contents(recipe, contents_of(recipe))
-
-
-def contents_of(recipe: Recipe) -> Contents:
-    """Name, size and hash of every input file, by source."""
-    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus, None).items())}
-
-
-def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
-    """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
-    has changed, or where it was not kept which files there were."""
-    built = read_json_again(run.corpus / CONTENTS)
-    if built is None or _digest_of_contents(recipe, built) != stage_facts(run.corpus).get("content"):
-        return None
-    before, now = (
-        {(source, name): (size, hashed) for source, rows in files.items() for name, size, hashed in rows}
-        for files in (built, contents_of(recipe))
-    )
-    return {
-        "missing": sorted(name for source, name in before.keys() - now.keys()),
-        "changed": sorted(
-            name for source, name in before.keys() & now.keys() if before[source, name] != now[source, name]
-        ),
-        "added": sorted(name for source, name in now.keys() - before.keys()),
-    }
-
-
-def _digest_of_contents(recipe: Recipe, files: Contents) -> str:
-    return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
 
 
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
@@ -133,7 +94,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
         require_publishable(run.corpus, corpus.publish)
     with worker.kept_workers():
         listings = listings_of(corpus, run)
-        inputs = _digest(corpus, {name: files.read for name, files in listings.items()})
+        inputs = digest_of_files(corpus, {name: files.read for name, files in listings.items()})
         work = open_work(run, inputs, corpus.work)
         try:
             summary = _build(recipe, run, work, listings, inputs, started)
@@ -147,12 +108,9 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
 def _build(
     recipe: Recipe, run: RunFolder, work: Path, listings: dict[str, Listing], inputs: str, started: float
 ) -> dict[str, Any]:
-    from bessemer.corpus.publish import PublishBucket, assemble
-    from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
-
     corpus = recipe.corpus
     files: Contents = contents_by_source(corpus, listings, work)
-    content = _digest_of_contents(recipe, files)
+    content = digest_of_contents(recipe, files)
     seconds = {"find": time.perf_counter() - started}
     with _timed(seconds, "plan"):
         looks = look_tasks(corpus, listings, work)
@@ -198,55 +156,6 @@ def _build(
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}
 
 
-def _digest(corpus: Corpus, found: dict[str, list[File]]) -> str:
-    files = {
-        name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
-    }
-    return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
-
-
-def _settings(corpus: Corpus) -> dict[str, Any]:
-    """The keys of [corpus] on which the documents depend."""
-    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "slurm", "workers", "work", "publish"):
-        del section[key]
-    return section
-
-
-def _other_inputs(corpus: Corpus) -> list[Any]:
-    """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
-    found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
-    if corpus.language.identify:
-        found.append(_content(language.model_path(corpus.language.model)))
-    if corpus.contamination.sets:
-        found.append(set_hashes(corpus.contamination))
-    if corpus.quality.on:
-        from bessemer.corpus.quality import classify
-
-        found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
-    for folder in corpus.dedup.against:
-        found.append([(path.name, path.stat().st_size) for path in earlier_files(folder)])
-    return found
-
-
-def set_hashes(settings: Contamination) -> list[str]:
-    """SHA-256 of the file of each evaluation set. Raises InputError for a missing one."""
-    hashes = []
-    for evaluation_set in settings.sets:
-        try:
-            hashes.append(file_sha256(Path(evaluation_set.path).expanduser()))
-        except OSError as error:
-            where = f"corpus.contamination.sets.{evaluation_set.name}: {evaluation_set.path}"
-            raise InputError(f"{where}: {error.strerror}") from None
-    return hashes
-
-
-def _content(path: Path) -> list[str]:
-    """Hash of a file, or of each file in a folder; nothing where there is none, which is refused when it is read."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file_sha256(file) for file in files if file.is_file()]
-
-
 @contextmanager
 def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
     started = time.perf_counter()
@@ -285,10 +194,14 @@ def _plan(
 def _merge(corpus: Corpus, partitions: list[Partition], counts: RangeCounts, cleaned: str) -> list[Bucket]:
     """The buckets; ranges of several are merged first, unless that is done."""
     tasks = counts.merges(cleaned)
-    num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
-    per_row = num_bytes / max(rows, 1) / PUBLISHING
+    per_row = _bytes_per_row(partitions, tasks)
     receipts = worker.run_tasks("merging", "documents", tasks, per_row, corpus) if tasks else iter(())
     return counts.buckets(zip(tasks, receipts, strict=True))
+
+
+def _bytes_per_row(partitions: list[Partition], tasks: Sequence[CorpusTask]) -> float:
+    """Bytes of input that a row of these tasks counts for."""
+    return sum(one.size for one in partitions) / max(sum(one.size for one in tasks), 1) / PUBLISHING
 
 
 def _publish(
@@ -296,8 +209,7 @@ def _publish(
 ) -> tuple[dict[str, Funnel], dict[str, Counter[str]]]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
     repeats that were cut out, by kind."""
-    num_bytes, rows = (sum(one.size for one in some) for some in (partitions, tasks))
-    receipts = worker.run_tasks("publishing", "documents", tasks, num_bytes / max(rows, 1) / PUBLISHING, corpus)
+    receipts = worker.run_tasks("publishing", "documents", tasks, _bytes_per_row(partitions, tasks), corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
         files[one.source].update(piece.name for unit in one.units for piece in unit.pieces)
@@ -307,7 +219,7 @@ def _publish(
     }
     repeats: dict[str, Counter[str]] = {}
     for task, done in zip(tasks, receipts, strict=True):
-        funnels[task.bucket.source].add(task.funnel())
+        funnels[task.bucket.source].add(task.load(FUNNEL))
         for name, counts in done["repeats"].items():
             repeats.setdefault(name, Counter()).update(counts)
     for name, funnel in funnels.items():
@@ -356,7 +268,7 @@ def _check_counts(expected: Mapping[str, int], funnels: Collection[Funnel], wher
 
 def _contamination(corpus: Corpus, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
     """The counts of the evaluation sets over the whole corpus."""
-    from bessemer.corpus import contamination
+    from bessemer.corpus import contamination  # loads numba
 
     documents: Counter[str] = sum((tally.of(CONTAMINATED_DOCUMENTS) for tally in tallies.values()), Counter())
     items = {item for tally in tallies.values() for item in tally.of(CONTAMINATED_ITEMS)}

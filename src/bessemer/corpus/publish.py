@@ -132,11 +132,6 @@ class PublishBucket(CorpusTask):
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
         return {"repeats": {name: vars(counts) for name, counts in edits.items()}}
 
-    def funnel(self) -> Funnel:
-        """The counts of the published bucket."""
-        funnel: Funnel = pickle.loads((self.folder / FUNNEL).read_bytes())
-        return funnel
-
 
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]

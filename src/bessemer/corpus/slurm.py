@@ -32,7 +32,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bessemer import interrupt
-from bessemer.corpus.perform import ATTEMPTS, OnResult, answer, gave_up, use_one_core, worker_environment
+from bessemer.corpus.engine import (
+    ATTEMPTS,
+    OnResult,
+    answer,
+    gave_up,
+    require_receipt,
+    use_one_core,
+    worker_environment,
+)
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
@@ -207,9 +215,7 @@ class SlurmQueue:
                 del self.left[number], self.unseen[number]
                 self.done(task)
             elif time.monotonic() - since > SEEN_SECONDS:
-                raise BessemerError(
-                    f"{task.stage}: {task} was finished but is not in {task.work}; do all nodes see this folder under that path?"
-                )
+                require_receipt(task, None)
             else:
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)

@@ -7,6 +7,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from bessemer.corpus.conversation import conversation, pair
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
@@ -210,9 +214,6 @@ def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, obj
 def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], str, str]:
     """The bytes of each row group of a Parquet file (a path or a seekable stream); and, where it cannot be read, a
     reason and a detail. `head`: its first bytes. OSError when the file cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     text_key, label_key = source.text_key, source.label_key
     if not head.startswith(b"PAR1"):
         return [], "wrong_format", foreign_format(head) or f"not a Parquet file: it begins with {head[:16]!r}"
@@ -241,8 +242,6 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
 
 def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
     """Columns, those within structs by their dotted names."""
-    import pyarrow as pa
-
     for field in fields:
         if pa.types.is_struct(field.type):
             yield from _leaves(field.flatten())
@@ -252,9 +251,6 @@ def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
 
 def _column(table: Any, key: str, in_bytes: bool) -> Any:
     """A column of a table, which may lie within structs; strings as bytes, one of which may not be UTF-8."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     first, _, rest = key.partition(".")
     column = table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
     if pa.types.is_dictionary(column.type):
@@ -263,7 +259,6 @@ def _column(table: Any, key: str, in_bytes: bool) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -278,9 +273,6 @@ def _column_bytes(groups: list[Any], name: str) -> int:
 def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
     """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes, for the
     count when all of it is damaged: each of its rows is then one unreadable record. OSError when the file cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     names = [source.text_key, *([source.label_key] if source.label_key else [])]
     num_rows: int | None = None
     try:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -107,8 +108,7 @@ def plan(source: Source, files: list[File], spool: Path, looked: Mapping[str, Lo
         def apart(bundle: list[Piece], _: Piece, alone: bool = alone) -> bool:
             return alone or len(bundle) == UNIT_FILES
 
-        bundles = in_groups(pieces, UNIT_BYTES, apart)
-        units += [Unit(source, kind, tuple(bundle)) for bundle in bundles]
+        units += [Unit(source, kind, some) for some in in_groups(pieces, UNIT_BYTES, attrgetter("size"), apart)]
     planner.require_readable(units)
     return units
 
@@ -308,20 +308,24 @@ def _sample(pieces: list[Piece], budget: int) -> list[Piece]:
     return chosen or ordered[:1]
 
 
-Sized = TypeVar("Sized", Piece, Unit)
+Item = TypeVar("Item")
 
 
-def in_groups(items: Iterable[Sized], limit: int, apart: Callable[[list[Sized], Sized], bool]) -> list[list[Sized]]:
-    """Items in their order, in groups of at most `limit` bytes (or one item), and a new one where they are `apart`."""
-    groups: list[list[Sized]] = []
-    size = 0
+def in_groups(
+    items: Iterable[Item],
+    limit: int,
+    cost: Callable[[Item], int],
+    apart: Callable[[list[Item], Item], bool] = lambda group, item: False,
+) -> list[tuple[Item, ...]]:
+    """Items in their order, in groups that cost at most `limit`, or of one item; a new one begins where they are `apart`."""
+    groups, total = list[list[Item]](), 0
     for item in items:
-        if not groups or size + item.size > limit or apart(groups[-1], item):
+        if not groups or total + cost(item) > limit or apart(groups[-1], item):
             groups.append([])
-            size = 0
+            total = 0
         groups[-1].append(item)
-        size += item.size
-    return groups
+        total += cost(item)
+    return [tuple(group) for group in groups]
 
 
 def _cut(file: File, layout: str, budget: int | None, min_length: int) -> Iterator[Piece]:

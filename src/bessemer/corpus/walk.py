@@ -74,14 +74,11 @@ class ListFolders(CorpusTask):
     folders: tuple[str, ...]
 
     is_durable = False
+    inputs = "list"
 
     @property
     def folder(self) -> Path:
         return self.work / f"{self.number:06d}"
-
-    @property
-    def inputs(self) -> str:
-        return "list"
 
     @property
     def size(self) -> int:
@@ -95,11 +92,6 @@ class ListFolders(CorpusTask):
         found = walk_some(self.place, self.folders, MAX_FILES, _folders_above(self.place.root, self.folders))
         (folder / FOUND).write_bytes(pickle.dumps(found))
         return {}
-
-    def found(self) -> list[Folder | str]:
-        """The folders that the finished task listed, and those that it left."""
-        found: list[Folder | str] = pickle.loads((self.folder / FOUND).read_bytes())
-        return found
 
 
 # Does tasks, one for each tuple of folders of a place; what they listed and left

@@ -2,7 +2,7 @@
 
 Each runs on the documents kept so far, as tasks, into folders with receipts:
 
-    classifier/, scores/000000/, decisions/000000/  the classifier; scores and decisions of a bucket (quality/task.py)
+    classifier/, scores/000000/, decisions/000000/  the classifier; scores and decisions of a bucket (quality/decide.py)
     quality/report/                                 quality.json and the model, published with the corpus
     duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
     repeats/result/, repeats/Collect*/              the lines and spans that are cut out of a bucket (dedup/repeats.py)
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,9 +24,11 @@ import pyarrow.compute as pc
 
 from bessemer.corpus import engine
 from bessemer.corpus.dedup.repeats import RepeatVerdicts, cuts_repeats, find_repeats
-from bessemer.corpus.dedup.search import RESULT, find_duplicates, verdicts_of
+from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
+from bessemer.corpus.dedup.task import RESULT
 from bessemer.corpus.dedup.verdicts import DuplicateVerdicts
 from bessemer.corpus.partition import Bucket, rows_together
+from bessemer.corpus.units import in_groups
 from bessemer.corpus.work import CorpusTask, build_once, receipt
 from bessemer.corpus.worker import run_tasks
 from bessemer.hashing import digest
@@ -75,20 +78,28 @@ def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
     return verdicts_of(folder, done["parts"], settings, done["tables"])
 
 
-@dataclass(frozen=True)
-class KeptDocuments:
-    """The documents that all steps so far kept, without their repeated paragraphs where these are known. A call with column names
-    yields them as tables, by source and identity, each time in the same order. Column `quality` exists when they have scores."""
+def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
+    """The buckets in their order, in groups of at most GROUP_BYTES, or of one. In a search each group reads what each other has
+    written for it, so that n of them take n * n looks into files."""
+    return in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))
 
-    buckets: Sequence[Bucket]  # in the order of the published corpus
+
+@dataclass(frozen=True)
+class BucketPart:
+    """The documents of some buckets that the steps so far kept, without their repeated paragraphs where these are known. Column
+    `quality` exists when they have scores."""
+
+    buckets: tuple[Bucket, ...]
     decided: Decisions = Decisions()
+    corpus: str = ""
+
+    @property
+    def size(self) -> int:
+        """Documents, rejected ones included."""
+        return sum(bucket.size for bucket in self.buckets)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        for _, table in self.by_bucket(columns):
-            yield table
-
-    def by_bucket(self, columns: Sequence[str], empty: bool = False) -> Iterator[tuple[Bucket, pa.Table]]:
-        """Each bucket that has documents, with them. empty: the others too."""
+        """A table for each bucket, sorted by identity, with those of the columns that exist."""
         quality, verdicts, repeats = self.decided.quality, self.decided.verdicts, self.decided.repeats
         needed = sorted({*columns, "identity", "reason"} - {"source", "quality"})
         read = (rows_together(some, needed) for some in small_together(self.buckets))
@@ -105,8 +116,7 @@ class KeptDocuments:
             if "source" in columns:
                 sources = pa.array([bucket.source] * table.num_rows, pa.large_string())
                 table = table.append_column("source", sources)
-            if table.num_rows or empty:
-                yield bucket, table.select([name for name in columns if name in table.column_names])
+            yield table.select([name for name in columns if name in table.column_names])
 
 
 @dataclass(frozen=True)
@@ -148,21 +158,25 @@ def run_global_steps(
         with timed(REPEATS):
             decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
             parts = [BucketPart((bucket,), decided) for bucket in buckets]
-            _find_repeats(parts, corpus, work / REPEATS, digest(REPEATS, inputs))
+
+            def without_paragraphs(repeats: RepeatVerdicts) -> list[BucketPart]:
+                return [replace(part, decided=replace(part.decided, repeats=repeats)) for part in parts]
+
+            perform, made_of = _performing("finding repeats", REPEAT_BYTES, corpus), digest(REPEATS, inputs)
+            find_repeats(parts, corpus.dedup, work / REPEATS, made_of, perform, without_paragraphs)
     return GlobalStepReceipts(quality, duplicates)
 
 
 def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_of: str) -> dict[str, Any]:
     """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
     from bessemer.corpus.quality.classify import FOLDER, learn
-    from bessemer.corpus.quality.decide import decide
-    from bessemer.corpus.quality.task import QualityTask, ScoreDocuments
+    from bessemer.corpus.quality.decide import QualityTask, ScoreDocuments, decide
 
     settings, names, started = corpus.quality, tuple(source.name for source in corpus.sources), perf_counter()
     recorded = receipt(work / "quality", made_of)
     if recorded is not None:
         return recorded
-    labelled = KeptDocuments([bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)])
+    labelled = BucketPart(tuple(bucket for bucket in buckets if bucket.source in (*settings.high, *settings.low)))
     model = work / LEARNED
     learned = engine.run(lambda: build_once(model, made_of, lambda staged: learn(settings, names, labelled, staged)))
 
@@ -171,17 +185,8 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
         return list(run_tasks("scoring quality", "documents", tasks, size, corpus)) if tasks else []
 
     tasks = [
-        ScoreDocuments(
-            work,
-            bucket.place,
-            bucket.size,
-            settings,
-            bucket.source,
-            made_of,
-            documents=BucketPart((bucket,)),
-            learned=model,
-        )
-        for bucket in buckets
+        ScoreDocuments(work, one.place, one.size, settings, one.source, made_of, BucketPart((one,)), model)
+        for one in buckets
     ]
 
     def publish(staged: Path) -> dict[str, Any]:
@@ -194,47 +199,13 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
     return build_once(work / "quality", made_of, publish)
 
 
-def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
-    """The buckets in their order, in groups of at most GROUP_BYTES, or of one. In a search each group reads what each other has
-    written for it, so that n of them take n * n looks into files."""
-    groups, size = list[list[Bucket]](), 0
-    for bucket in buckets:
-        if not groups or size + bucket.num_bytes > GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(bucket)
-        size += bucket.num_bytes
-    return [tuple(group) for group in groups]
-
-
-@dataclass(frozen=True)
-class BucketPart:
-    """The documents of some buckets that the steps so far kept."""
-
-    buckets: tuple[Bucket, ...]
-    decided: Decisions = Decisions()
-    corpus: str = ""
-
-    @property
-    def size(self) -> int:
-        """Documents, rejected ones included."""
-        return sum(bucket.size for bucket in self.buckets)
-
-    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """They as a table for each bucket, with those of the columns that exist."""
-        return (table for _, table in KeptDocuments(self.buckets, self.decided).by_bucket(columns, empty=True))
-
-
 def run_dedup_step(
     parts: Sequence[BucketPart], corpus: Corpus, folder: Path, made_of: str, expected: int
 ) -> dict[str, Any]:
     """Find the duplicates, as tasks. Raises BessemerError when another number of documents than `expected` arrives,
     InputError when one was read twice."""
-
-    def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
-        return list(run_tasks("finding duplicates", "documents", tasks, DEDUP_BYTES, corpus))
-
     names = [source.name for source in corpus.sources]
+    perform = _performing("finding duplicates", DEDUP_BYTES, corpus)
     done = find_duplicates(parts, corpus.dedup, folder, made_of, names, perform)
     came = done["statistics"]["documents"]
     problem = f"{expected} documents passed the steps but {came} came to the search for duplicates"
@@ -242,13 +213,6 @@ def run_dedup_step(
     return done
 
 
-def _find_repeats(parts: Sequence[BucketPart], corpus: Corpus, folder: Path, made_of: str) -> None:
-    """Find repeated paragraphs and spans, as tasks."""
-
-    def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
-        return list(run_tasks("finding repeats", "documents", tasks, REPEAT_BYTES, corpus))
-
-    def without_paragraphs(repeats: RepeatVerdicts) -> list[BucketPart]:
-        return [replace(part, decided=replace(part.decided, repeats=repeats)) for part in parts]
-
-    find_repeats(parts, corpus.dedup, folder, made_of, perform, without_paragraphs)
+def _performing(what: str, bytes_each: int, corpus: Corpus) -> Callable[[Sequence[CorpusTask]], list[dict[str, Any]]]:
+    """Does tasks over documents, each of which counts as so many bytes, and gives their receipts."""
+    return lambda tasks: list(run_tasks(what, "documents", tasks, bytes_each, corpus))

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
 import shutil
 import tempfile
@@ -96,6 +97,10 @@ class CorpusTask(ABC):
         """The receipt of the finished task; None when it has to be done."""
         return receipt(self.folder, self.inputs)
 
+    def load(self, name: str) -> Any:
+        """What the finished task pickled into a file."""
+        return pickle.loads((self.folder / name).read_bytes())
+
 
 def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
     """The work folder for these inputs, without the folders of other inputs and what a killed build left half-written.
@@ -150,13 +155,9 @@ def publishing(run: RunFolder, inputs: str, url: str | None) -> Iterator[tuple[P
     A folder in a store is named by the inputs. Until the corpus of the run names it, it is known as one that may be removed;
     the one that it replaces is from then on.
     """
-    if url is None:
-        with staging(run.corpus) as staged:
-            yield staged, staged
-        return
-    place = begin_publishing(run.corpus, inputs, url)
+    place = None if url is None else begin_publishing(run.corpus, inputs, url)
     with staging(run.corpus) as staged:
-        yield staged, place
+        yield staged, place or staged
 
 
 def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
@@ -193,31 +194,25 @@ def end_publishing(place: StorePath, inputs: str, written: dict[str, int]) -> di
 
 def _begin_stored(folder: StorePath) -> None:
     """Mark a work folder in a store as begun; what is left of one that was being removed goes first. Raises InputError."""
-
-    def begin() -> None:
+    with _requiring_answer("corpus.work"):
         if not (folder / BEGUN).exists():
             store_path.remove_tree(folder)
             (folder / BEGUN).write_bytes(b"1")
-
-    _require_answer("corpus.work", begin)
 
 
 def require_publishable(stage: Path, url: str) -> None:
     """Raise InputError where the large files of a stage could not be written at the end. url: `corpus.publish`,
     `tokens.publish`."""
     place = f"{url.rstrip('/')}/{stage.parent.absolute().name}"
-
-    def write() -> None:
-        with answering(place):
-            require_writable(place)
-
-    _require_answer(f"{stage.name}.publish", write)
+    with _requiring_answer(f"{stage.name}.publish"), answering(place):
+        require_writable(place)
 
 
-def _require_answer(key: str, ask: Callable[[], object]) -> None:
+@contextmanager
+def _requiring_answer(key: str) -> Iterator[None]:
     """Raise InputError, with what to check, where a store that a key of the recipe names refuses."""
     try:
-        ask()
+        yield
     except BessemerError as error:
         why = str(error).removeprefix("corpus: ")
         raise InputError(
@@ -265,15 +260,13 @@ def write_file(path: Path, data: str | bytes) -> None:
 
 def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:
     """The receipt of a folder that is complete and made from these inputs; else None."""
-    recorded: dict[str, Any] | None
     if isinstance(folder, StorePath):  # it was written after all other files, whose sizes were compared then
         try:
-            recorded = json.loads((folder / STAGE_FILE).read_bytes())
+            recorded: dict[str, Any] = json.loads((folder / STAGE_FILE).read_bytes())
         except FileNotFoundError:
             return None
-        return recorded if recorded is not None and recorded["inputs"] == inputs else None
-    recorded = read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
-    return recorded
+        return recorded if recorded["inputs"] == inputs else None
+    return read_json(folder / STAGE_FILE) if stage_is_current(folder, inputs) else None
 
 
 def build_once(

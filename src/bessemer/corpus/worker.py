@@ -23,7 +23,16 @@ from typing import Any
 
 from bessemer import interrupt
 from bessemer.corpus import engine
-from bessemer.corpus.perform import ATTEMPTS, OnResult, answer, gave_up, perform, use_one_core, worker_environment
+from bessemer.corpus.engine import (
+    ATTEMPTS,
+    OnResult,
+    answer,
+    gave_up,
+    perform,
+    require_receipt,
+    use_one_core,
+    worker_environment,
+)
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
 from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
@@ -53,7 +62,7 @@ def run_tasks(
     with progress(what, size, unit) as advance:
         advance(size - to_do)
         _run(what, missing, int(to_do * bytes_per_size), settings, lambda task: advance(task.size))
-    return map(_require, tasks, _receipts(tasks))
+    return map(require_receipt, tasks, _receipts(tasks))
 
 
 def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
@@ -62,15 +71,6 @@ def _receipts(tasks: Sequence[CorpusTask]) -> Iterator[dict[str, Any] | None]:
         return (task.receipt() for task in tasks)
     task_of = {task.folder: task for task in tasks}
     return each(lambda folder: task_of[folder].receipt(), task_of)
-
-
-def _require(task: CorpusTask, done: dict[str, Any] | None) -> dict[str, Any]:
-    """The receipt of a finished task. Raises BessemerError for one that is not there."""
-    if done is None:
-        raise BessemerError(
-            f"{task.stage}: {task} was finished but is not in {task.work}; do all workers see this folder under the same path?"
-        )
-    return done
 
 
 def require_engine(settings: Work) -> None:
@@ -107,9 +107,8 @@ def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
 
 # --- Processes of this machine
 
-_kept: list[subprocess.Popen[bytes]] | None = (
-    None  # processes that wait for the next stage's tasks; None: none are kept
-)
+# processes that wait for the next stage's tasks; None: none are kept
+_kept: list[subprocess.Popen[bytes]] | None = None
 
 
 @contextlib.contextmanager

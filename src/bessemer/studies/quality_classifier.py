@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from bessemer.corpus.quality.classify import minimise
 from bessemer.corpus.quality.features import STATISTICS, extract, standardised
-from bessemer.corpus.quality.fit import minimise
 from bessemer.corpus.quality.scores import roc_auc
 from bessemer.studies.base import line_chart
 from bessemer.terminal import text_table

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bessemer.corpus.dedup.repeats import RepeatVerdicts, find_repeats
-from bessemer.corpus.dedup.search import Perform, find_duplicates, perform_here, verdicts_of
+from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
+from bessemer.corpus.dedup.task import Perform, perform_here
 from bessemer.corpus.dedup.verdicts import ParquetPart
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import fold

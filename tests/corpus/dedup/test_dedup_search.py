@@ -14,7 +14,7 @@ from dedup_samples import KEPT, Document, all_pairs_components, document, edited
 
 from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
-from bessemer.corpus.dedup.search import perform_here
+from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
 from bessemer.corpus.work import CorpusTask
 from bessemer.errors import InputError

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bessemer.corpus.dedup import exchange
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, range_of, read_split, runs, spread, take_ragged
+from bessemer.corpus.dedup import task
+from bessemer.corpus.dedup.task import SplitWriter, is_new, range_of, read_split, runs, spread, take_ragged
 from bessemer.corpus.dedup.verdicts import packed
 
 
@@ -15,15 +15,15 @@ from bessemer.corpus.dedup.verdicts import packed
 def test_records_and_ragged_arrays_are_read_by_target(
     num_targets: int, run_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(task, "RUN_BYTES", run_bytes)
     rng = np.random.default_rng(0)
     expected: list[list[tuple[int, list[int]]]] = [[] for _ in range(num_targets)]
     paths = []
     number = 0
-    for task in range(3):
-        paths.append((tmp_path / f"records-{task}", tmp_path / f"values-{task}"))
+    for writer in range(3):
+        paths.append((tmp_path / f"records-{writer}", tmp_path / f"values-{writer}"))
         with SplitWriter(paths[-1][0], num_targets) as records, SplitWriter(paths[-1][1], num_targets) as values:
-            for count in (0, 5, 40)[: task + 1]:
+            for count in (0, 5, 40)[: writer + 1]:
                 targets, lengths = rng.integers(0, num_targets, count), rng.integers(0, 4, count)
                 flat = rng.integers(0, 1 << 60, lengths.sum(), dtype=np.uint64)
                 made = np.zeros(count, dtype=[("name", "<i8"), ("length", "<i4")])

@@ -12,11 +12,11 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import without_repeats
 
-from bessemer.corpus.dedup import paragraphs, settle, task
+from bessemer.corpus.dedup import paragraphs, task
 from bessemer.corpus.dedup.paragraphs import RangedFilter, false_positive_rate, filter_size
 from bessemer.corpus.dedup.repeat_kernels import paragraph_items, visit
-from bessemer.corpus.dedup.search import perform_here
 from bessemer.corpus.dedup.signatures import utf8
+from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.work import CorpusTask
 from bessemer.recipe import Dedup, Paragraphs
 
@@ -181,11 +181,11 @@ def test_what_bounds_leave_open_is_settled_at_once_or_in_rounds(
 
     for is_settled in (True, False):
         done.clear()
-        monkeypatch.setattr(settle, "SETTLE_BYTES", 1 if is_settled else 1 << 40)
+        monkeypatch.setattr(paragraphs, "SETTLE_BYTES", 1 if is_settled else 1 << 40)
         found = without_repeats(texts, Dedup(paragraphs=settings), tmp_path / "repeats", 20, watched)[0]
         assert found == expected
-        rounds = {one.round for one in done if isinstance(one, settle.BoundParagraphs)}
-        settled = [one for one in done if isinstance(one, settle.SettleLines)]
+        rounds = {one.round for one in done if isinstance(one, paragraphs.BoundParagraphs)}
+        settled = [one for one in done if isinstance(one, paragraphs.SettleLines)]
         assert (len(rounds) == 1 and len(settled) == 1) if is_settled else (len(rounds) > 5 and not settled)
 
 

@@ -17,9 +17,8 @@ import pytest
 
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality.classify import inputs, learn
-from bessemer.corpus.quality.decide import QualityVerdicts, decide
+from bessemer.corpus.quality.decide import QualityVerdicts, ScoreDocuments, decide
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
-from bessemer.corpus.quality.task import ScoreDocuments
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
 

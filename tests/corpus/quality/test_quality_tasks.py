@@ -10,7 +10,7 @@ import pytest
 from corpus_samples import prose, recipe
 
 from bessemer.corpus import partition, pipeline, worker
-from bessemer.corpus.quality import task
+from bessemer.corpus.quality import decide
 from bessemer.errors import BessemerError
 from bessemer.recipe import Quality, Recipe
 from bessemer.run import RunFolder
@@ -46,7 +46,7 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     pipeline.build(of, whole)
     scored: list[str] = []
-    score_table = task.score_table
+    score_table = decide.score_table
 
     def counted(model: Any, source: str, table: Any, seed: int) -> Any:
         if scored and not is_again:
@@ -54,7 +54,7 @@ def test_a_stopped_build_scores_nothing_twice(of: Recipe, tmp_path: Path, monkey
         scored.extend(table["identity"].to_pylist())
         return score_table(model, source, table, seed)
 
-    monkeypatch.setattr(task, "score_table", counted)
+    monkeypatch.setattr(decide, "score_table", counted)
     is_again = False
     with pytest.raises(BessemerError, match="stopped"):
         pipeline.build(of, run)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.cuts import DIGITS, RankQuery, digit_counts, find_cuts, keys_of
 from bessemer.corpus.quality.sample import keys, uniforms
+from bessemer.corpus.quality.scores import DIGITS, RankQuery, digit_counts, find_cuts, keys_of
 from bessemer.recipe import Quality
 
 SIDES = {"high": ("a",), "low": ("b",)}

@@ -18,10 +18,27 @@ from pathlib import Path
 
 import numpy as np
 
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, load_array, read_array, read_split, spread, take_ragged
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
-from bessemer.corpus.dedup.task import EDGE, ORDER, PAIR, PART_BITS, DedupTask, DocumentPart, part_of, records, row_of
+from bessemer.corpus.dedup.task import (
+    EDGE,
+    ORDER,
+    PAIR,
+    PART_BITS,
+    DedupTask,
+    DocumentPart,
+    SplitWriter,
+    is_new,
+    load_array,
+    part_of,
+    read_array,
+    read_split,
+    records,
+    row_of,
+    spread,
+    take_ragged,
+    write_split,
+)
 from bessemer.corpus.dedup.verdicts import NEAR
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
@@ -93,8 +110,7 @@ class SendSignatures(CompareTask):
         at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
         sent = is_new(pairs["first"], to_part)  # of a document once to each part
         edges = edges_of(pairs["first"], pairs["second"], NEAR, 0.0, at[rows], np.zeros(len(rows), ORDER))
-        with SplitWriter(folder / "pairs", plan.num_parts) as file:
-            file.write(to_part, edges)
+        write_split(folder / "pairs", plan.num_parts, to_part, edges)
         rows, to_part = rows[sent], to_part[sent]
         with SplitWriter(folder / "signatures", plan.num_parts) as file:
             for start in range(0, len(rows), CHUNK):
@@ -180,9 +196,8 @@ class SendShingles(CompareTask):
                     values, lengths = self._sets(table["text"].take(chosen - first).to_pylist())
                     start, end = np.searchsorted(rows, (chosen[0], chosen[-1] + 1)).tolist()
                     which = np.searchsorted(chosen, rows[start:end])
-                    sets = np.empty(end - start, dtype=SET)
-                    sets["document"] = rows[start:end].astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
-                    sets["length"] = lengths[which]
+                    document = rows[start:end].astype(np.uint64) + (np.uint64(self.number) << PART_BITS)
+                    sets = records(SET, end - start, document=document, length=lengths[which])
                     documents.write(to_part[start:end], sets)
                     shingles.write(to_part[start:end], take_ragged(values, lengths, which), sets["length"])
                     num_sets += len(chosen)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from bessemer.corpus.dedup.compare import CHAINED
-from bessemer.corpus.dedup.exchange import SplitWriter, read_split, runs, spread, take_ragged
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import (
@@ -31,8 +30,13 @@ from bessemer.corpus.dedup.task import (
     DocumentPart,
     is_earlier,
     part_of,
+    read_split,
     records,
     row_of,
+    runs,
+    spread,
+    take_ragged,
+    write_split,
 )  # fmt: skip
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
 
@@ -79,11 +83,9 @@ class LinkNeighbours(DedupTask):
             changed = int((root != links["first"][is_larger]).sum())
         is_link = child != root
         links = unique_pairs(child[is_link], root[is_link])
-        with SplitWriter(folder / "links", self.num_groups) as file:
-            file.write(spread(links["first"], self.num_groups), links)
-            if is_small:
-                links = unique_pairs(links["second"], links["first"])
-                file.write(spread(links["first"], self.num_groups), links)
+        if is_small:
+            links = np.concatenate([links, unique_pairs(links["second"], links["first"])])
+        write_split(folder / "links", self.num_groups, spread(links["first"], self.num_groups), links)
         return {"changed": changed}
 
 
@@ -100,8 +102,7 @@ class GroupEdges(DedupTask):
         edges = self.gather(EDGES, range(self.plan.num_parts), "edges", EDGE)
         larger = np.maximum(edges["first"], edges["second"])  # the root of a component is never the larger one
         roots = links["second"][np.searchsorted(links["first"], larger)]
-        with SplitWriter(folder / "edges", self.num_groups) as file:
-            file.write(spread(roots, self.num_groups), edges)
+        write_split(folder / "edges", self.num_groups, spread(roots, self.num_groups), edges)
         return {"edges": len(edges)}
 
 
@@ -150,11 +151,9 @@ class ChooseKeepers(DedupTask):
         similarity = np.append(edges["similarity"][edge[is_edge]], np.ones(len(copies)))
         first, second = keeper[gone], gone
         verdicts = edges_of(numbers[first], numbers[second], kind, similarity, at[first], at[second])
-        with SplitWriter(folder / "verdicts", self.plan.num_parts) as file:
-            file.write(part_of(verdicts["first"]), verdicts)
+        write_split(folder / "verdicts", self.plan.num_parts, part_of(verdicts["first"]), verdicts)
         chained = unique_pairs(numbers[keeper[goes[~is_edge]]], numbers[goes[~is_edge]])
-        with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
-            file.write(part_of(chained["first"]), chained)
+        write_split(folder / "pairs", self.plan.num_parts, part_of(chained["first"]), chained)
         return {"chained": len(chained)}
 
 
@@ -181,10 +180,8 @@ class NameKeepers(DedupTask):
         verdicts["kind"], verdicts["similarity"] = found["kind"], found["similarity"]
         verdicts["path_bytes"] = lengths[which]
         to_part = part_of(found["second"])
-        with SplitWriter(folder / VERDICTS, plan.num_parts) as file:
-            file.write(to_part, verdicts)
-        with SplitWriter(folder / PATHS, plan.num_parts) as file:
-            file.write(to_part, take_ragged(paths, lengths, which), lengths[which])
+        write_split(folder / VERDICTS, plan.num_parts, to_part, verdicts)
+        write_split(folder / PATHS, plan.num_parts, to_part, take_ragged(paths, lengths, which), lengths[which])
         return self._counts(found)
 
     def _names(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

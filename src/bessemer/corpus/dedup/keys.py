@@ -14,11 +14,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from bessemer.corpus.dedup.exchange import SplitWriter, is_new, load_array, range_of, read_array, runs
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.task import (
     EDGE,
@@ -30,10 +30,17 @@ from bessemer.corpus.dedup.task import (
     DedupPlan,
     DedupTask,
     DocumentPart,
+    SplitWriter,
     is_earlier,
+    is_new,
+    load_array,
     part_of,
+    range_of,
+    read_array,
     records,
     row_of,
+    runs,
+    write_split,
 )  # fmt: skip
 from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
 from bessemer.corpus.engine import check_stop
@@ -41,9 +48,6 @@ from bessemer.corpus.extract import fold, text_digest
 from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.recipe import Dedup
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COLUMNS = ("identity", "exact", "characters", "signature", "source", "quality", "path")
 EARLIER_COLUMNS = ("identity", "text", "source", "quality", "path")
@@ -123,8 +127,7 @@ class EqualTexts(DedupTask):
         is_copy[starts] = False
         first, second = first[is_copy], entries[is_copy]
         edges = edges_of(first["document"], second["document"], EXACT, 1.0, first, second)
-        with SplitWriter(folder / "edges", self.plan.num_parts) as file:
-            file.write(part_of(edges["second"]), edges)
+        write_split(folder / "edges", self.plan.num_parts, part_of(edges["second"]), edges)
         return {"edges": len(edges)}
 
 

@@ -8,8 +8,19 @@ word n-grams at least the share `threshold` is repeated (DCLM, Li et al. 2024: n
     ParagraphItems   a part: hashes of its paragraphs or n-grams, by range of the filter's blocks
     JudgeParagraphs  a range: its blocks of the filter, through which the hashes of all parts go in their order
 
-A paragraph whose n-grams lie in several ranges is decided by bounds (settle.py). The filter, and so each of its errors, is the
-same however many ranges there are.
+The filter, and so each of its errors, is the same however many ranges there are.
+
+Whether an n-gram is repeated depends on which paragraphs before it stay. Where the n-grams of a paragraph lie in several
+ranges, each range counts for each line the n-grams that certainly are in the filter, and those that may be: from lines that stay,
+and from lines that are undecided too. Where both bounds lie on one side of the threshold the line is decided, and another round
+knows more: the first undecided line is decided in each.
+
+    BoundParagraphs  a range: both counts of each undecided line, by part
+    DecideLines      a part: its lines that go, and those that stay undecided
+    MissingBits      a range: the items of undecided lines, with the bits that the lines which stay do not set
+    SettleLines      all: the lines that are left, one after the other, when they fit into memory
+
+    CollectParagraphs  a part: the numbers of its repeated lines, whoever decided them
 """
 
 from __future__ import annotations
@@ -20,19 +31,31 @@ from itertools import groupby
 from math import ceil, exp, lgamma, log
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from bessemer.corpus.dedup.exchange import SplitWriter, split_runs
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.task import DocumentPart, RepeatsTask, memory_bytes
+from bessemer.corpus.dedup.task import (
+    PART_BITS,
+    DocumentPart,
+    RepeatsTask,
+    SplitWriter,
+    load_array,
+    memory_bytes,
+    part_of,
+    read_split,
+    records,
+    row_of,
+    runs,
+    split_runs,
+    write_split,
+)
 from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.recipe import Paragraphs
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 BLOCK_BITS, BLOCK_WORDS = 512, 8
 MAX_BITS = 21  # of an item; beyond, blocks of 512 bits gain nothing
@@ -40,6 +63,10 @@ MAX_BLOCKS = 1 << 32  # that half of a hash can choose among
 SLICE_BYTES = 4 << 20  # of text whose hashes are computed at one time
 LINES = "lines.npy"
 ITEM = np.dtype([("item", "<u8"), ("line", "<u4")])  # line: its number in the part
+BOUNDS = np.dtype([("line", "<u4"), ("least", "<u4"), ("most", "<u4")])
+STATE = np.dtype([("line", "<u4"), ("state", "u1")])  # of lines that do not certainly stay
+OPEN = np.dtype([("line", "<u8"), ("item", "<u8"), ("block", "<u8"), ("missing", "<u4")])  # line: part and number
+SETTLE_BYTES = 4 * OPEN.itemsize + BLOCK_WORDS * 8  # of memory for each item of a line that is left
 
 
 @dataclass(frozen=True)
@@ -115,7 +142,6 @@ class CountText(RepeatsTask):
     part: DocumentPart
 
     def make(self, folder: Path) -> dict[str, int]:
-        import pyarrow.compute as pc
 
         words = characters = 0
         for table in self.part(["text"] if self.part.corpus else ["words", "characters"]):
@@ -149,8 +175,7 @@ class ParagraphItems(RepeatsTask):
                     items, lines = np.empty(most, dtype=np.uint64), np.empty(most, dtype=np.uint32)
                     buffer = np.empty(longest(offsets), dtype=np.uint64)
                     number = paragraph_items(data, offsets, ngram, settings.min_words, buffer, items, lines, counts)
-                    values = np.empty(number, dtype=ITEM)
-                    values["item"], values["line"] = items[:number], lines[:number] + np.uint32(line)
+                    values = records(ITEM, number, item=items[:number], line=lines[:number] + np.uint32(line))
                     file.write(self.bloom.range_of(items[:number]), values)
                     num_lines = line_counts(some).sum()
                     counted.write(counts[:num_lines].tobytes())
@@ -162,8 +187,6 @@ class ParagraphItems(RepeatsTask):
 
 def slices(table: pa.Table) -> Iterator[pa.Table]:
     """The rows of a table with some SLICE_BYTES of text at one time."""
-    import pyarrow.compute as pc
-
     ends = np.cumsum(pc.binary_length(table["text"]).to_numpy().astype(np.int64))
     start = 0
     while start < len(ends):
@@ -175,8 +198,6 @@ def slices(table: pa.Table) -> Iterator[pa.Table]:
 
 def line_counts(table: pa.Table) -> np.ndarray:
     """Lines of each text."""
-    import pyarrow.compute as pc
-
     counts: np.ndarray = pc.count_substring(table["text"], "\n").to_numpy().astype(np.int64) + 1
     return counts
 
@@ -218,6 +239,169 @@ class JudgeParagraphs(RangeItems):
                     file.write(np.full(number, part, dtype=np.uint32), repeated[:number])
                     found += number
         return {"repeated": found}
+
+
+# --- Bounds
+
+
+@dataclass(frozen=True)
+class BoundTask(RangeItems):
+    """A pass over a range with both bounds of the filter. round: 0 the first, in which all own lines are undecided."""
+
+    bloom: RangedFilter
+    num_earlier: int
+    round: int
+
+    @property
+    def folder(self) -> Path:
+        return self.work / self.step / f"{self.round:03d}-{self.number:06d}"
+
+    def bounds(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Of each run of a part: its bounds (BOUNDS), and the items of undecided lines (OPEN)."""
+        from bessemer.corpus.dedup.repeat_kernels import STAYS, UNDECIDED, bound_seen
+
+        lower, upper = (np.zeros(self.bloom.num_words(self.number), dtype=np.uint64) for _ in range(2))
+        for part in range(self.plan.num_parts):
+            known = np.empty(0, dtype=STATE)
+            default = STAYS if self.round or part < self.num_earlier else UNDECIDED
+            if self.round and part >= self.num_earlier:
+                known = load_array(decided(self, part, self.round - 1) / "states.npy")
+            listed, states = (np.ascontiguousarray(known[name]) for name in ("line", "state"))
+            for items, lines, starts in self.items(part):
+                out = np.empty((len(items), 3), dtype=np.uint32)
+                found, missing = np.zeros(len(items), dtype=bool), np.zeros(len(items), dtype=np.uint32)
+                number = bound_seen(
+                    items,
+                    lines,
+                    starts,
+                    listed,
+                    states,
+                    default,
+                    lower,
+                    upper,
+                    self.bloom.num_bits,
+                    out,
+                    found,
+                    missing,
+                )
+                line, item = lines[found].astype(np.uint64) + (np.uint64(part) << PART_BITS), items[found]
+                block = self.bloom.blocks(item)
+                left = records(OPEN, len(item), line=line, item=item, block=block, missing=missing[found])
+                yield part, out[:number].reshape(-1).view(BOUNDS), left
+
+
+def decided(task: RepeatsTask, part: int, round_: int) -> Path:
+    """The result of `DecideLines`."""
+    return task.work / DecideLines.__name__ / f"{round_:03d}-{part:06d}"
+
+
+class BoundParagraphs(BoundTask):
+    """Both counts of the undecided lines, by part."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        with SplitWriter(folder / "bounds", self.plan.num_parts) as file:
+            for part, found, _ in self.bounds():
+                file.write(np.full(len(found), part, dtype=np.uint32), found)
+        return {}
+
+
+class MissingBits(BoundTask):
+    """The items of undecided lines."""
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        with SplitWriter(folder / "open", 1) as file:
+            for _, _, left in self.bounds():
+                file.write(np.zeros(len(left), dtype=np.uint8), left)
+        return {}
+
+
+@dataclass(frozen=True)
+class DecideLines(RepeatsTask):
+    """What the bounds of a round decide of a part: `states.npy` (STATE), and all lines that go, in `repeated` for the part."""
+
+    num_ranges: int
+    round: int
+
+    @property
+    def folder(self) -> Path:
+        return decided(self, self.number, self.round)
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        from bessemer.corpus.dedup.repeat_kernels import GOES, UNDECIDED
+
+        threshold = self.plan.settings.paragraphs.threshold
+        names = [f"{self.round:03d}-{number:06d}" for number in range(self.num_ranges)]
+        paths = [self.work / BoundParagraphs.__name__ / name / "bounds" for name in names]
+        found = read_split(paths, self.number, BOUNDS)
+        found = found[np.argsort(found["line"], kind="stable")]
+        starts, _ = runs(found["line"])
+        lines = found["line"][starts]
+        least, most = (
+            np.add.reduceat(found[name], starts) if len(starts) else found[name] for name in ("least", "most")
+        )
+        counts = np.frombuffer(
+            self.result(ParagraphItems.__name__, self.number, "counts").read_bytes(), dtype=np.uint32
+        )
+        limits = threshold * counts[lines]
+        goes, undecided = (least > 0) & (least >= limits), most >= limits
+        states = records(STATE, len(lines), line=lines, state=np.where(goes, GOES, UNDECIDED))
+        states = states[goes | undecided]
+        if self.round:
+            before = load_array(decided(self, self.number, self.round - 1) / "states.npy")
+            states = np.concatenate([before[before["state"] == GOES], states])
+            states = states[np.argsort(states["line"])]
+        np.save(folder / "states.npy", states)
+        left = states["line"][states["state"] == UNDECIDED]
+        with SplitWriter(folder / "repeated", self.plan.num_parts) as file:
+            gone = np.ascontiguousarray(states["line"][states["state"] == GOES])
+            file.write(np.full(len(gone), self.number, dtype=np.uint32), gone)
+        return {"lines": len(left), "items": int(counts[left].sum())}
+
+
+@dataclass(frozen=True)
+class SettleLines(RepeatsTask):
+    """Decide the lines that are left, in their order: those that go, by part. round: of the last `MissingBits`."""
+
+    bloom: RangedFilter
+    round: int
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        from bessemer.corpus.dedup.repeat_kernels import settle_lines
+
+        names = [f"{self.round:03d}-{number:06d}" for number in range(self.bloom.num_ranges)]
+        left = read_split([self.work / MissingBits.__name__ / name / "open" for name in names], None, OPEN)
+        left = left[np.argsort(left["line"], kind="stable")]
+        blocks, places = np.unique(left["block"], return_inverse=True)
+        words, repeated = np.zeros(len(blocks) * BLOCK_WORDS, np.uint64), np.empty(len(left), np.uint64)
+        items, lines, missing = (np.ascontiguousarray(left[name]) for name in ("item", "line", "missing"))
+        starts = places.astype(np.uint64) * np.uint64(BLOCK_WORDS)
+        threshold = self.plan.settings.paragraphs.threshold
+        number = settle_lines(items, lines, starts, missing, words, self.bloom.num_bits, threshold, repeated)
+        gone = repeated[:number]
+        write_split(folder / "repeated", self.plan.num_parts, part_of(gone), row_of(gone).astype(np.uint32))
+        return {"repeated": number}
+
+
+@dataclass(frozen=True)
+class CollectParagraphs(RepeatsTask):
+    """The numbers of a part's repeated lines, sorted, in LINES. round: the last of `DecideLines`; None where `JudgeParagraphs`
+    decided in num_ranges ranges."""
+
+    num_ranges: int
+    round: int | None
+    is_settled: bool  # `SettleLines` decided the rest
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        paths = [self.result(JudgeParagraphs.__name__, number, "repeated") for number in range(self.num_ranges)]
+        if self.round is not None:
+            paths = [decided(self, self.number, self.round) / "repeated"]
+            paths += [self.result(SettleLines.__name__, 0, "repeated")] if self.is_settled else []
+        repeated = np.sort(read_split(paths, self.number, np.uint32))
+        np.save(folder / LINES, repeated)
+        return {"lines": len(repeated)}
+
+
+# --- The text
 
 
 def cut_paragraphs(table: pa.Table, repeated: np.ndarray) -> tuple[pa.Table, list[Edit]]:

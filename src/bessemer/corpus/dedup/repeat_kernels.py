@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bessemer.corpus.text.hashing import BASE, NEWLINE, Array, compiled, hash_ngrams, hash_words, mix
+from bessemer.corpus.text.hashing import BASE, NEWLINE, ONE, Array, compiled, hash_ngrams, hash_words, mix, roll
 
 LOWER = np.uint64(0xFFFFFFFF)
 STAYS, GOES, UNDECIDED = 0, 1, 2  # states of a line
@@ -198,14 +198,7 @@ def sampled(tokens: Array, length: int, short: int, hashes: Array, places: Array
     number = len(tokens) - length + 1
     if number <= 0:
         return 0
-    drop, value = np.uint64(1), np.uint64(0)
-    for i in range(short - 1):
-        drop *= BASE
-        value = value * BASE + np.uint64(tokens[i]) + np.uint64(1)
-    for i in range(len(tokens) - short + 1):
-        value = value * BASE + np.uint64(tokens[i + short - 1]) + np.uint64(1)
-        hashes[i] = mix(value)
-        value -= (np.uint64(tokens[i]) + np.uint64(1)) * drop
+    roll(tokens, len(tokens), short, BASE, ONE, hashes)
     width, best = length - short + 1, -1
     for i in range(number):
         if best < i:
@@ -251,7 +244,10 @@ def window_keys(
         if at == len(chosen) or chosen[at] >= start + end:
             continue
         number = sampled(tokens[begin:end], length, short, hashes, best)
-        _windows(tokens[begin:end], length, one, other)
+        for i in range(end - begin):  # both hashes of every window
+            one[i] = mix(np.uint64(tokens[begin + i]) + OFFSET)
+        roll(one, end - begin, length, OTHER_BASE, np.uint64(0), other)
+        roll(one, end - begin, length, BASE, np.uint64(0), one)
         for i in range(number):
             here = start + begin + best[i]
             while at < len(chosen) and chosen[at] < here:
@@ -260,31 +256,6 @@ def window_keys(
                 keys[total], others[total], places[total] = one[i], other[i], start + begin + i
                 total += 1
     return total
-
-
-@compiled
-def _windows(tokens: Array, length: int, one: Array, other: Array) -> int:
-    """Both hashes of every window of a document, into `one` and `other`; gives how many windows there are."""
-    number = len(tokens) - length + 1
-    if number <= 0:
-        return 0
-    drop = other_drop = np.uint64(1)
-    value = other_value = np.uint64(0)
-    for i in range(length - 1):
-        drop *= BASE
-        other_drop *= OTHER_BASE
-        token = mix(np.uint64(tokens[i]) + OFFSET)
-        value = value * BASE + token
-        other_value = other_value * OTHER_BASE + token
-    for i in range(number):
-        token = mix(np.uint64(tokens[i + length - 1]) + OFFSET)
-        value = value * BASE + token
-        other_value = other_value * OTHER_BASE + token
-        one[i], other[i] = mix(value), mix(other_value)
-        token = mix(np.uint64(tokens[i]) + OFFSET)
-        value -= token * drop
-        other_value -= token * other_drop
-    return number
 
 
 @compiled

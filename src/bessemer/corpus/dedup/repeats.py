@@ -9,29 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bessemer.corpus.dedup import settle, substrings
-from bessemer.corpus.dedup.exchange import load_array
-from bessemer.corpus.dedup.paragraphs import (
-    LINES,
-    CountText,
-    JudgeParagraphs,
-    ParagraphItems,
-    RangedFilter,
-    cut_paragraphs,
+import pyarrow as pa
+
+from bessemer.corpus.dedup import paragraphs, substrings
+from bessemer.corpus.dedup.task import (
+    RESULT,
+    DedupPlan,
+    DedupTask,
+    DocumentPart,
+    Perform,
+    Receipts,
+    TaskSearch,
+    load_array,
+    memory_bytes,
+    perform_here,
 )
-from bessemer.corpus.dedup.search import Perform, Receipts, perform_here
-from bessemer.corpus.dedup.task import DedupPlan, DedupTask, DocumentPart, memory_bytes
-from bessemer.corpus.dedup.verdicts import Edit, EditStatistics, ParquetPart, earlier_files
-from bessemer.corpus.work import build_once, receipt
+from bessemer.corpus.dedup.verdicts import Edit, EditStatistics, ParquetPart
+from bessemer.corpus.files import earlier_files
+from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.store_path import remove_tree
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-RESULT = "result"  # folder with the receipt of the search
 MAX_ROUNDS = 1000  # of bounds; each decides a line at least, so that what takes more is a fault
 READING = 40  # to hash the text of a document costs so many times what it costs to read its columns
 
@@ -51,7 +50,9 @@ class RepeatVerdicts:
 
     def without_paragraphs(self, part: int, table: pa.Table) -> tuple[pa.Table, list[Edit]]:
         """The documents of a part that came to the search (column text), without repeated paragraphs, and the edits."""
-        return cut_paragraphs(table, load_array(self._result(settle.CollectParagraphs, part) / LINES))
+        return paragraphs.cut_paragraphs(
+            table, load_array(self._result(paragraphs.CollectParagraphs, part) / paragraphs.LINES)
+        )
 
     def without_spans(self, part: int, table: pa.Table) -> tuple[pa.Table, list[Edit]]:
         """The documents of a part without repeated paragraphs, without repeated spans too, and the edits."""
@@ -91,102 +92,78 @@ def find_repeats(
     if recorded is not None:
         return recorded
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
-    search = _RepeatSearch(settings, [*earlier, *own], len(earlier), folder, made_of, perform)
+    parts = [*earlier, *own]
+    sizes = [part.size for part in parts]
+    search = _RepeatSearch(DedupPlan(settings, (), len(parts), sum(sizes), made_of), folder, parts, sizes, perform)
+    search.first = len(earlier)
     words, characters = search.count()
     if settings.paragraphs.mode != "off":
-        search.paragraphs(words)
+        search.find_paragraphs(words)
     if settings.substrings.unit != "off":
         if changed is not None and settings.paragraphs.mode != "off":
             search.parts = [*earlier, *changed(RepeatVerdicts(folder, len(earlier), settings))]
-        search.spans(words, characters)
-    recorded = build_once(folder / RESULT, made_of, lambda _: {"first": len(earlier), "parts": len(search.parts)})
-    keep(folder, settle.CollectParagraphs, substrings.CollectSpans)
-    return recorded
+        search.find_spans(words, characters)
+    return search.end(
+        {"first": len(earlier), "parts": len(parts)}, paragraphs.CollectParagraphs, substrings.CollectSpans
+    )
 
 
-def keep(folder: Path, *steps: type[DedupTask]) -> None:
-    """Remove what other steps wrote."""
-    for path in folder.iterdir():
-        if path.name not in (RESULT, *(step.__name__ for step in steps)):
-            remove_tree(path)
+class _RepeatSearch(TaskSearch):
+    """first: number of the first part that is no earlier corpus's."""
 
-
-class _RepeatSearch:
-    """The steps of one search, in their order."""
-
-    def __init__(
-        self, settings: Dedup, parts: Sequence[DocumentPart], first: int, folder: Path, made_of: str, perform: Perform
-    ) -> None:
-        self.parts, self.first, self.folder, self.perform = list(parts), first, folder, perform
-        self.sizes = [part.size for part in parts]
-        self.plan = DedupPlan(settings, (), len(parts), sum(self.sizes), made_of)
+    first = 0
 
     def count(self) -> tuple[int, int]:
         """Words of all parts, and characters of those of this corpus."""
-        done = self._parts(CountText, reads=True)
+        done = self.on_parts(paragraphs.CountText, reads=True)
         return sum(one["words"] for one in done), sum(one["characters"] for one in done)
 
-    def paragraphs(self, num_words: int) -> None:
+    def find_paragraphs(self, num_words: int) -> None:
         """Find the repeated paragraphs."""
         settings = self.plan.settings.paragraphs
-        if all(receipt(path, self.plan.made_of) for path in self._results(settle.CollectParagraphs)):
+        if all(receipt(path, self.plan.made_of) for path in self._results(paragraphs.CollectParagraphs)):
             return
-        bloom = RangedFilter.of(num_words, settings)
-        self._parts(ParagraphItems, cost=READING, reads=True, bloom=bloom)
+        bloom = paragraphs.RangedFilter.of(num_words, settings)
+        self.on_parts(paragraphs.ParagraphItems, [READING * size for size in self.sizes], reads=True, bloom=bloom)
         round_, is_settled = None, False
         if bloom.num_ranges == 1 or settings.mode == "paragraph":
-            self._ranges(JudgeParagraphs, bloom.num_ranges, bloom=bloom, num_earlier=self.first)
+            self.on_ranges(paragraphs.JudgeParagraphs, bloom.num_ranges, bloom=bloom, num_earlier=self.first)
         else:
             round_, is_settled = self._bounds(bloom, memory_bytes(settings.max_memory_mib))
         num_ranges = bloom.num_ranges if round_ is None else 0
-        self._own(settle.CollectParagraphs, num_ranges=num_ranges, round=round_, is_settled=is_settled)
-        keep(self.folder, CountText, settle.CollectParagraphs)
+        self._own(paragraphs.CollectParagraphs, num_ranges=num_ranges, round=round_, is_settled=is_settled)
+        self.keep(paragraphs.CountText, paragraphs.CollectParagraphs)
 
-    def _bounds(self, bloom: RangedFilter, memory: int) -> tuple[int, bool]:
+    def _bounds(self, bloom: paragraphs.RangedFilter, memory: int) -> tuple[int, bool]:
         """Decide by bounds until what is left fits into memory; the last round, and whether anything was left."""
         named: dict[str, Any] = {"bloom": bloom, "num_earlier": self.first}
         for round_ in range(MAX_ROUNDS):
-            self._ranges(settle.BoundParagraphs, bloom.num_ranges, round=round_, **named)
-            done = self._own(settle.DecideLines, num_ranges=bloom.num_ranges, round=round_)
+            self.on_ranges(paragraphs.BoundParagraphs, bloom.num_ranges, round=round_, **named)
+            done = self._own(paragraphs.DecideLines, num_ranges=bloom.num_ranges, round=round_)
             items = sum(one["items"] for one in done)
             if not items:
                 return round_, False
-            if items * settle.SETTLE_BYTES <= memory:
+            if items * paragraphs.SETTLE_BYTES <= memory:
                 break
-        self._ranges(settle.MissingBits, bloom.num_ranges, round=round_ + 1, **named)
-        self._ranges(settle.SettleLines, 1, bloom=bloom, round=round_ + 1)
+        self.on_ranges(paragraphs.MissingBits, bloom.num_ranges, round=round_ + 1, **named)
+        self.on_ranges(paragraphs.SettleLines, 1, bloom=bloom, round=round_ + 1)
         return round_, True
 
-    def spans(self, num_words: int, num_characters: int) -> None:
+    def find_spans(self, num_words: int, num_characters: int) -> None:
         """Find the repeated spans."""
         settings = self.plan.settings.substrings
         num_samples = substrings.num_sample_ranges(num_words, num_characters, settings)
         self._own(substrings.SpanSamples, cost=READING, reads=True, num_ranges=num_samples)
-        done = self._ranges(substrings.RepeatedSamples, num_samples, first_part=self.first)
+        done = self.on_ranges(substrings.RepeatedSamples, num_samples, first_part=self.first)
         num_windows = substrings.num_window_ranges(sum(one["repeated"] for one in done), settings)
         named = {"num_ranges": num_windows, "num_sample_ranges": num_samples}
         self._own(substrings.SpanWindows, cost=READING, reads=True, **named)
-        self._ranges(substrings.RepeatedWindows, num_windows, first_part=self.first)
+        self.on_ranges(substrings.RepeatedWindows, num_windows, first_part=self.first)
         self._own(substrings.CollectSpans, num_ranges=num_windows)
 
     def _results(self, step: type[DedupTask]) -> list[Path]:
         return [self.folder / step.__name__ / f"{number:06d}" for number in range(self.first, len(self.parts))]
 
-    def _parts(
-        self, step: type[DedupTask], first: int = 0, cost: int = 1, reads: bool = False, **more: Any
-    ) -> Receipts:
-        """A task for each part from `first` on; cost: of a document; `reads`: of its documents."""
-        return self.perform([
-            step(self.folder, self.plan, number, cost * size, **more, **({"part": part} if reads else {}))
-            for number, (part, size) in enumerate(zip(self.parts, self.sizes, strict=True))
-            if number >= first
-        ])  # fmt: skip
-
-    def _own(self, step: type[DedupTask], cost: int = 1, reads: bool = False, **more: Any) -> Receipts:
-        """A task for each part of this corpus."""
-        return self._parts(step, self.first, cost, reads, **more)
-
-    def _ranges(self, step: type[DedupTask], num_ranges: int, **more: Any) -> Receipts:
-        """A task for each of so many ranges."""
-        size = self.plan.num_documents // num_ranges
-        return self.perform([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
+    def _own(self, step: type[DedupTask], cost: int = 1, **more: Any) -> Receipts:
+        """A task for each part of this corpus; cost: of a document."""
+        return self.on_parts(step, [cost * size for size in self.sizes], first=self.first, **more)

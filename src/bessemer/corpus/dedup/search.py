@@ -10,7 +10,7 @@ Independent of the order of documents and of how the work is cut. Memory and dis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,14 @@ from bessemer.corpus.dedup.keys import (
     num_hash_ranges,
     num_key_ranges,
 )  # fmt: skip
-from bessemer.corpus.dedup.task import DedupPlan, DedupTask, DocumentPart
-from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart, earlier_files
-from bessemer.corpus.work import CorpusTask, build_once, receipt
+from bessemer.corpus.dedup.task import RESULT, DedupPlan, DocumentPart, Perform, Receipts, TaskSearch, perform_here
+from bessemer.corpus.dedup.verdicts import HISTOGRAM_BINS, DuplicateVerdicts, ParquetPart
+from bessemer.corpus.files import earlier_files
+from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
 from bessemer.store_path import remove_tree
 
-RESULT = "result"  # folder with the receipt of the search
 SET_COST = 4  # what a shingle set costs, in documents whose columns are read
-
-Receipts = list[dict[str, Any]]
-Perform = Callable[[Sequence[CorpusTask]], Receipts]
-
-
-def perform_here(tasks: Sequence[CorpusTask]) -> Receipts:
-    """Do tasks one after the other in this process."""
-    return [task.run() for task in tasks]
 
 
 def find_duplicates(
@@ -63,15 +55,9 @@ def find_duplicates(
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
     parts = [*own, *earlier]
     sizes = [part.size for part in parts]
-    search = _Search(
-        DedupPlan(settings, tuple(sources), len(parts), sum(sizes), made_of), folder, parts, sizes, perform
-    )
-    found = search.run()
-    recorded = build_once(folder / RESULT, made_of, lambda _: found)
-    for path in folder.iterdir():
-        if path.name not in (RESULT, NameKeepers.__name__):
-            remove_tree(path)
-    return recorded
+    plan = DedupPlan(settings, tuple(sources), len(parts), sum(sizes), made_of)
+    search = _DuplicateSearch(plan, folder, parts, sizes, perform)
+    return search.end(search.run(), NameKeepers)
 
 
 def verdicts_of(
@@ -85,44 +71,37 @@ def verdicts_of(
     return DuplicateVerdicts(folder / NameKeepers.__name__, num_parts, settings, spans)
 
 
-class _Search:
-    """The steps of one search, in their order."""
-
-    def __init__(
-        self, plan: DedupPlan, folder: Path, parts: Sequence[DocumentPart], sizes: Sequence[int], perform: Perform
-    ) -> None:
-        self.plan, self.folder, self.parts, self.sizes, self.perform = plan, folder, parts, sizes, perform
-
+class _DuplicateSearch(TaskSearch):
     def run(self) -> dict[str, Any]:
         """Do all steps; returns the facts for the receipt."""
         plan, settings = self.plan, self.plan.settings
-        read = self._parts(DocumentKeys, reads=True)
+        read = self.on_parts(DocumentKeys, reads=True)
         num_documents = [done["documents"] for done in read]
         tables = [done["tables"] for done, part in zip(read, self.parts, strict=True) if not part.corpus]
-        num_edges = sum(done["edges"] for done in self._ranges(EqualTexts, num_hash_ranges(plan)))
+        num_edges = sum(done["edges"] for done in self.on_ranges(EqualTexts, num_hash_ranges(plan)))
         if settings.minhash:
-            self._parts(BandKeys)
-            self._ranges(CandidatePairs, num_key_ranges(plan))
+            self.on_parts(BandKeys)
+            self.on_ranges(CandidatePairs, num_key_ranges(plan))
             num_edges += self._compare()
         num_groups = max(-(-num_edges * GROUP_BYTES // (settings.memory_mib << 20)), 1)
-        self._parts(CompareShingles, num_groups=num_groups)
+        self.on_parts(CompareShingles, num_groups=num_groups)
         if num_groups > 1:
             self._group(num_groups)
-        self._ranges(ChooseKeepers, num_groups, num_groups=num_groups)
+        self.on_ranges(ChooseKeepers, num_groups, num_groups=num_groups)
         if settings.chains and settings.minhash:
             self._compare(is_chained=True, num_groups=num_groups)
-            self._parts(CompareShingles, is_chained=True)
-        counts = self._parts(NameKeepers, reads=True, num_groups=num_groups)
+            self.on_parts(CompareShingles, is_chained=True)
+        counts = self.on_parts(NameKeepers, reads=True, num_groups=num_groups)
         own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
         arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
         return {"parts": plan.num_parts, "tables": tables, "statistics": arrived | _statistics(counts, settings)}
 
     def _compare(self, **more: Any) -> int:
         """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""
-        self._parts(SendSignatures, **more)
-        compared = [done["edges"] for done in self._parts(CompareSignatures, **more)]
+        self.on_parts(SendSignatures, **more)
+        compared = [done["edges"] for done in self.on_parts(CompareSignatures, **more)]
         if self.plan.settings.verify:
-            self._parts(SendShingles, [SET_COST * edges for edges in compared], reads=True, **more)
+            self.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True, **more)
         return sum(compared)
 
     def _group(self, num_groups: int) -> None:
@@ -130,24 +109,9 @@ class _Search:
         unchanged = half = 0
         while half % 2 or unchanged < 2:  # until both halves of a round changed nothing
             half += 1
-            done = self._ranges(LinkNeighbours, num_groups, half=half, num_groups=num_groups)
+            done = self.on_ranges(LinkNeighbours, num_groups, half=half, num_groups=num_groups)
             unchanged = 0 if any(one["changed"] for one in done) else unchanged + 1
-        self._ranges(GroupEdges, num_groups, halves=half, num_groups=num_groups)
-
-    def _parts(
-        self, step: type[DedupTask], sizes: Sequence[int] | None = None, reads: bool = False, **more: Any
-    ) -> Receipts:
-        """A task for each part; `reads`: of its documents. sizes: the work of each."""
-        numbered = enumerate(zip(self.parts, sizes or self.sizes, strict=True))
-        return self.perform([
-            step(self.folder, self.plan, number, size, **more, **({"part": part} if reads else {}))
-            for number, (part, size) in numbered
-        ])  # fmt: skip
-
-    def _ranges(self, step: type[DedupTask], num_ranges: int, **more: Any) -> Receipts:
-        """A task for each of so many ranges or groups."""
-        size = self.plan.num_documents // max(num_ranges, 1)
-        return self.perform([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
+        self.on_ranges(GroupEdges, num_groups, halves=half, num_groups=num_groups)
 
 
 def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:

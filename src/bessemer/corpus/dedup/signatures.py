@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bessemer.recipe import Dedup
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SEED = 0x5EED
 
@@ -58,9 +57,6 @@ def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.nda
 
 def utf8(texts: Sequence[str] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Texts as one array of bytes and the places where each begins (int64, one more than texts)."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     array: Any = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
     array = pc.fill_null(array.cast(pa.large_string()), "")
     if not len(array):

@@ -21,21 +21,26 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from bessemer.corpus.dedup.exchange import SplitWriter, range_of, split_runs
 from bessemer.corpus.dedup.paragraphs import slices
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.task import DocumentPart, RepeatsTask, memory_bytes
+from bessemer.corpus.dedup.task import (
+    DocumentPart,
+    RepeatsTask,
+    SplitWriter,
+    memory_bytes,
+    range_of,
+    records,
+    split_runs,
+)
 from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
 from bessemer.recipe import Substrings
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PLACE_BITS = 40  # a place is its part times 2^40, plus the number of the token in the part
 SLOT_BYTES, LOAD = 24, 0.7  # of the table of first places
@@ -106,8 +111,7 @@ class SpanSamples(SpanTask):
                 number = sample_keys(
                     tokens, offsets, settings.min_tokens, half(settings), start, hashes, best, keys, places
                 )
-                values = np.empty(number, dtype=SAMPLE)
-                values["key"], values["place"] = keys[:number], places[:number]
+                values = records(SAMPLE, number, key=keys[:number], place=places[:number])
                 file.write(range_of(keys[:number], self.num_ranges), values)
                 counted.write(np.diff(offsets).astype("<i8").tobytes())
                 start += len(tokens)
@@ -137,8 +141,7 @@ class SpanWindows(SpanTask):
                     tokens, offsets, settings.min_tokens, half(settings), start, chosen, hashes, best, one, other,
                     keys, others, places,
                 )  # fmt: skip
-                values = np.empty(number, dtype=WINDOW)
-                values["key"], values["other"], values["place"] = keys[:number], others[:number], places[:number]
+                values = records(WINDOW, number, key=keys[:number], other=others[:number], place=places[:number])
                 file.write(range_of(keys[:number], self.num_ranges), values)
                 start += len(tokens)
         return {}
@@ -227,9 +230,9 @@ def spans_of(places: np.ndarray, ends: np.ndarray, length: int) -> np.ndarray:
     begins[1:] = (rows[1:] != rows[:-1]) | (places[1:] > places[:-1] + length)
     firsts = np.flatnonzero(begins)
     lasts = np.append(firsts[1:], len(places))[: len(firsts)] - 1
-    spans, before = np.empty(len(firsts), dtype=SPAN), np.append(0, ends)[rows[firsts]]
-    spans["row"], spans["first"], spans["last"] = rows[firsts], places[firsts] - before, places[lasts] + length - before
-    return spans
+    before = np.append(0, ends)[rows[firsts]]
+    first, last = places[firsts] - before, places[lasts] + length - before
+    return records(SPAN, len(firsts), row=rows[firsts], first=first, last=last)
 
 
 def cut_spans(table: pa.Table, spans: np.ndarray, unit: str) -> tuple[pa.Table, list[Edit]]:

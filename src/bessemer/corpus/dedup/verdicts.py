@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from bessemer.errors import InputError
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bessemer.corpus.dedup.task import read_split
 from bessemer.recipe import Dedup
-from bessemer.store_path import local_copy, opened, published_folder, stage_files
+from bessemer.store_path import opened
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
-# gives the documents anew at every call, in the same order, as tables with those of the named columns that exist
-Tables: TypeAlias = "Callable[[Sequence[str]], Iterator[pa.Table]]"
 EXACT, NEAR = 1, 2
 VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers (keepers.py), cut by part: VERDICT and UTF-8
 VERDICT = [("row", "<u4"), ("kind", "u1"), ("similarity", "<f4"), ("keeper", "S16"), ("path_bytes", "<i8")]
@@ -34,8 +32,6 @@ class PartVerdicts:
 
     def stays(self, num_rows: int) -> np.ndarray:
         """Which of so many rows are no duplicates."""
-        import numpy as np
-
         stays = np.ones(num_rows, dtype=bool)
         stays[self.found["row"]] = False
         return stays
@@ -73,9 +69,6 @@ class DuplicateVerdicts:
         return PartVerdicts(found, paths, self.settings)
 
     def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
-        import numpy as np
-
-        from bessemer.corpus.dedup.exchange import read_split
 
         tasks = [self.folder / f"{number:06d}" for number in range(self.num_parts)]
         found = read_split((task / VERDICTS for task in tasks), part, VERDICT)
@@ -86,39 +79,14 @@ class DuplicateVerdicts:
         return found[order], [paths[place] for place in order.tolist()]
 
 
-def save_arrays(folder: Path, value: object, names: Sequence[str]) -> None:
-    """Write arrays that are attributes of a value."""
-    import numpy as np
-
-    for name in names:
-        np.save(folder / f"{name}.npy", getattr(value, name))
-
-
-def load_arrays(folder: Path, names: Sequence[str]) -> Iterator[np.ndarray]:
-    """What `save_arrays` wrote, mapped into memory."""
-    import numpy as np
-
-    return (np.load(local_copy(folder / f"{name}.npy"), mmap_mode="r") for name in names)
-
-
 def packed(identities: Sequence[str]) -> np.ndarray:
     """Hexadecimal identities as 16-byte strings, whose order is the same."""
-    import numpy as np
-
     return np.frombuffer(bytes.fromhex("".join(identities)), dtype="S16")
 
 
 def identity_of(name: bytes) -> str:
     """The identity in hexadecimal of a 16-byte string, of which NumPy drops the zeros at the end."""
     return name.ljust(16, b"\0").hex()
-
-
-def rows_of(names: np.ndarray, identities: Sequence[str]) -> np.ndarray:
-    """Places of hexadecimal identities, all of which occur, among sorted 16-byte strings."""
-    import numpy as np
-
-    rows: np.ndarray = np.searchsorted(names, packed(identities))
-    return rows
 
 
 class Edit(NamedTuple):
@@ -165,24 +133,12 @@ def without(text: str, spans: Sequence[tuple[int, int]], mask: str = "") -> str:
 
 def with_texts(table: pa.Table, texts: list[str]) -> pa.Table:
     """The table with other texts, and their lengths where it has a column of them."""
-    import pyarrow as pa
-
     for name, values in {"text": texts, "characters": list(map(len, texts))}.items():
         place = table.schema.get_field_index(name)
         if place >= 0:
             of = table.schema.field(place)
             table = table.set_column(place, of, pa.array(values, of.type))
     return table
-
-
-def parquet_tables(paths: Sequence[Path]) -> Tables:
-    """The documents of Parquet files by row group."""
-
-    def read(columns: Sequence[str]) -> Iterator[pa.Table]:
-        for path in paths:
-            yield from ParquetPart(path)(columns)
-
-    return read
 
 
 @dataclass(frozen=True)
@@ -195,31 +151,11 @@ class ParquetPart:
     @property
     def size(self) -> int:
         """Documents."""
-        import pyarrow.parquet as pq
-
         return int(pq.read_metadata(opened(self.path)).num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Tables with those of the columns that exist."""
-        import pyarrow.parquet as pq
-
         with pq.ParquetFile(opened(self.path)) as file:
             wanted = [name for name in columns if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, columns=wanted)
-
-
-def earlier_files(folder: str | Path) -> list[Path]:
-    """The Parquet files of a run folder, its corpus folder, or a folder of documents. Raises InputError."""
-    root = Path(folder)
-    for stage in (published_folder(root / "corpus"), published_folder(root)):
-        if (stage / "documents").is_dir():
-            found = [path for path in stage_files(stage, "documents") if path.suffix == ".parquet"]
-            if found:
-                return found
-    if found := sorted(root.glob("*.parquet")):
-        return found
-    raise InputError(
-        f"corpus.dedup.against: {root} holds no corpus: looked for corpus/documents/*.parquet, documents/*.parquet and "
-        "*.parquet below it; name a run folder whose corpus is built, or a folder of Parquet files"
-    )

@@ -5,34 +5,40 @@ Writes quality/ (the model). Independent of the order of documents and tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from scipy.optimize import OptimizeResult, minimize
+from scipy.sparse import csr_array, hstack
 from scipy.special import expit
 
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality import scores as scoring
-from bessemer.corpus.quality.features import extract
-from bessemer.corpus.quality.fit import fit, platt, telling
+from bessemer.corpus.quality.features import STATISTICS, Features, buckets_of, extract, prefix, standardised
 from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256, open_model
 from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
-from bessemer.corpus.quality.scores import Names, Scores
+from bessemer.corpus.quality.scores import Bools, Names, Scores, Vector
+from bessemer.corpus.text.ngrams import folded_words
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Quality
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FILE, FOLDER = "quality.json", "quality"
 SCORED_COLUMNS = ("identity", "text")
 VERSION = 1  # of quality.json
 EXAMPLES = 3  # documents shown for each twentieth of the scores, drawn by the hash of their identity
 EXCERPT_CHARACTERS = 400
+SHOWN = 30  # words and pairs of words listed for each side
+MIN_SHARE = 0.005  # buckets in fewer of the training documents are chance, however large their weight
+SEARCHED = 4000  # documents searched for the words behind the buckets
 
 
 def inputs(settings: Quality, sources: Sequence[str]) -> list[Any]:
@@ -64,6 +70,7 @@ def learn(settings: Quality, sources: Sequence[str], tables: Tables, folder: Pat
     return {"report": {"model": model.describe(), **report}, "seconds": seconds}
 
 
+@lru_cache(maxsize=1)
 def learned_classifier(settings: Quality, folder: Path) -> Classifier:
     """The classifier that `learn` left in `folder`, or the one that is named."""
     return LinearModel.load(folder / FOLDER) if settings.model is None else open_model(settings)
@@ -73,28 +80,24 @@ def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str,
     """Fit and calibrate a linear model on the training and calibration documents; returns it and its part of quality.json."""
     texts, high = labelled.of(TRAIN)
     features = extract(texts, settings.read_bytes, settings.hash_bits)
-    found = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)
-    plain = LinearModel(
-        settings.read_bytes, settings.hash_bits, found.centre, found.spread, found.bias, found.statistic_weights,
-        found.bucket_weights.astype(np.float32),
-    )  # fmt: skip
+    weights, descent = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)
+    narrow = {**weights, "bucket_weights": weights["bucket_weights"].astype(np.float32)}
+    plain = LinearModel(settings.read_bytes, settings.hash_bits, **narrow)
     held_texts, held_high = labelled.of(CALIBRATE)
     slope, offset = platt(plain.logits(held_texts), held_high)
-    model = LinearModel(**{**vars(plain), "slope": slope, "offset": offset})
+    model = replace(plain, slope=slope, offset=offset)
     test_texts, test_high = labelled.of(TEST)
+    before = scoring.held_out(expit(plain.logits(test_texts)), test_high)
     return model, {
         "fit": {
-            "loss": found.loss,
+            "loss": descent.pop("loss"),
             "accuracy": float(((plain.logits(texts) > 0) == high).mean()),
-            "steps": found.steps,
-            "largest_gradient": found.largest_gradient,
+            **descent,
             "slope": slope,
             "offset": offset,
-            "calibration_error_before": scoring.held_out(expit(plain.logits(test_texts)), test_high)[
-                "calibration_error"
-            ],
+            "calibration_error_before": before["calibration_error"],
         },
-        "telling": telling(found, features, texts, high, settings.read_bytes),
+        "telling": telling(weights, features, texts, high, settings.read_bytes),
     }
 
 
@@ -152,3 +155,123 @@ def score_table(model: Classifier, source: str, table: pa.Table, seed: int) -> T
             for row in rows.tolist()
         ]
     return TableScores(identities, scores.astype(np.float32), shown)
+
+
+# --- Logistic regression by SciPy's L-BFGS, its calibration, and its most important features
+
+
+def minimise(
+    objective: Callable[[Vector], tuple[float, Vector]], start: Vector, steps: int, tolerance: float = 1e-6
+) -> OptimizeResult:
+    """The minimum of a function that returns value and gradient, to a largest entry of the gradient of `tolerance`."""
+    options = {"maxiter": steps, "maxfun": 20 * steps, "gtol": tolerance, "ftol": 0.0, "maxls": 60}
+    return minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+
+
+def fit(
+    features: Features, high: Bools, l2: float, steps: int, statistics_scale: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Minimise mean logistic loss + l2 / 2 x squared length of the weights (the bias is free).
+
+    Statistics are standardised over these documents and multiplied by `statistics_scale`, or sixteen numbers of size 1
+    would outweigh a bag of words of length 1. Returns the values of a `LinearModel`, whose weights include the scale, and of the
+    descent: `loss` (mean logistic loss of the training documents in nats, without the penalty), `steps`, `largest_gradient`.
+    """
+    centre, spread = features.statistics.mean(axis=0), features.statistics.std(axis=0)
+    spread[spread < 1e-12] = 1.0  # constant over all documents
+    statistics = statistics_scale * standardised(features.statistics, centre, spread)
+    used = np.unique(features.bag.indices)  # the rest never move from 0: the descent is over what occurs
+    head = 1 + statistics.shape[1]
+    # One sparse matrix: its products are sums in a fixed order, where those of BLAS depend on the number of threads.
+    matrix = hstack([csr_array(np.c_[np.ones(len(high)), statistics]), features.bag[:, used]], format="csr")
+    transposed, penalty = matrix.T.tocsr(), np.full(matrix.shape[1], l2)
+    penalty[0] = 0.0
+
+    def objective(weights: Vector) -> tuple[float, Vector]:
+        loss, error = _logistic_loss(matrix @ weights, high)
+        return loss + 0.5 * float((penalty * weights**2).sum()), transposed @ error + penalty * weights
+
+    found = minimise(objective, np.zeros(matrix.shape[1]), steps)
+    bucket_weights = np.zeros(features.bag.shape[1])
+    bucket_weights[used] = found.x[head:]
+    weights = {
+        "centre": centre, "spread": spread, "bias": float(found.x[0]),
+        "statistic_weights": statistics_scale * found.x[1:head], "bucket_weights": bucket_weights,
+    }  # fmt: skip
+    loss, largest = _logistic_loss(matrix @ found.x, high)[0], float(np.abs(found.jac).max())
+    return weights, {"loss": loss, "steps": int(found.nit), "largest_gradient": largest}
+
+
+def platt(logits: Vector, high: Bools) -> tuple[float, float]:
+    """Slope and offset that make `expit(slope x logit + offset)` a probability (Platt 1999, section 2.2), from
+    documents that the classifier was not trained on. The targets are Platt's, drawn in a little from 0 and 1."""
+    num_high, num_low = int(high.sum()), int((~high).sum())
+    wanted = np.where(high, (num_high + 1.0) / (num_high + 2.0), 1.0 / (num_low + 2.0))
+
+    def objective(weights: Vector) -> tuple[float, Vector]:
+        loss, error = _logistic_loss(weights[0] * logits + weights[1], wanted)
+        return loss, np.array([(error * logits).sum(), error.sum()])
+
+    slope, offset = minimise(objective, np.array([1.0, 0.0]), 200, 1e-9).x.tolist()
+    return slope, offset
+
+
+def _logistic_loss(logits: Vector, wanted: npt.NDArray[Any]) -> tuple[float, Vector]:
+    """The mean loss in nats, and its gradient by the logits."""
+    return float((np.logaddexp(0.0, logits) - wanted * logits).mean()), (expit(logits) - wanted) / len(logits)
+
+
+def telling(
+    weights: dict[str, Any], features: Features, texts: Sequence[str], high: Bools, read_bytes: int
+) -> dict[str, Any]:
+    """For quality.json: `statistics`, and the words most indicative of `high` and `low`.
+
+    Effects are in logits: of a statistic, the change by one standard deviation; of a word, its weight x the standard
+    deviation of its value in the bag over the training documents.
+    """
+    centre, spread = weights["centre"], weights["spread"]
+    statistics = standardised(features.statistics, centre, spread) * spread + centre
+    means = statistics[high].mean(axis=0), statistics[~high].mean(axis=0)
+    rows = [
+        {"feature": name, "effect": float(weight), "high_mean": float(high_mean), "low_mean": float(low_mean)}
+        for name, weight, high_mean, low_mean in zip(STATISTICS, weights["statistic_weights"], *means, strict=True)
+    ]
+    bag = features.bag
+    counts = {side: np.bincount(bag[high == side].indices, minlength=bag.shape[1]) for side in (False, True)}
+    variance = bag.power(2).mean(axis=0) - bag.mean(axis=0) ** 2
+    effect = weights["bucket_weights"] * np.sqrt(np.maximum(variance, 0.0))
+    effect[counts[False] + counts[True] < max(MIN_SHARE * len(high), 2)] = 0.0
+    order = np.argsort(effect, kind="stable")
+    chosen = {"high": order[::-1][:SHOWN], "low": order[:SHOWN]}
+    names = _words_in(np.concatenate(list(chosen.values())), texts, read_bytes, bag.shape[1].bit_length() - 1)
+    shares = {side: count / max(int((high == side).sum()), 1) for side, count in counts.items()}
+    words = {
+        side: [
+            {
+                "words": names[bucket],
+                "effect": float(effect[bucket]),
+                "high_share": float(shares[True][bucket]),
+                "low_share": float(shares[False][bucket]),
+            }
+            for bucket in buckets.tolist()
+            if bucket in names and effect[bucket] != 0 and (effect[bucket] > 0) == (side == "high")
+        ]
+        for side, buckets in chosen.items()
+    }
+    return {"statistics": sorted(rows, key=lambda row: -abs(row["effect"])), **words}
+
+
+def _words_in(wanted: npt.NDArray[np.int64], texts: Sequence[str], read_bytes: int, hash_bits: int) -> dict[int, str]:
+    """The most frequent words of the searched texts in each bucket."""
+    seen: dict[int, Counter[str]] = {}
+    for number in np.unique(np.linspace(0, len(texts) - 1, min(SEARCHED, len(texts))).astype(np.int64)).tolist():
+        text = prefix(texts[number], read_bytes)
+        words, spans = folded_words(text)
+        buckets = buckets_of(words, hash_bits)
+        for place in np.flatnonzero(np.isin(buckets, wanted)).tolist():
+            first = place % len(words)
+            last = first + (place >= len(words))
+            pieces = [text[start:end].lower() for start, end in spans[first : last + 1].tolist()]
+            seen.setdefault(int(buckets[place]), Counter())[" ".join(pieces)] += 1
+    # Of words equally frequent the first by the alphabet.
+    return {bucket: min(words.items(), key=lambda item: (-item[1], item[0]))[0] for bucket, words in seen.items()}

@@ -17,6 +17,7 @@ from scipy.special import expit
 
 from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.quality.features import STATISTICS, extract, prefix, standardised
+from bessemer.corpus.quality.scores import Vector
 from bessemer.errors import InputError
 from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
@@ -28,8 +29,6 @@ ARRAY_NAMES = ("centre", "spread", "statistic_weights", "bucket_weights")
 MAX_BYTES = 1 << 28  # a model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB
 TEXTS_AT_ONCE = 1000
 DIGITS = 6  # decimals of a score: what is beyond differs between processors, and no decision is to hang on it
-
-Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from bessemer.corpus.dedup.verdicts import packed, parquet_tables
+from bessemer.corpus.dedup.verdicts import ParquetPart, packed
 from bessemer.corpus.document import identity
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.files import File, find
@@ -28,9 +29,6 @@ from bessemer.errors import InputError
 from bessemer.hashing import key_of
 from bessemer.recipe import Quality, Rules, Source
 from bessemer.store_path import StorePath, published_folder
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
@@ -99,8 +97,6 @@ def _labelled(
     sides: dict[str, bool], outside: list[str], tables: Tables, columns: tuple[str, ...]
 ) -> Iterator[tuple[str, pa.Table]]:
     """The labelled documents, each table of one entry."""
-    import pyarrow.compute as pc
-
     inside = [entry for entry in sides if entry not in outside]
     for table in tables(columns) if inside else ():
         check_stop()
@@ -180,25 +176,21 @@ def _documents(entry: str) -> Path:
 
 def _examples(entry: str) -> Iterator[pa.Table]:
     """The examples of an entry that is no source (identity, text, source), without what cannot be read as a text."""
-    import pyarrow as pa
-
     for table in _of_run(entry) if _documents(entry).is_dir() else _of_files(entry):
         yield table.append_column("source", pa.array([entry] * table.num_rows, pa.string()))
 
 
 def _of_run(entry: str) -> Iterator[pa.Table]:
-    import pyarrow as pa
 
     try:
-        yield from parquet_tables(example_files(entry))(("identity", "text"))
+        for path in example_files(entry):
+            yield from ParquetPart(path)(("identity", "text"))
     except pa.ArrowInvalid as error:
         raise InputError(f"corpus.quality: {entry}: not readable as documents of a run: {error}") from None
 
 
 def _of_files(entry: str) -> Iterator[pa.Table]:
     """The texts of files, with identities by path and place."""
-    import pyarrow as pa
-
     (source, found), root = _find(entry), Path(entry).expanduser().name
     with tempfile.TemporaryDirectory() as spool:
         try:

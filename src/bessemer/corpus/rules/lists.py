@@ -21,9 +21,7 @@ from bessemer.recipe.rules import Flagged, RefinedWeb
 MAX_URL_CHARACTERS = 8192  # of a URL are looked at
 OTHERS = re.compile(r"[^a-z0-9]+")
 WORD = re.compile(r"\w+")
-STANDS_FOR_A_LETTER = re.compile(
-    r"[$@!*#]"
-)  # an entry with such a sign is not looked for: of a$$ the word a would be left
+STANDS_FOR_A_LETTER = re.compile(r"[$@!*#]")  # an entry with one is not looked for: of a$$ the word a would be left
 UNSPACED = ("ja", "th", "zh")  # languages without spaces between words: entries are looked for anywhere
 NOT_ALONE = {"ja": {"sm", "グロ", "女の子"}, "zh": {"性"}}  # parts of common words, as datatrove (c4_filters.py)
 MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags of words has seen enough

@@ -100,17 +100,23 @@ def hash_characters(text: Array, tokens: Array) -> int:
 
 @compiled
 def hash_ngrams(tokens: Array, number: int, length: int, ngrams: Array) -> int:
-    """Hash every run of `length` tokens (Karp and Rabin 1987, modulo 2^64, then mixed); `ngrams` may be `tokens`."""
+    """Hash every run of `length` tokens; `ngrams` may be `tokens`. Returns how many there are."""
+    return roll(tokens, number, length, BASE, np.uint64(0), ngrams)
+
+
+@compiled
+def roll(tokens: Array, number: int, length: int, base: np.uint64, plus: np.uint64, ngrams: Array) -> int:
+    """As `hash_ngrams`: polynomials of the tokens, to each of which `plus` is added (Karp and Rabin 1987, modulo 2^64), mixed."""
     if number < length:
         return 0
     drop, value = ONE, np.uint64(0)
     for i in range(length - 1):
-        drop *= BASE
-        value = value * BASE + tokens[i]
+        drop *= base
+        value = value * base + (np.uint64(tokens[i]) + plus)
     for i in range(number - length + 1):
-        value = value * BASE + tokens[i + length - 1]
+        value = value * base + (np.uint64(tokens[i + length - 1]) + plus)
         mixed = mix(value)
-        value -= tokens[i] * drop
+        value -= (np.uint64(tokens[i]) + plus) * drop
         ngrams[i] = mixed
     return number - length + 1
 

@@ -1,0 +1,147 @@
+"""What a corpus is made from: the files of its sources, the keys of its recipe and all else that its steps read, as digests.
+
+Light: it is asked before every training, also where the data libraries are not installed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bessemer.corpus import language, worker
+from bessemer.corpus.files import File, Listing, contents, earlier_files, listing
+from bessemer.corpus.walk import FOUND, Folder, ListFolders, Place
+from bessemer.corpus.work import LISTING
+from bessemer.errors import InputError
+from bessemer.hashing import digest, file_sha256
+from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
+from bessemer.run import RunFolder, read_json_again, stage_facts
+from bessemer.store_path import StorePath, remove_tree
+
+VERSION = 5  # increased when the same sources would give other documents, or the folder another layout
+CONTENTS = "sources.json"  # of the corpus folder
+FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
+
+Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
+
+
+def inputs_digest(recipe: Recipe, run: RunFolder | None = None) -> str:
+    """Digest of [corpus] and of path, size and time of every input file; without weights and max_epochs, which only mix
+    the documents later, and without the engine. run: in which tasks may list the files."""
+    found = listings_of(recipe.corpus, run)
+    return digest_of_files(recipe.corpus, {name: files.read for name, files in found.items()})
+
+
+def content_digest(recipe: Recipe) -> str:
+    """As `inputs_digest`, of what the files hold in place of where they lie and of their time: by it a corpus is known again
+    whose sources were copied, moved or touched. Long files are compared at three places (hashing.sampled_sha256)."""
+    return digest_of_contents(recipe, contents_of(recipe))
+
+
+def contents_of(recipe: Recipe) -> Contents:
+    """Name, size and hash of every input file, by source."""
+    return {name: contents(files.read) for name, files in sorted(listings_of(recipe.corpus, None).items())}
+
+
+def changed_files(recipe: Recipe, run: RunFolder) -> dict[str, list[str]] | None:
+    """The names of files that are missing, changed or added since the corpus was built, by these words; None where something else
+    has changed, or where it was not kept which files there were."""
+    built = read_json_again(run.corpus / CONTENTS)
+    if built is None or digest_of_contents(recipe, built) != stage_facts(run.corpus).get("content"):
+        return None
+    before, now = (
+        {(source, name): (size, hashed) for source, rows in files.items() for name, size, hashed in rows}
+        for files in (built, contents_of(recipe))
+    )
+    return {
+        "missing": sorted(name for source, name in before.keys() - now.keys()),
+        "changed": sorted(
+            name for source, name in before.keys() & now.keys() if before[source, name] != now[source, name]
+        ),
+        "added": sorted(name for source, name in now.keys() - before.keys()),
+    }
+
+
+def digest_of_contents(recipe: Recipe, files: Contents) -> str:
+    return digest(_settings(without_folders(recipe).corpus), f"corpus {VERSION}", files, *_other_inputs(recipe.corpus))
+
+
+def digest_of_files(corpus: Corpus, found: dict[str, list[File]]) -> str:
+    files = {
+        name: [(file.path, file.size, file.mtime_ns, file.etag) for file in files] for name, files in found.items()
+    }
+    return digest(_settings(corpus), f"corpus {VERSION}", files, *_other_inputs(corpus))
+
+
+def _settings(corpus: Corpus) -> dict[str, Any]:
+    """The keys of [corpus] on which the documents depend."""
+    section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
+    for key in ("engine", "address", "slurm", "workers", "work", "publish"):
+        del section[key]
+    return section
+
+
+def _other_inputs(corpus: Corpus) -> list[Any]:
+    """What the steps read besides the sources: models, evaluation sets, earlier corpora."""
+    found: list[Any] = [_content(Path(path)) for path in corpus.rules.files()]
+    if corpus.language.identify:
+        found.append(_content(language.model_path(corpus.language.model)))
+    if corpus.contamination.sets:
+        found.append(set_hashes(corpus.contamination))
+    if corpus.quality.on:
+        from bessemer.corpus.quality import classify
+
+        found.append(classify.inputs(corpus.quality, [source.name for source in corpus.sources]))
+    for folder in corpus.dedup.against:
+        found.append([(path.name, path.stat().st_size) for path in earlier_files(folder)])
+    return found
+
+
+def set_hashes(settings: Contamination) -> list[str]:
+    """SHA-256 of the file of each evaluation set. Raises InputError for a missing one."""
+    hashes = []
+    for evaluation_set in settings.sets:
+        try:
+            hashes.append(file_sha256(Path(evaluation_set.path).expanduser()))
+        except OSError as error:
+            where = f"corpus.contamination.sets.{evaluation_set.name}: {evaluation_set.path}"
+            raise InputError(f"{where}: {error.strerror}") from None
+    return hashes
+
+
+def _content(path: Path) -> list[str]:
+    """Hash of a file, or of each file in a folder; nothing where there is none, which is refused when it is read."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file_sha256(file) for file in files if file.is_file()]
+
+
+def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
+    """What the sources name; of a run that is being written, folders of many files are listed by tasks. Raises InputError as
+    `files.listing`, and what tasks raise."""
+    places: list[Path] = []
+    numbers = count()
+
+    def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
+        assert run is not None
+        if not places and corpus.work is not None:
+            places.append(StorePath(corpus.work) / run.path.absolute().name / f"{LISTING}{secrets.token_hex(4)}")
+        elif not places:
+            run.path.mkdir(parents=True, exist_ok=True)
+            places.append(Path(tempfile.mkdtemp(prefix=LISTING, dir=run.path.absolute())))
+        tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
+        for _ in worker.run_tasks("listing folders", "folders", tasks, FOLDER_BYTES, corpus):
+            pass
+        found = [task.load(FOUND) for task in tasks]
+        for task in tasks:
+            remove_tree(task.folder)
+        return found
+
+    try:
+        return {source.name: listing(source, by_tasks if run else None) for source in corpus.sources}
+    finally:
+        for place in places:
+            remove_tree(place)
