@@ -11,7 +11,7 @@ pytest.importorskip("plotly")
 
 from bessemer.report import data as run_data
 from bessemer.report import page
-from bessemer.report.tokens import MAX_FERTILITY_ROWS, fertility
+from bessemer.report.corpus import MAX_FERTILITY_ROWS, fertility
 from bessemer.run import RunFolder, read_json, write_json
 from bessemer.tokens.encode import SEPARATOR, fertility_table
 from tests.report.conftest import plain, section_of, tables

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def main() -> None:
     device = devices.choose(recipe.train, local_rank=rank)
 
     def work(mesh: ProcessMesh) -> None:
-        observer = _Observer(run, stop, mesh.data_rank, mesh.layout.data)
+        observer = partial(_observed, run, stop, mesh.data_rank)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
             summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, heartbeat, observer)
         if mesh.is_main:
@@ -187,27 +188,21 @@ def main() -> None:
     work_as_member(recipe.parallel, device.torch_device, work)
 
 
-class _Observer:
-    """Notes which samples each step reads, and signals this process in step `stop`."""
+def _observed(run: RunFolder, stop: int, rank: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """Note which samples each step reads, and signal this process in step `stop`."""
+    from bessemer.logfile import LogFile, json_line
 
-    def __init__(self, run: RunFolder, stop: int, rank: int, world: int) -> None:
-        self._run, self._stop, self._rank, self._world = run, stop, rank, world
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from bessemer.logfile import LogFile, json_line
-
-        log = LogFile(self._run.path / f"order-{self._rank}.jsonl")
-        done = published(self._run.checkpoints)
-        for step, batch in enumerate(batches, (done[-1] if done else 0) + 1):
-            samples = batch.samples.tolist()
-            digests = [
-                hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
-                for inputs, targets in zip(batch.inputs, batch.targets, strict=True)
-            ]
-            log.append(json_line({"step": step, "samples": dict(zip(map(str, samples), digests, strict=True))}))
-            if step == self._stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
+    log, done = LogFile(run.path / f"order-{rank}.jsonl"), published(run.checkpoints)
+    for step, batch in enumerate(batches, (done[-1] if done else 0) + 1):
+        rows = zip(batch.samples.tolist(), batch.inputs, batch.targets, strict=True)
+        samples = {
+            str(sample): hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
+            for sample, inputs, targets in rows
+        }
+        log.append(json_line({"step": step, "samples": samples}))
+        if step == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield batch
 
 
 if __name__ == "__main__":

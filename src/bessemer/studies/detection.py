@@ -36,8 +36,6 @@ expected = (
     "A rule that compares with the last steps notices a jump at once and gets used to what comes slowly; only one that "
     "remembers the level reached notices decay."
 )
-WINDOW, MIN_WINDOW = 128, 64  # of OLMo-core's rule
-LARGEST_OF = 100
 ENOUGH = 10_000  # steps that false alarms are counted by
 
 
@@ -140,30 +138,31 @@ def guard(curve: Curve) -> Iterable[tuple[int, str]]:
             yield step, alarm.kind.name
 
 
-def six_sigma(curve: Curve) -> Iterable[tuple[int, str]]:
-    for step in range(MIN_WINDOW, len(curve.losses)):
-        for kind, values in (("loss", curve.losses), ("norm", curve.norms)):
-            window = values[max(step - WINDOW, 0) : step]
-            if not values[step] <= fmean(window) + 6 * pstdev(window):
+@dataclass(frozen=True)
+class WindowRule:
+    """An alarm where a value is above the limit of the last `window` values, once there are `least`. has_norms: of gradient norms
+    as well."""
+
+    limit: Callable[[list[float]], float]
+    window: int = 128
+    least: int = 64
+    has_norms: bool = False
+
+    def __call__(self, curve: Curve) -> Iterable[tuple[int, str]]:
+        of = {"loss": curve.losses, **({"norm": curve.norms} if self.has_norms else {})}
+        for step in range(self.least, len(curve.losses)):
+            begin = max(step - self.window, 0)
+            above = (kind for kind, values in of.items() if not values[step] <= self.limit(values[begin:step]))
+            if (kind := next(above, None)) is not None:
                 yield step + 1, kind
-                break
-
-
-def largest(curve: Curve) -> Iterable[tuple[int, str]]:
-    for step in range(LARGEST_OF, len(curve.losses)):
-        if not curve.losses[step] <= 10 * max(curve.losses[step - LARGEST_OF : step]):
-            yield step + 1, "loss"
-
-
-def ratio(curve: Curve) -> Iterable[tuple[int, str]]:
-    for step in range(MIN_WINDOW, len(curve.losses)):
-        if not curve.losses[step] <= 1.5 * fmean(curve.losses[max(step - WINDOW, 0) : step]):
-            yield step + 1, "loss"
 
 
 RULES: dict[str, Callable[[Curve], Iterable[tuple[int, str]]]] = {
-    "guard": guard, "mean + 6 sigma": six_sigma, "10 x largest": largest, "1.5 x mean": ratio,
-}  # fmt: skip
+    "guard": guard,
+    "mean + 6 sigma": WindowRule(lambda window: fmean(window) + 6 * pstdev(window), has_norms=True),
+    "10 x largest": WindowRule(lambda window: 10 * max(window), window=100, least=100),
+    "1.5 x mean": WindowRule(lambda window: 1.5 * fmean(window)),
+}
 
 
 def _alarms(curve: Curve) -> dict[str, Any]:
