@@ -155,4 +155,4 @@ def _examined(subject: Subject) -> Iterator[CheckRow]:
     trainer = Trainer(recipe, model, subject.device, store.end_of_text, len(store.sources), recomputed=recomputed)
     reader = trainer.task.loader(recipe, store)
     yield from masks.mask_rows(recipe, trainer, reader, store)
-    yield learning.overfits(trainer, learning.first_sequence(reader.batch(0, 1)))
+    yield learning.overfits(trainer, reader.batch(0, 1))

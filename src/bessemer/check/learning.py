@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -154,8 +153,3 @@ def memory_row(trial: TrialResult) -> CheckRow:
     said = f"measured {size(measured)}, planned {size(planned)}: ratio {ratio:.2f}"
     return CheckRow(MEMORY, PLANNED,
                     "ok" if low <= ratio <= high else "warn" if ratio < 1.5 else "FAIL", said)  # fmt: skip
-
-
-def first_sequence(batch: Batch) -> Batch:
-    """A batch of one sequence, of the first number of samples."""
-    return replace(batch.row(0), first=0)

@@ -77,19 +77,18 @@ def _horizon(asked: Recipe) -> str:
 
 def layout_row(resolved: Recipe) -> CheckRow:
     """The parallel sizes, their product and the processes that there are."""
-    layout, nodes = resolved.parallel, resolved.cluster.nodes
-    is_cuda = devices.choose(resolved.train).is_cuda
+    layout, nodes, per_node = resolved.parallel, resolved.cluster.nodes, resolved.cluster.devices_per_node
     said = "1 process" if layout.world == 1 else f"{described(layout)} = {layout.world:,} processes"
+    holds = False
     if layout.world % nodes:
-        return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL", f"{said}, not a multiple of {nodes} nodes")
-    per_node = resolved.cluster.devices_per_node
-    if per_node is not None and layout.world // nodes > per_node:
-        return CheckRow(LAYOUT, "sizes multiply to the world", "FAIL",
-                        f"{said} on {counted(nodes, 'node')}, more than the {counted(per_node, 'device')} of each")  # fmt: skip
-    if nodes > 1:
-        said += f": {nodes} nodes x {layout.world // nodes}"
-    fits = fits_here(layout, is_cuda)
-    return judged(LAYOUT, "sizes multiply to the world", True, said + ("" if fits else ", more than this machine runs"))
+        said += f", not a multiple of {nodes} nodes"
+    elif per_node is not None and layout.world // nodes > per_node:
+        said += f" on {counted(nodes, 'node')}, more than the {counted(per_node, 'device')} of each"
+    else:
+        holds, fits = True, fits_here(layout, devices.choose(resolved.train).is_cuda)
+        said += f": {nodes} nodes x {layout.world // nodes}" if nodes > 1 else ""
+        said += "" if fits else ", more than this machine runs"
+    return judged(LAYOUT, "sizes multiply to the world", holds, said)
 
 
 def memory_fit(resolved: Recipe, plan: dict[str, Any]) -> CheckRow:
@@ -186,14 +185,12 @@ def existing(path: Path) -> Path:
 
 def data_rows(resolved: Recipe, run: RunFolder, built: RunFolder, plan: dict[str, Any]) -> Iterator[CheckRow]:
     """Hashes, repetition and contamination of the data."""
-    is_own = run.tokens.exists()
-    store = TokenStore.open(built.tokens)
+    store, is_own = TokenStore.open(built.tokens), run.tokens.exists()
     try:
         store.verify()
-        status, said = "ok", f"SHA-256 of {counted(len(store.manifest['files']), 'file')} equal the manifest's"
-        if not is_own:
-            status, said = "not here", f"the run has no tokens yet; of a sample of its text: {said}"
-        yield CheckRow(DATA, "hashes of the token shards", status, said)  # type: ignore[arg-type]
+        said = f"SHA-256 of {counted(len(store.manifest['files']), 'file')} equal the manifest's"
+        said = said if is_own else f"the run has no tokens yet; of a sample of its text: {said}"
+        yield CheckRow(DATA, "hashes of the token shards", "ok" if is_own else "not here", said)
     except BessemerError as error:
         yield CheckRow(DATA, "hashes of the token shards", "FAIL", str(error))
     steps, tokens = resolved.train.steps or 0, expected_tokens(resolved, run, built)

@@ -119,7 +119,7 @@ def train_on_node(spec: LaunchSpec, run: RunFolder | None) -> dict[str, Any]:
 
     run: for the traceback of a crash. Raises what the processes report, or ShownElsewhere.
     """
-    ended = _run_agent(spec, list(range(spec.processes)), run)
+    ended = _run_agent(spec, range(spec.processes), run)
     if ended.report is not None:
         return ended.summary()
     raise ended.error(run, spec.restarts)

@@ -96,7 +96,7 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
     `why` there is none; `missed`, what is over its target or failed, in words; `made`: day, versions and machine. Writes it
     into layouts.json, layouts.md and layouts.svg there.
     """
-    _begin(scope, folder)
+    given = _begin(scope, folder)
     wanted = [f"{case}:{precision}" for case, precision in product(scope.cases, scope.precisions)]
     failures: dict[str, str] = {}
     names = [ALONE, *scope.layouts]
@@ -116,13 +116,10 @@ def certify(scope: Scope, folder: Path) -> dict[str, Any]:
         for name, case, precision in product(scope.layouts, scope.cases, scope.precisions)
     ]
     results: dict[str, Any] = {
-        "settings": asdict(scope.settings),
-        "cases": {case: asdict(CASES[case]) for case in scope.cases},
-        "targets": TARGETS,
-        "rows": rows,
+        **given, "targets": TARGETS, "rows": rows,
         "missed": [sentence for row in rows if (sentence := _missed(row)) is not None],
         "made": _made(),
-    }
+    }  # fmt: skip
     write_json(folder / "layouts.json", results)
     (folder / "layouts.md").write_text(layouts_page.page(results))
     (folder / "layouts.svg").write_text(layouts_page.picture(results))
@@ -146,8 +143,8 @@ def plot(results: dict[str, Any]) -> str:
     return themed(layouts_page.picture(results))
 
 
-def _begin(scope: Scope, folder: Path) -> None:
-    """The folder with what the processes read. Runs of other settings are no longer of use."""
+def _begin(scope: Scope, folder: Path) -> dict[str, Any]:
+    """Make the folder with what the processes read, and return settings and cases. Runs of other ones are no longer of use."""
     layouts = {name: Parallel(**LAYOUTS.get(name, {})).model_dump() for name in (ALONE, *LAYOUTS)}
     given = {"settings": asdict(scope.settings), "cases": {case: asdict(CASES[case]) for case in scope.cases}}
     path = folder / "settings.json"
@@ -155,6 +152,7 @@ def _begin(scope: Scope, folder: Path) -> None:
         shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, {**given, "layouts": layouts})
+    return given
 
 
 def _place(folder: Path, name: str, one: str) -> Path:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model
-from bessemer.studies.base import loss_chart
+from bessemer.studies.base import BASE, LENGTH, loss_chart
 from bessemer.studies.text import study_recipe
 from bessemer.terminal import text_table
 from bessemer.tokens.loader import Batch
@@ -34,12 +34,11 @@ expected = (
     "(Micikevicius et al. 2018, section 3.2)."
 )
 BATCH_TOKENS = 524_288  # a global batch of 0.5M tokens, as GPT-3's smallest models had (Brown et al. 2020, table 2.1)
-SEQUENCES, LENGTH, STEPS = 8, 64, 50
+SEQUENCES, STEPS = 8, 50
 SHARE = SEQUENCES * LENGTH / BATCH_TOKENS
 RECIPE = {
-    "tokens.sequence_length": LENGTH, "model.layers": 2, "model.width": 64, "model.heads": 2, "model.mlp_width": 128,
-    "train.device": "cpu", "train.precision": "fp32", "train.compile": "off", "train.steps": STEPS,
-    "train.global_batch_tokens": SEQUENCES * LENGTH, "train.micro_batch": SEQUENCES, "train.optimizer.learning_rate": 0.01,
+    **BASE, "model.mlp_width": 128, "train.steps": STEPS, "train.global_batch_tokens": SEQUENCES * LENGTH,
+    "train.micro_batch": SEQUENCES, "train.optimizer.learning_rate": 0.01,
 }  # fmt: skip
 
 
