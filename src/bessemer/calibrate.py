@@ -52,14 +52,15 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     processes = torch.cuda.device_count() if chosen.is_cuda else min(os.cpu_count() or 1, 2)
     bandwidth = memory_bandwidth(chosen.torch_device)
     link = all_reduce_bandwidth(chosen.torch_device.type, processes) or bandwidth
-    half = next(iter(measured))
+    half, place = next(iter(measured)), chosen.torch_device
+    memory = torch.cuda.get_device_properties(place).total_memory if chosen.is_cuda else total_memory()
     peak = dict(known.flops) if known else measured
     reads = ", ".join(f"{verb} {size(disk[verb])}/s" for verb in disk)
     return {
         "name": known.name if known else _name(chosen.name),
         "flops": {name: round(value / 1e12, 4) for name, value in peak.items()},
         "matmul": min(round(measured[half] / peak[half], 3), 1.0),
-        "memory": round(_memory_bytes(chosen.torch_device) / 1e9, 2),
+        "memory": round(memory / 1e9, 2),
         "bandwidth": round(bandwidth / 1e9, 2),
         "intra_bandwidth": round(link / 1e9, 3),
         "inter_bandwidth": round((known.inter_bandwidth if known else link) / 1e9, 3),
@@ -93,10 +94,6 @@ def _timed(work: Callable[[], object], kind: str) -> float:
     if kind == "cuda":
         torch.cuda.synchronize()
     return perf_counter() - began
-
-
-def _memory_bytes(place: Any) -> int:
-    return torch.cuda.get_device_properties(place).total_memory if place.type == "cuda" else total_memory()
 
 
 def _name(device: str) -> str:

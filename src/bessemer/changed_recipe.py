@@ -61,10 +61,12 @@ def stored_recipe(run: RunFolder) -> Recipe | None:
             with suppress(BessemerError):  # a damaged one is reported when it is read
                 if (text := load_manifest(manifest).facts.get("recipe_toml")) is not None:
                     trained = parse(text, f"recipe of {manifest}")
-                    place = (
-                        None if stored is None else {"name": stored.run.name, "dir": stored.run.dir}
-                    )  # it may have been moved
-                    return trained if place is None else trained.changed(run=place)
+                    # It may have been moved.
+                    return (
+                        trained
+                        if stored is None
+                        else trained.changed(run=stored.run.model_dump(include={"name", "dir"}))
+                    )
         return stored
     except InputError as error:
         raise InputError(f"{error}; put the run's recipe back, or start over with --restart") from None
@@ -82,8 +84,9 @@ def require_unedited(run: RunFolder) -> None:
     stored = stored_recipe(run)
     lines = [] if stored is None else differences(stored, load(run.recipe))
     if changed := [line for line in lines if not line.startswith((*HARMLESS, *HORIZON))]:
-        shown = f"{'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}"
-        raise InputError(f"{run.recipe}: was changed since the run was trained ({shown}); put it back as it was")
+        raise InputError(
+            f"{run.recipe}: was changed since the run was trained ({_some(changed)}); put it back as it was"
+        )
 
 
 def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) -> None:
@@ -103,6 +106,10 @@ def set_aside_other_attempt(stored: Recipe, resolved: Recipe, run: RunFolder) ->
 def given_keys(recipe: Recipe) -> list[str]:
     """Of the keys of training that are derived where they are left out, those that a recipe, not yet resolved, gives."""
     return [key for key, value in GIVEN.items() if value(recipe.train) is not None]
+
+
+def _some(lines: list[str]) -> str:
+    return f"{'; '.join(lines[:4])}{'; ...' if len(lines) > 4 else ''}"
 
 
 def changes(stored: Recipe, requested: Recipe, has_micro_batch: bool) -> list[str]:
@@ -131,7 +138,7 @@ def refuse_other_recipe(
         )
     if changed and not accept:
         raise InputError(
-            f"{run.path}: holds a run of another recipe ({'; '.join(changed[:4])}{'; ...' if len(changed) > 4 else ''}). "
+            f"{run.path}: holds a run of another recipe ({_some(changed)}). "
             "Give the new run a name of its own with --set run.name=NAME, go on under the changed recipe with "
             "--accept-changes, or start over with --restart"
         )

@@ -70,10 +70,7 @@ class TaskScore:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the rows."""
-        return {
-            "name": self.name, "kind": self.kind, "items": self.items, "few_shot": self.few_shot, "scores": self.scores,
-            "seconds": self.seconds, "cut": self.cut,
-        }  # fmt: skip
+        return {name: value for name, value in vars(self).items() if name != "rows"}
 
 
 def main_score(task: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,25 +87,6 @@ class SampleRows(NamedTuple):
     targets: npt.NDArray[Any]
     starts: Bools | None = None
     real_lengths: Ints | None = None
-
-
-class SampleSource(Protocol):
-    """The samples of one source and split, by number. num_tokens: what they hold, without padding; a labelled text is one."""
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def rows(self, numbers: Ints) -> SampleRows: ...
-
-    def documents(self, number: int) -> list[str]:
-        """Identities of the documents in a sample."""
-        ...
-
-    def holding(self, start: int, end: int) -> Ints:
-        """Samples that contain any of the tokens [start, end) of the split's stream, which are one document."""
-        ...
 
 
 class ConcatenatedSplit:
@@ -241,6 +222,12 @@ class LabelledTexts:
         return np.searchsorted(self.starts, [start])
 
 
+SampleSource = ConcatenatedSplit | PackedSplit | LabelledTexts
+"""The samples of one source and split, by number: their rows; the identities of the documents in one (`documents`); and those
+that contain any of the tokens [start, end) of the stream, which are one document (`holding`). num_tokens: what they hold,
+without padding; a labelled text is one."""
+
+
 class Loader:
     """Reads the samples of a run in the run's order. sources: in the mixture's order; transforms: applied to each batch in turn.
 
@@ -287,9 +274,7 @@ class Loader:
         ]
 
 
-def samples_of(
-    recipe: Recipe, store: TokenStore, name: str, split: str
-) -> ConcatenatedSplit | PackedSplit | LabelledTexts:
+def samples_of(recipe: Recipe, store: TokenStore, name: str, split: str) -> SampleSource:
     """The samples of one source and split that a recipe trains on or scores; split: "train" or "heldout"."""
     stored, length = store.split(name, split), recipe.tokens.sequence_length
     if recipe.train.objective == "classify":

@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from heapq import heappop, heappush
 from math import ceil, lcm
+from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +172,10 @@ class Mixture:
     def drawn(self, count: int) -> tuple[int, ...]:
         """How many of the first `count` slots each source has: counted from the order itself."""
         return counts_at(self.phases[: self.phase_at(max(count, 1) - 1) + 1], count)
+
+    def epochs(self, count: int) -> dict[str, float]:
+        """How often the first `count` slots read each source."""
+        return dict(zip(self.names, map(truediv, self.drawn(count), self.sequences), strict=True))
 
 
 def counts_at(phases: Sequence[Phase], slot: int) -> tuple[int, ...]:

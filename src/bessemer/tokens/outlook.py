@@ -9,7 +9,7 @@ from bessemer.recipe import Recipe
 from bessemer.terminal import warn
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.packing import facts, is_packed_for
-from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING, repeated
+from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 from bessemer.tokens.pretrained import tokenizer_file
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -21,18 +21,17 @@ def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
     store = TokenStore.described(folder)
     if store is None or not store.sources or not set(store.sources) <= set(recipe.parts):
         return {}
-    names = store.sources
     if recipe.tokens.packing != "concatenate" and not is_packed_for(store, recipe):
         return {}
-    mixture, samples = loader_of(recipe, store).mixture, recipe.batches.before(recipe.train.steps or 0)
-    for name, turns in repeated(mixture, samples).items() if recipe.train.max_epochs is None else ():
-        warn(
-            f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "
-            "and less (Muennighoff et al. 2023): give it less weight or a max_epochs, add text, or train for fewer steps"
-        )
-    drawn = zip(names, mixture.drawn(samples), mixture.sequences, strict=True)
+    epochs = loader_of(recipe, store).mixture.epochs(recipe.batches.before(recipe.train.steps or 0))
+    for name, turns in epochs.items() if recipe.train.max_epochs is None else ():
+        if turns > REPEATS_WORTH_A_WARNING:
+            warn(
+                f"source {name!r} will be read {turns:.1f} times; after {REPEATS_WORTH_A_WARNING} times repeated text helps less "
+                "and less (Muennighoff et al. 2023): give it less weight or a max_epochs, add text, or train for fewer steps"
+            )
     packing = {} if recipe.train.objective == "classify" else {"packing": facts(store, recipe)}
-    return {**packing, "epochs": {name: count / available for name, count, available in drawn}}
+    return {**packing, "epochs": epochs}
 
 
 def vocabulary(recipe: Recipe, folder: Path) -> int:

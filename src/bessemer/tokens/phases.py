@@ -117,13 +117,6 @@ def average_shares(recipe: Recipe, num_bytes: Mapping[str, int]) -> dict[str, fl
     return {name: float(sum(map(mul, lengths, column))) for name, column in zip(num_bytes, columns, strict=True)}
 
 
-def repeated(mixture: Mixture, samples: int) -> dict[str, float]:
-    """The sources that a run of so many samples reads more than four times, and how often."""
-    drawn = zip(mixture.names, mixture.drawn(samples), mixture.sequences, strict=True)
-    epochs = {name: count / available for name, count, available in drawn}
-    return {name: turns for name, turns in epochs.items() if turns > REPEATS_WORTH_A_WARNING}
-
-
 def _num_samples(recipe: Recipe) -> int:
     steps = recipe.train.steps
     if steps is None or recipe.train.global_batch_tokens is None or recipe.train.micro_batch is None:
