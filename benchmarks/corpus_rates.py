@@ -34,7 +34,7 @@ from readers import pack
 from bessemer.cli import run_command
 from bessemer.corpus import clean, partition, publish, warc, whole
 from bessemer.corpus.dedup.verdicts import ParquetPart
-from bessemer.corpus.rules import apply
+from bessemer.corpus.rules.apply import apply
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook
 from bessemer.tokens.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from bessemer.corpus.rules import apply
+from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.edits import CITATION, edit_c4
 from bessemer.corpus.rules.table import Finding, check
 from bessemer.corpus.text import words

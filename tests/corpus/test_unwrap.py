@@ -10,7 +10,7 @@ import pytest
 from corpus_samples import prose
 
 from bessemer.corpus.extract import description, normalise, topics
-from bessemer.corpus.rules import apply
+from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.unwrap import unwrapped
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, FineWeb

@@ -16,7 +16,8 @@ from bessemer.corpus.conversation import contents, with_contents
 from bessemer.corpus.document import Record
 from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise
-from bessemer.corpus.rules import apply, judge_url
+from bessemer.corpus.rules.apply import apply
+from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.unwrap import unwrapped
 from bessemer.corpus.webpage import EXTRACTION
 from bessemer.errors import BessemerError

@@ -7,10 +7,8 @@ import hashlib
 import re
 import unicodedata
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 # longest run of combining marks in text (Unicode Annex 15, Stream-Safe Text Format); normalisation sorts such a run in
 # quadratic time
@@ -87,15 +85,11 @@ def topics(code: str) -> dict[str, str]:
 
 def code_points(text: str) -> np.ndarray:
     """The characters of a text as numbers (uint32). A lone surrogate stays what it is."""
-    import numpy as np
-
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def longest_combining_run(text: str) -> int:
     """Longest run of combining marks; a lower bound above a few thousand."""
-    import numpy as np
-
     longest = 0
     for start in range(0, len(text), LOOKED_AT):
         # A run at the seam of two parts is whole in the second, up to OVERLAP marks.
@@ -112,8 +106,6 @@ def longest_combining_run(text: str) -> int:
 @cache
 def _combining() -> np.ndarray:
     """Whether each code point is a combining mark."""
-    import numpy as np
-
     marks = np.zeros(0x110000, dtype=bool)
     for plane in ASSIGNED:
         classes = map(unicodedata.combining, map(chr, plane))

@@ -8,15 +8,12 @@ from __future__ import annotations
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from bessemer.corpus.fasttext_model import load_model
 from bessemer.corpus.rules.table import against
 from bessemer.errors import InputError
+from bessemer.recipe import Language as Settings
 from bessemer.recipe.corpus import language_part
-
-if TYPE_CHECKING:
-    from bessemer.recipe import Language as Settings
 
 LABEL = "__label__"
 
@@ -120,3 +117,20 @@ def _predict(text: str, model: str | None) -> tuple[str, float]:
 def _model(model: str | None) -> Any:
     """fastText's own object below its Python interface."""
     return load_model(str(model_path(model)), "corpus.language.model").f
+
+
+@cache
+def load_model(path: str, key: str) -> Any:
+    """Open a .bin or .ftz file (only trusted ones: it is parsed in C++), once in a process. Raises InputError."""
+    try:
+        import fasttext
+    except ImportError:
+        raise InputError(
+            f"{key}: the package fasttext-predict is not installed; pip install 'bessemer[corpus]'"
+        ) from None
+    if not Path(path).is_file():
+        raise InputError(f"{key}: {path}: no such file; name a fastText .bin or .ftz file")
+    try:
+        return fasttext.load_model(path)
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        raise InputError(f"{key}: {path}: not a fastText model: {error}") from None

@@ -46,7 +46,7 @@ class HashFiles(CorpusTask):
     files: tuple[File, ...]
 
     is_durable = False
-    inputs = "contents"
+    inputs = "contents 2"
 
     @property
     def folder(self) -> Path:

@@ -139,7 +139,13 @@ def _build(
     with _timed(seconds, "put_together"), publishing(run, inputs, corpus.publish) as (staged, place):
         written = assemble(tasks, sorted(funnels), place)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
-        statistics = {"version": VERSION, "sources": sources, "totals": total, **whole.statistics()}
+        duplicates = whole.duplicates["statistics"]
+        statistics = {
+            "version": VERSION,
+            "sources": sources,
+            "totals": total,
+            "duplicates": duplicates | duplicates["removed"],
+        }
         if repeats:
             statistics["repeats"] = repeats
         if corpus.contamination.sets:

@@ -8,13 +8,11 @@ wrapped and their links made plain first, unless links make up most of them.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bessemer.corpus.extract import NotText
 from bessemer.errors import InputError
-
-if TYPE_CHECKING:
-    from bessemer.recipe import Extract
+from bessemer.recipe import Extract
 
 # Longest page. Common Crawl cuts pages at 5 MiB; libxml2, which trafilatura parses with, gives up on 10 MB of text.
 MAX_HTML_BYTES = 8 << 20

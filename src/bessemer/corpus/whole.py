@@ -133,11 +133,6 @@ class GlobalStepReceipts:
         found = {"exact_duplicate": removed["exact"], "near_duplicate": removed["near"]}
         return found if self.quality is None else found | {"low_quality": self.quality["rejected"]}
 
-    def statistics(self) -> dict[str, Any]:
-        """For statistics.json."""
-        duplicates = self.duplicates["statistics"]
-        return {"duplicates": duplicates | duplicates["removed"]}
-
 
 def run_global_steps(
     corpus: Corpus, work: Path, buckets: Sequence[Bucket], inputs: str, expected: int, timed: Clock

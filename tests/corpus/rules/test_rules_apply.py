@@ -9,7 +9,8 @@ import pytest
 
 from bessemer.corpus.document import REASONS
 from bessemer.corpus.extract import NotText, normalise
-from bessemer.corpus.rules import RULE_REASONS, apply, judge
+from bessemer.corpus.rules.apply import apply, judge
+from bessemer.corpus.rules.table import RULE_REASONS
 from bessemer.recipe import Rules
 from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, Nemo, RefinedWeb, Textbook
 from tests.costs import no_quadratic_pass

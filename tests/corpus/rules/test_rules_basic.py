@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.rules import alphanumeric_share, judge
+from bessemer.corpus.rules.apply import alphanumeric_share, judge
 from bessemer.corpus.rules.table import against
 from bessemer.recipe import Rules
 from tests.corpus.language_samples import DECLARATION

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bessemer.corpus.rules import judge_url
 from bessemer.corpus.rules.edits import edit_refinedweb
+from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.text.statistics import Statistics
 from bessemer.errors import InputError
 from bessemer.recipe.rules import RefinedWeb

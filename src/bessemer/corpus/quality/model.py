@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from bessemer.corpus.fasttext_model import load_model
+from bessemer.corpus.language import load_model
 from bessemer.corpus.quality.features import STATISTICS, extract, prefix, standardised
 from bessemer.corpus.quality.scores import Vector
 from bessemer.errors import InputError

@@ -7,16 +7,16 @@ fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from bessemer.corpus.extract import code_points
 from bessemer.corpus.rules.lists import judge_flagged
 from bessemer.corpus.rules.table import Finding, RulesVerdict, against, check
+from bessemer.corpus.text.characters import ALPHANUMERIC, SPACE, python_table
 from bessemer.errors import InputError
 from bessemer.recipe import Rules
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # sets that need the compiled statistics, in their order
 COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
@@ -127,7 +127,6 @@ def alphanumeric_share(text: str) -> float:
         others = len(raw.translate(None, ASCII_ALPHANUMERIC))
         visible = len(raw.translate(None, ASCII_SPACE))
         return (len(raw) - others) / max(visible, 1)
-    import numpy as np
 
     codes = code_points(text)
     _, alphanumeric, space = np.bincount(_classes()[codes], minlength=3)
@@ -137,9 +136,5 @@ def alphanumeric_share(text: str) -> float:
 @cache
 def _classes() -> np.ndarray:
     """Class of every code point: 1 letter or digit, 2 white space, 0 anything else."""
-    import numpy as np
-
-    from bessemer.corpus.text.characters import ALPHANUMERIC, SPACE, python_table
-
     bits = python_table()
     return (bits & ALPHANUMERIC > 0) + 2 * (bits & SPACE > 0).astype(np.uint8)

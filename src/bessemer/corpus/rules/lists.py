@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bessemer.corpus.fasttext_model import load_model
+from bessemer.corpus.language import load_model
 from bessemer.corpus.rules.table import Finding, against
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged, RefinedWeb
