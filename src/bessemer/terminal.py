@@ -229,14 +229,16 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], align: str 
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """A template that lies beside the code, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
+    """A template among the source files, filled in; escaped where it is of SVG. Raises BessemerError without jinja2."""
     try:
-        from jinja2 import Environment
+        from jinja2 import Environment, StrictUndefined
     except ImportError:
         raise BessemerError(f"{template.stem} needs jinja2; install it with: pip install 'bessemer[report]'") from None
 
     is_svg = template.name.endswith(".svg.jinja")
-    environment = Environment(autoescape=is_svg, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=is_svg, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
     return environment.from_string(template.read_text(encoding="utf-8")).render(**values)
 
 
