@@ -322,7 +322,7 @@ def bloom(cases: list[dict[str, Any]]) -> Iterator[Case]:
         job = Job(
             model,
             layout,
-            cluster(device, layout.devices, JEAN_ZAY / PHYSICS.inter),
+            cluster(device, layout.world, JEAN_ZAY / PHYSICS.inter),
             global_batch,
             "bf16",
             frameworks.find("megatron-deepspeed"),
@@ -352,7 +352,7 @@ def b200(cases: list[dict[str, Any]]) -> Iterator[Case]:
         )  # fmt: skip
         batch = inputs["micro_batch_count"] * inputs["micro_batch"] * inputs["dp"]
         job = Job(
-            llama3(size[1], inputs["seq"], inputs["layers"]), layout, cluster(device, layout.devices), batch,
+            llama3(size[1], inputs["seq"], inputs["layers"]), layout, cluster(device, layout.world), batch,
             inputs.get("precision", "bf16"), frameworks.find("megatron-core-sync"),
         )  # fmt: skip
         yield Case(case["case"], "B200", job, seen["iter_ms"] / 1e3, seen["alloc_gib"] * GIB, case)

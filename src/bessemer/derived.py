@@ -65,7 +65,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
     if show and choices:
         _show(recipe, basis, choices, is_raw=not corpus)
     if record and choices and (corpus or not recipe.corpus.sources):
-        facts = {"corpus": corpus, "basis": basis.to_dict(), "choices": [asdict(choice) for choice in choices]}
+        facts = {"corpus": corpus, "basis": asdict(basis), "choices": [asdict(choice) for choice in choices]}
         if facts != old:
             write_json(run.derived, facts)
             _show(recipe, basis, choices, is_raw=False)

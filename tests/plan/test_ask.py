@@ -48,7 +48,7 @@ def test_without_a_layout_the_planner_chooses() -> None:
     asked = ask.alone({"params": "7B", "gpus": "64xA100", "seq": "2048"})
     assert asked.recipe.parallel.auto
     out = outcome.of(goal(asked))
-    assert out.job.layout.devices == 64 and out.verdict.fits and out.found is not None
+    assert out.job.layout.world == 64 and out.verdict.fits and out.found is not None
     assert out.job is out.found.preferred[0].job
 
 

@@ -69,7 +69,7 @@ def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
     seconds = [one.step.seconds for one in found.ranked]
     assert seconds == sorted(seconds) and len(found.ranked) > 20
     for one in found.ranked:
-        assert one.job.layout.devices == 32 and fits(one.job, one.memory).fits
+        assert one.job.layout.world == 32 and fits(one.job, one.memory).fits
         assert one.job.batch % (one.job.layout.data * one.job.layout.micro_batch) == 0
     for miss in found.rejected:
         assert miss.missing > 0 and miss.reasons
@@ -104,7 +104,7 @@ def test_the_plan_refuses_what_training_refuses(changes: dict[str, int]) -> None
             split = Layout(
                 tensor=tensor, context=context, pipeline=pipeline, virtual=virtual, schedule=schedule,  # type: ignore[arg-type]
             )  # fmt: skip
-            asked = replace(job(split.devices, batch, **sizes), layout=split)
+            asked = replace(job(split.world, batch, **sizes), layout=split)
             assert (refuse(asked) is None) == trains(asked), split
             answers.add(trains(asked))
     assert answers == {True, False}

@@ -51,7 +51,7 @@ def test_loading() -> None:
     assert (
         found.rate == 2e6 and found.per_reader == 2.5e5 and found.bytes == 2e12 and found.share == 0.2 and found.enough
     )
-    wide = loading(5e5, 128_256, storage=1e6)
+    wide = loading(5e5, 128_256, tokens=1e9, readers=1, storage=1e6)
     assert wide.rate == 2e6 and wide.enough is False
-    assert loading(1.0, 65_536).rate == 2.0 and loading(1.0, 65_537).rate == 4.0
-    assert loading(1.0, 65_537).share is None
+    narrow, wider = (loading(1.0, ids, tokens=1.0, readers=1, storage=1.0).rate for ids in (65_536, 65_537))
+    assert (narrow, wider) == (2.0, 4.0)

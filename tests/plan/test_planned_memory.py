@@ -38,9 +38,7 @@ def job(
     layout: Layout, framework: str | Framework = "megatron-core", config: ModelConfig | None = None, **changes: Any
 ) -> Job:
     device = devices.find("H100 SXM")
-    cluster = ClusterSpec(
-        device, layout.devices, min(8, layout.devices), device.intra_bandwidth, device.inter_bandwidth
-    )
+    cluster = ClusterSpec(device, layout.world, min(8, layout.world), device.intra_bandwidth, device.inter_bandwidth)
     framework = frameworks.find(framework) if isinstance(framework, str) else framework
     settings = {"batch": 8 * layout.data * layout.micro_batch, "precision": "bf16", **changes}
     return Job(config or model(), layout, cluster, framework=framework, **settings)

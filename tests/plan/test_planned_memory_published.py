@@ -52,7 +52,7 @@ BUBBLE = [
 def peak(model: ModelConfig, layout: Layout, framework: Framework, micro_batches: int) -> float:
     """GiB that the allocator takes."""
     device = devices.find("H100 SXM")
-    cluster = ClusterSpec(device, layout.devices, 8, device.intra_bandwidth, device.inter_bandwidth)
+    cluster = ClusterSpec(device, layout.world, 8, device.intra_bandwidth, device.inter_bandwidth)
     batch = layout.data * layout.micro_batch * micro_batches
     return memory(Job(model, layout, cluster, batch, "bf16", framework)).reserved / GIB
 

@@ -36,7 +36,7 @@ def job(
 ) -> Job:
     split = Layout(**layout)
     return Job(
-        model, split, ClusterSpec.of(devices.find(device), split.devices), batch, "bf16", frameworks.find(framework)
+        model, split, ClusterSpec.of(devices.find(device), split.world), batch, "bf16", frameworks.find(framework)
     )
 
 
@@ -248,9 +248,9 @@ def test_sc21s_table_is_met_within_ten_percent(
         replicate=d, tensor=t, pipeline=p, virtual=v, schedule="interleaved" if v > 1 else "1f1b", micro_batch=micro, zero=0,
         recompute="full", sequence_parallel=False,
     )  # fmt: skip
-    cluster = ClusterSpec.of(devices.find("A100"), layout.devices)
+    cluster = ClusterSpec.of(devices.find("A100"), layout.world)
     taken = step(Job(model, layout, cluster, batch, "fp16", frameworks.find("megatron-lm-2021"))).seconds
-    assert taken == pytest.approx(flops / (tflops * 1e12 * layout.devices), rel=0.10)
+    assert taken == pytest.approx(flops / (tflops * 1e12 * layout.world), rel=0.10)
 
 
 # torchtitan's benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3: Llama 3.1 8B, tokens/s for each GPU.

@@ -25,7 +25,7 @@ def job(precision: Any = "bf16", changes: dict[str, Any] | None = None, micro_ba
     layout = {"tensor": 8, "recompute": "none", "zero": 0, **layout}
     wanted = Layout(micro_batch=micro_batch, **layout)
     framework = replace(frameworks.find("torchtitan"), **(changes or {}))
-    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.devices), micro_batch * wanted.data, precision, framework)
+    return Job(LLAMA, wanted, ClusterSpec.of(H100, wanted.world), micro_batch * wanted.data, precision, framework)
 
 
 def pair() -> float:

@@ -66,15 +66,11 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
     if args.mixture:
         if args.design is not None or args.ratio is not None or args.seeds is not None:
             raise InputError("ladder: --mixture has proxies of one size; leave out --design, --ratio and --seeds")
-        result = mixture.mixture(
-            session, mixture.MixtureOptions(target=args.target or mixture.MEAN, verify=args.verify, **shared)
-        )
+        result = mixture.mixture(session, target=args.target or mixture.MEAN, verify=args.verify, **shared)
     elif args.target is not None or args.verify:
         raise InputError("ladder: --target and --verify belong to --mixture; add it, or leave them out")
     else:
-        design = args.design or command.LadderOptions.design
-        seeds = command.LadderOptions.seeds if args.seeds is None else args.seeds
-        result = command.ladder(session, command.LadderOptions(design=design, ratio=args.ratio, seeds=seeds, **shared))
+        result = command.ladder(session, design=args.design, ratio=args.ratio, seeds=args.seeds, **shared)
     if not args.json:
         print(page.table(result))
         say(page.ending(result))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bessemer.ladder.design import (
     RATE_RULES,
     RUNGS,
     SEEDS,
+    Budget,
     Design,
     Rung,
     parse_budget,
@@ -33,45 +34,36 @@ from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
 COUNTED = "those of the matmuls: blocks and output matrix, without the input embedding"
 
 
-@dataclass(frozen=True)
-class LadderOptions:
-    """The options of the command. folder: None for ladder/ in the run folder; rungs, ratio: None for the design's own."""
-
-    design: Design = "ratio"
-    rungs: int | None = None
-    budget: str | None = None
-    ratio: float | None = None
-    seeds: int = SEEDS
-    folder: Path | None = None
-    restart: bool = False
-
-
-def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
+def ladder(
+    session: Session, *, design: Design | None = None, rungs: int | None = None, budget: str | None = None,
+    ratio: float | None = None, seeds: int | None = None, folder: Path | None = None, restart: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Train the ladder of a recipe, fit its law, predict the recipe's run. Writes ladder.json and ladder.html.
 
+    design: ratio where it is None; rungs, ratio, seeds: None for the design's own; folder: None for ladder/ in the run folder.
     Goes on where it was stopped: finished rungs are kept, the one in hand resumes. Raises InputError for options that make no
     ladder, Stopped on a signal.
     """
-    design = options.design
-    parse_budget(options.budget)
-    refuse_few(design, RUNGS[design] if options.rungs is None else options.rungs)
-    if options.ratio is not None and (design != "ratio" or not options.ratio > 0):
-        raise InputError(f"--ratio {options.ratio:g}: tokens a parameter, above 0, of a ladder of --design ratio")
-    if options.seeds < 1:
+    design, allowed = design or "ratio", parse_budget(budget)
+    count, seeds = RUNGS[design] if rungs is None else rungs, SEEDS if seeds is None else seeds
+    refuse_few(design, count)
+    if ratio is not None and (design != "ratio" or not ratio > 0):
+        raise InputError(f"--ratio {ratio:g}: tokens a parameter, above 0, of a ladder of --design ratio")
+    if seeds < 1:
         raise InputError(
-            f"--seeds {options.seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
+            f"--seeds {seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
         )
-    folder = options.folder or session.run.path / "ladder"
-    with runs.opened(session, folder, options.restart) as ground:
-        ratio = options.ratio or ground.planned.ratio
-        rungs, earlier, rates = _design(ground, design, options, ratio)
-        seconds = sum(map(runs.seconds_by(ground, rates), rungs))
-        _announce(ground, design, rungs, seconds)
-        recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*rungs, *earlier]}
-        scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in rungs], ground.run.tokens)
+    folder = folder or session.run.path / "ladder"
+    with runs.opened(session, folder, restart) as ground:
+        ratio = ratio or ground.planned.ratio
+        made, earlier, rates = _design(ground, design, count, allowed, ratio, seeds)
+        seconds = sum(map(runs.seconds_by(ground, rates), made))
+        _announce(ground, design, made, seconds)
+        recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*made, *earlier]}
+        scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground.run.tokens)
         before = {rung.name: runs.score(RunFolder(recipes[rung.name].run.folder), rung.steps) for rung in earlier}
         scores |= {name: done for name, done in before.items() if done is not None}
-        found = result(ground, design, ratio, [rung for rung in [*rungs, *earlier] if rung.name in scores], scores)
+        found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)
         found |= {"folder": str(folder), "predicted_seconds": seconds}
         write_json(folder / "ladder.json", found)
         found["page"] = str(page.write(folder / "ladder.html", found))
@@ -79,17 +71,16 @@ def ladder(session: Session, options: LadderOptions) -> dict[str, Any]:
 
 
 def _design(
-    ground: Ground, design: Design, options: LadderOptions, ratio: float
+    ground: Ground, design: Design, count: int, budget: Budget, ratio: float, seeds: int
 ) -> tuple[list[Rung], list[Rung], list[tuple[int, float]]]:
     """The rungs, finished ones of earlier designs of this folder, and the rates they were chosen by: as kept, or worked out."""
-    budget, count = parse_budget(options.budget), RUNGS[design] if options.rungs is None else options.rungs
     protocol = ground.protocol(design, ratio if design == "ratio" else None)
-    key = digest(protocol, count, str(budget), options.seeds)
+    key = digest(protocol, count, str(budget), seeds)
     kept = runs.kept_design(ground.folder, key, protocol)
     if kept is None:
         rates = runs.timing(ground)
         seconds = runs.seconds_by(ground, rates)
-        made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds, options.seeds)
+        made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds, seeds)
         kept = runs.keep_design(ground.folder, key, protocol, [rung.to_dict() for rung in made], rates=rates)
     recipe = ground.planned.recipe
     rungs, earlier = ([Rung.of(row, recipe) for row in kept[key]] for key in ("rungs", "earlier"))

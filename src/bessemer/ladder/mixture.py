@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +28,29 @@ DRAWS = 400
 FEWEST_PER_PARAMETER = 5.0  # tokens, of a proxy: with fewer it has not begun to tell sources apart
 
 
-@dataclass(frozen=True)
-class MixtureOptions:
-    """target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on what is
-    proposed; folder: None for mixture/ in the run folder."""
-
-    target: str = MEAN
-    rungs: int | None = None
-    budget: str | None = None
-    verify: bool = False
-    folder: Path | None = None
-    restart: bool = False
-
-
-def mixture(session: Session, options: MixtureOptions) -> dict[str, Any]:
+def mixture(
+    session: Session, *, target: str = MEAN, rungs: int | None = None, budget: str | None = None, verify: bool = False,
+    folder: Path | None = None, restart: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and mixture.html.
 
+    target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on what is proposed;
+    folder: None for mixture/ in the run folder.
     Goes on where it was stopped. Raises InputError for a recipe of one source, an unknown target, too few runs.
     """
-    budget, names = parse_budget(options.budget), list(session.recipe.source_weights)
+    allowed, names = parse_budget(budget), list(session.recipe.source_weights)
     if len(names) < 2:
         raise InputError(
             f"ladder --mixture: the recipe has {f'one source ({names[0]})' if names else 'no source'}; "
             "shares need two or more in [[corpus.sources]] or [[tokens.sources]]"
         )
-    count, fewest = options.rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
+    count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
-    folder = options.folder or session.run.path / "mixture"
-    with runs.opened(session, folder, options.restart) as ground:
-        targets = _targets(options.target, ground)
-        proxy, points = _design(ground, names, count, budget)
+    folder = folder or session.run.path / "mixture"
+    with runs.opened(session, folder, restart) as ground:
+        targets = _targets(target, ground)
+        proxy, points = _design(ground, names, count, allowed)
         say(
             f"{len(points)} proxies of {amount(proxy.size.parameters)} parameters on {amount(proxy.tokens)} tokens each, "
             f"on {len(names)} sources: {len(points) * proxy.flops / ground.planned.flops:.0%} of the planned compute"
@@ -67,7 +59,7 @@ def mixture(session: Session, options: MixtureOptions) -> dict[str, Any]:
         recipes = [(name, proxy_recipe(ground, proxy, name, names, point)) for name, point in made]
         scores = runs.train_all(recipes, ground.run.tokens)
         found = result(ground, names, targets, proxy, points, [scores[name] for name, _ in made])
-        if options.verify:
+        if verify:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
         found["folder"] = str(folder)
         write_json(folder / "mixture.json", found)

@@ -127,23 +127,17 @@ def step_bytes(
         label_smoothing=label_smoothing, recomputed_total=recomputed_total,
     )  # fmt: skip
     reductions = micro_batches if groups > 1 and layout.effective_zero > 1 else 1
-    replicated_bytes = (
-        replicated * (element_bytes.gathered if groups > 1 else element_bytes.gradient) * groups * reductions
-    )
+    each = element_bytes.gathered if groups > 1 else element_bytes.gradient
+    replicated_bytes = replicated * each * groups * reductions
     tensor_peers = layout.tensor - 1
     # Pipeline: hidden states of all pipelines' tokens, and the tied matrix's gradient in each pipeline.
     hidden, tied = pipeline_bytes(config, layout, tokens, element_bytes.activation, element_bytes.gradient)
     # Context: keys and values of all groups' tokens; their gradients in the backward pass.
     keys = 2 * config.kv_heads * config.head_dim * tokens * element_bytes.activation * (layout.context - 1)
     data = _data_bytes(config, layout, micro_batches, element_bytes)
-    sent = {
-        "all_gather": data["all_gather"]
-        + tensor_peers * tensor["all_gather"]
-        + (config.layers + recomputed_total) * keys,
-        "reduce_scatter": data["reduce_scatter"] + tensor_peers * tensor["reduce_scatter"] + config.layers * keys,
-        "all_reduce": data["all_reduce"]
-        + 2 * tensor_peers * (tensor["all_reduce"] + replicated_bytes)
-        + 2 * tied * groups / layout.state_shards,
-        "send": hidden,
-    }
+    gathered = data["all_gather"] + tensor_peers * tensor["all_gather"] + (config.layers + recomputed_total) * keys
+    scattered = data["reduce_scatter"] + tensor_peers * tensor["reduce_scatter"] + config.layers * keys
+    reduced = data["all_reduce"] + 2 * tensor_peers * (tensor["all_reduce"] + replicated_bytes)
+    reduced += 2 * tied * groups / layout.state_shards
+    sent = {"all_gather": gathered, "reduce_scatter": scattered, "all_reduce": reduced, "send": hidden}
     return {kind: round(value) for kind, value in sent.items() if value}

@@ -62,13 +62,8 @@ class DeviceSpec:
 
 REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
 KEYS = [each.name for each in fields(DeviceSpec)]
-FACTORS = {
-    "memory": 1e9,
-    "bandwidth": 1e9,
-    "intra_bandwidth": 1e9,
-    "inter_bandwidth": 1e9,
-    "watts": 1.0,
-}  # of keys of a file that are scaled
+# Of keys of a file that are scaled.
+FACTORS = {**dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth"), 1e9), "watts": 1.0}
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:

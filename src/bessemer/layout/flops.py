@@ -50,13 +50,8 @@ def tokens_seen(config: ModelConfig, layer: int) -> float:
 
 
 def recomputed_flops_per_token(
-    mode: str,
-    config: ModelConfig,
-    recomputed_total: int,
-    selective: Selective = "elementwise",
-    *,
-    stops_early: bool = True,
-) -> float:
+    mode: str, config: ModelConfig, recomputed_total: int, selective: Selective = "elementwise", *, stops_early: bool = True
+) -> float:  # fmt: skip
     """FLOPs that activation recompute adds to flops_per_token: the forward pass of so many blocks of the model
     (`pipeline_stages.recomputed_total`), counted from its first. In a pipeline each rank recomputes its own first ones, so
     where windows differ by layer this is approximate. mode: train.recompute.

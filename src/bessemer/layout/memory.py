@@ -319,16 +319,14 @@ def state_bytes(layout: Parallel, params: PartParameters, element_bytes: Element
     unsharded while a step lasts.
     """
     zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
-    weights, gradients = (
-        each * params.all // layout.state_shards for each in (element_bytes.master, element_bytes.gradient)
-    )
+    weights = element_bytes.master * params.all // layout.state_shards
+    gradients = element_bytes.gradient * params.all // layout.state_shards
     if not layout.uses_fsdp:
         return RankState(weights, 0, gradients, 0)
     two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
     unsharded_weights = bytes_gathered * (params.all if zero < 3 else params.root + two_blocks)
-    reduced = element_bytes.gradient * (
-        params.block if params.blocks else params.root
-    )  # the buffer of the block that is reduce-scattered
+    # The buffer of the block that is reduce-scattered.
+    reduced = element_bytes.gradient * (params.block if params.blocks else params.root)
     if zero == 1 and micro_batches > 1:
         # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
         # buffer is allocated.

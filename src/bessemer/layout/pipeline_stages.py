@@ -267,11 +267,8 @@ class PartParameters:
         """Of the fullest rank of a tensor group, or the mean over its ranks, which may differ in rows of the tables. Norms
         outside of blocks count with the head."""
         sharded = tensor_sharded_parameters(config)
-        table = (
-            config.vocabulary * config.width // tensor
-            if is_mean
-            else rank_rows(config.vocabulary, tensor) * config.width
-        )
+        fullest = rank_rows(config.vocabulary, tensor) * config.width
+        table = config.vocabulary * config.width // tensor if is_mean else fullest
         root = config.tables(rank.has_embedding, rank.has_head) * table
         if rank.has_embedding:
             positions = config.position_rows if config.positions == "learned" else 0

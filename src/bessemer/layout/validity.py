@@ -51,11 +51,10 @@ def require_tensor(config: ModelConfig, layout: Parallel, *, copies_keys: bool =
     key = indivisible_by_tensor(config, layout.tensor, layout.context, copies_keys=copies_keys)
     if key is not None:
         most = config.heads if copies_keys else config.kv_heads
-        sizes = [
-            n
-            for n in range(1, most + 1)
-            if indivisible_by_tensor(config, n, layout.context, copies_keys=copies_keys) is None
-        ]
+        keys = {
+            n: indivisible_by_tensor(config, n, layout.context, copies_keys=copies_keys) for n in range(1, most + 1)
+        }
+        sizes = [n for n, key in keys.items() if key is None]
         over = f" over parallel.context = {layout.context}" if "sequence" in key and layout.context > 1 else ""
         raise InputError(
             f"parallel.tensor: {key}{over} cannot be divided by {layout.tensor} processes; "

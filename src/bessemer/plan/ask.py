@@ -252,16 +252,16 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
     for. Raises InputError for unknown ones."""
     found: dict[str, str] = {}
     if model is not None and {"model", "params"} & set(asked):
-        found = {f"model.{key}": str(getattr(model, key)) for key in SIZES} | {
-            "tokens.sequence_length": str(model.sequence_length)
-        }
+        found = {f"model.{key}": str(getattr(model, key)) for key in SIZES}
+        found |= {"tokens.sequence_length": str(model.sequence_length)}
         found |= {"model.tie_embeddings": str(model.tie_embeddings).lower(), "model.family": '"llama"'}
     for name, text in asked.items():
         if name in PLAIN:
             key, kind = PLAIN[name]
             found[key] = str(READ[kind](text, name)) if kind in READ else f'"{text}"'
         elif name == "gpus":
-            found |= _gpus(text)
+            number_of, device = devices_of(text)
+            found |= {"cluster.devices": str(number_of)} | ({"cluster.device": f'"{device}"'} if device else {})
         elif name in OWN:
             continue
         elif name in keys():
@@ -314,11 +314,3 @@ _GPUS = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?)\s*(?:[x×*]\s*(\S.*))?"
 
 def _is_device(name: str) -> bool:
     return devices.match(name, devices.catalogue()) is not None
-
-
-def _gpus(text: str) -> dict[str, str]:
-    number_of, device = devices_of(text)
-    found = {"cluster.devices": str(number_of)}
-    if device:
-        found["cluster.device"] = f'"{device}"'
-    return found

@@ -14,6 +14,8 @@ from typing import Literal
 from bessemer.defaults import scaling_rules
 from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 
+BatchVerdict = Literal["small", "efficient", "near critical", "beyond critical"]
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -101,13 +103,8 @@ def trade(batch: float, tokens: float, critical: float, new_batch: float) -> Tra
     E = E_min (1 + B / B_crit) and S = E / B (McCandlish et al. 2018, section 2)."""
     fewest = tokens / (1 + batch / critical)
     needed = fewest * (1 + new_batch / critical)
-    return Trade(
-        batch=new_batch,
-        steps=needed / new_batch,
-        tokens=needed,
-        steps_ratio=(needed / new_batch) / (tokens / batch),
-        tokens_ratio=needed / tokens,
-    )
+    steps = needed / new_batch
+    return Trade(new_batch, steps, needed, steps_ratio=steps / (tokens / batch), tokens_ratio=needed / tokens)
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class BatchOutlook:
     critical: dict[str, Advice]
     learning_rates: dict[str, Advice]
     middle_critical: float
-    verdict: Literal["small", "efficient", "near critical", "beyond critical"]
+    verdict: BatchVerdict
     halved: Trade
     doubled: Trade
 
@@ -145,9 +142,7 @@ def batch_outlook(parameters: float, tokens: float, batch: float) -> BatchOutloo
     )
 
 
-def _verdict(
-    batch: float, middle: float, largest: float
-) -> Literal["small", "efficient", "near critical", "beyond critical"]:
+def _verdict(batch: float, middle: float, largest: float) -> BatchVerdict:
     if batch < middle / 10:
         return "small"
     if batch <= middle:

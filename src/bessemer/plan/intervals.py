@@ -88,9 +88,7 @@ def _state(is_measured: bool) -> Literal["measured", "unmeasured"]:
 @cache
 def residuals() -> dict[str, Any]:
     """The table (residuals.json): kinds of question, and which programs were measured on which devices."""
-    found: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("residuals.json").read_text(encoding="utf-8")
-    )
+    found: dict[str, Any] = json.loads((resources.files(__package__) / "residuals.json").read_text(encoding="utf-8"))
     return found
 
 

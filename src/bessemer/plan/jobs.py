@@ -101,8 +101,8 @@ def goal_of(
             f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
         )
     chosen, given = recipe.parallel.auto, set[str]()
-    if not chosen and job.layout.devices != cluster.devices:
-        raise InputError(_mismatch(recipe, cluster, job.layout.devices))
+    if not chosen and job.layout.world != cluster.devices:
+        raise InputError(_mismatch(recipe, cluster, job.layout.world))
     if chosen:
         given |= recipe.parallel.given_layout
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)

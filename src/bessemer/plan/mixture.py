@@ -93,9 +93,8 @@ class MixtureConfig(ModelConfig):
         if self.latent is not None:
             one += self.latent.query_rank + self.latent.kv_rank
         else:
-            one += {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[
-                self.qk_norm
-            ]
+            full = (self.heads + self.kv_heads) * self.head_dim
+            one += {"none": 0, "head": 2 * self.head_dim, "full": full}[self.qk_norm]
         return self.layers * one + (self.layers - self.dense_layers) * self.router_bias * self.num_experts
 
     @property

@@ -48,36 +48,27 @@ def bill(
     )  # fmt: skip
 
 
-def token_bytes(vocabulary: int) -> int:
-    """Of a token on disk: 2 when every id fits in 16 bits, else 4, as the token shards are written."""
-    return 2 if vocabulary <= 1 << 16 else 4
-
-
 @dataclass(frozen=True)
 class Loading:
     """rate: bytes/s that all readers take together; per_reader: each of them; bytes: of the whole run; share: of what the storage
-    gives; None where that is not said; enough: whether it is."""
+    gives; enough: whether it is."""
 
     rate: float
     per_reader: float
     bytes: float
-    share: float | None
-    enough: bool | None
+    share: float
+    enough: bool
 
 
-def loading(
-    tokens_per_second: float, vocabulary: int, *, tokens: float = 0.0, readers: int = 1, storage: float | None = None
-) -> Loading:
+def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, readers: int, storage: float) -> Loading:
     """The rate at which tokens must come from storage.
 
     tokens_per_second: of the whole run; tokens: of the whole run; readers: data-parallel ranks, each of which reads its own part
     (the ranks of a tensor, pipeline or context group would read the same); storage: bytes/s it gives to all readers together.
     """
-    size = token_bytes(vocabulary)
+    size = 2 if vocabulary <= 1 << 16 else 4  # bytes of a token on disk, as the token shards are written
     rate = tokens_per_second * size
-    share = None if storage is None else rate / storage
-    enough = None if storage is None else rate <= storage
-    return Loading(rate=rate, per_reader=rate / readers, bytes=float(tokens * size), share=share, enough=enough)
+    return Loading(rate, rate / readers, float(tokens * size), share=rate / storage, enough=rate <= storage)
 
 
 # Bytes a parameter of weights, gradients, two moments and a working copy (Rajbhandari et al. 2020, section 3.1; Micikevicius et

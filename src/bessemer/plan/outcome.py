@@ -83,12 +83,8 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     best = _chosen(goal, found) if found is not None and goal.chooses_layout else _given(goal)
     job = best.job
     config, cluster = job.model, job.cluster
-    asked, device, storage = (
-        goal.recipe.cluster,
-        cluster.device,
-        goal.recipe.cluster.storage_bandwidth * GB * cluster.nodes,
-    )
-    rate = asked.failures_per_node_year
+    asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
+    storage = asked.storage_bandwidth * GB * cluster.nodes
     between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
     ideal = goal.tokens / job.tokens * best.step.seconds
@@ -120,9 +116,8 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
     miss, framework, device = found.rejected[0], job.framework, job.cluster.device
     each = framework.weight_bytes + framework.master_bytes + framework.gradient_bytes + framework.moment_bytes
     num_full = math.ceil(job.model.parameters * each / device.memory)
-    alone = (
-        f"; weights, gradients and optimizer alone fill {num_full:,} of them" if num_full > job.cluster.devices else ""
-    )
+    is_hopeless = num_full > job.cluster.devices
+    alone = f"; weights, gradients and optimizer alone fill {num_full:,} of them" if is_hopeless else ""
     return (
         f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
         f"{'; '.join(miss.reasons)}{alone}; take more devices, larger ones, or a smaller model"
@@ -239,9 +234,8 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
     them, and what the intervals rest on."""
     hours, price, found = out.seconds / money.HOUR * out.job.cluster.devices, out.bill.price, evidence(out.job)
     whole = {name: one for name, one in out.intervals.items() if name in ("days", "device_hours", "cost")}
-    energy = (
-        out.bill.megawatt_hours if out.job.cluster.device.watts else None
-    )  # the entry of a user's device may lack them
+    # The entry of a user's device may lack its watts.
+    energy = out.bill.megawatt_hours if out.job.cluster.device.watts else None
     return {
         "days": out.seconds / money.DAY,
         "device_hours": hours,
@@ -295,11 +289,6 @@ def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
 
 def candidate_dict(one: Candidate) -> dict[str, Any]:
     """A row of a search."""
-    figures = {name: getattr(one.step, name) for name in ("tokens_per_second", "mfu")}
-    return {
-        **layout_dict(one.job),
-        "step_seconds": one.step.seconds,
-        **figures,
-        "memory_bytes": one.memory.total,
-        "out_of_memory_risk": one.risk,
-    }
+    step, figures = one.step, {"memory_bytes": one.memory.total, "out_of_memory_risk": one.risk}
+    speed = {"step_seconds": step.seconds, "tokens_per_second": step.tokens_per_second, "mfu": step.mfu}
+    return layout_dict(one.job) | speed | figures

@@ -17,6 +17,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 from bessemer.errors import InputError
@@ -204,11 +205,8 @@ def _of_depth(layers: int, parameters: float, vocabulary: int, sequence_length: 
 def _widths(layers: int) -> list[int]:
     """Widths of whole heads, eight heads at a time from 2,048 on."""
     low, high = NARROWEST * layers, WIDEST * layers
-    steps = (
-        *range(32, 256, 32),
-        *range(256, 1025, 64),
-        *range(1152, 2048, 128),
-        *range(2048, WIDEST * MOST_LAYERS, 1024),
+    steps = chain(
+        range(32, 256, 32), range(256, 1025, 64), range(1152, 2048, 128), range(2048, WIDEST * MOST_LAYERS, 1024)
     )
     return [width for width in steps if low <= width <= high]
 

@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, size
@@ -64,10 +63,6 @@ class Basis:
     held_bytes: int = 0
     width: int = 0
     positions: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the run folder."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -269,11 +264,8 @@ class _Derivation:
             decay = round(min(max(DECAY_PER_EPOCH * epochs, DECAY), MAX_DECAY), 2)
             embeddings = {} if "decay_embeddings" in given else {"decay_embeddings": True}
             why = f"the text is read about {epochs:.3g} times"
-            why += (
-                f", and learned by heart: train.max_epochs = {MAX_EPOCHS:g} would end it"
-                if epochs > 2 * MAX_EPOCHS
-                else ""
-            )
+            if epochs > 2 * MAX_EPOCHS:
+                why += f", and learned by heart: train.max_epochs = {MAX_EPOCHS:g} would end it"
             self._set("train.optimizer", why, weight_decay=decay, **embeddings)
         if "schedule" not in train.model_fields_set:
             why = "a stable phase fits any number of steps"

@@ -19,6 +19,7 @@ from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
 LISTED = 10
+NO_WATTS = "no watts known for its energy"
 HOURS_FOR = {
     "steps": "of steps", "program": "for the program", "failures": "for failures", "checkpoints": "for checkpoints",
     "the rest": "for the rest",
@@ -39,11 +40,10 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
     memory = of.memory.to_dict()
     names = {"buffers": "unsharded weights"} if job.framework.name == "bessemer" else {}
-    held = ", ".join(
-        f"{names.get(name, name).replace('_', ' ')} {size(value)}"
-        for name, value in memory.items()
-        if name != "total" and value
-    )
+    kept = {
+        names.get(name, name).replace("_", " "): value for name, value in memory.items() if name != "total" and value
+    }
+    held = ", ".join(f"{name} {size(value)}" for name, value in kept.items())
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
     chosen = _chosen(of) if of.found and goal.chooses_layout else ""
@@ -61,8 +61,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "training": f"{amount(goal.tokens)} tokens in {counted(round(goal.tokens / job.tokens), 'step')} of {amount(job.tokens)}"
         f", sequences of {config.sequence_length:,}, {of.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
-        f"{size(cluster.intra_bandwidth)}/s within, "
-        f"{size(cluster.inter_bandwidth)}/s out of it",
+        f"{size(cluster.intra_bandwidth)}/s within, {size(cluster.inter_bandwidth)}/s out of it",
         "layout": layout_line(job) + chosen,
         "step": f"{_seconds(step.seconds)} ideal, {_range(ranges['step_seconds'], _seconds)}; ideal: {split}",
         "speed": f"ideal: {amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} "
@@ -80,10 +79,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
-        "money": _money(of)
-        + (
-            f"{energy(bill.megawatt_hours)} with cooling, expected" if device.watts else "no watts known for its energy"
-        ),
+        "money": _money(of) + (f"{energy(bill.megawatt_hours)} with cooling, expected" if device.watts else NO_WATTS),
         "scaling": sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
         f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
@@ -131,11 +127,8 @@ def model_line(config: ModelConfig) -> str:
     hidden = f"hidden {config.mlp_width:,}"
     heads = f"{config.kv_heads} key/value"
     if isinstance(config, MixtureConfig):
-        first = (
-            f", in the first {counted(config.dense_layers, 'layer')} {config.mlp_width:,}"
-            if config.dense_layers
-            else ""
-        )
+        dense = config.dense_layers
+        first = f", in the first {counted(dense, 'layer')} {config.mlp_width:,}" if dense else ""
         hidden = f"{config.num_experts} experts of {config.expert_width:,} ({config.active_experts} a token{first})"
         hidden += f", shared {config.shared_width:,}" if config.shared_width else ""
         heads = f"latents of {config.latent.kv_rank}" if config.latent else heads
@@ -184,10 +177,8 @@ def energy(megawatt_hours: float) -> str:
 def _money(of: PlanResult) -> str:
     if of.bill.price is None:
         return "no price known (cluster.price); "
-    asked, ideal = (
-        f" ({of.bill.price_date})" if of.bill.price_date else "",
-        of.bill.price * _device_hours(of, of.seconds),
-    )
+    asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
+    ideal = of.bill.price * _device_hours(of, of.seconds)
     return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
 
 
@@ -229,10 +220,8 @@ def evidence_line(job: Job) -> str:
     """What the figures rest on: whether this program was measured on such devices, and of which steps the expected ones are the
     median, in a sentence."""
     found, name, device = evidence(job), job.framework.name, job.cluster.device.name
-    steps, mixture = (
-        counted(found.cases, "published step"),
-        " with mixtures of experts" if job.model.expert_parameters else "",
-    )
+    steps = counted(found.cases, "published step")
+    mixture = " with mixtures of experts" if job.model.expert_parameters else ""
     where = f"{name} has not been measured on {device} in {job.precision}{mixture}"
     ranges = "ranges are 80% intervals"
     if found.program:
@@ -275,11 +264,8 @@ def _ways(layout: Layout) -> str:
 def search_table(of: LayoutSearchResult, devices: int) -> str:
     """The best layouts, those that trade speed for memory, and the nearest misses."""
     spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
-    lines = [
-        f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.",
-        "",
-        *_layouts("best", of.preferred[:LISTED], devices),
-    ]
+    lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
+    lines += _layouts("best", of.preferred[:LISTED], devices)
     tight = [one for one in of.ranked[:LISTED] if not one.leaves(of.headroom)]
     if tight and of.safe and tight[0].step.seconds < of.safe[0].step.seconds:
         lines += ["", *_layouts("faster, with less free", tight, devices)]
@@ -293,10 +279,8 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
                 f"  {named}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}: {'; '.join(miss.reasons)}"
             )
     if of.impossible:
-        lines += ["", "not possible"]
-        lines += [
-            f"  {count:>6,} {reason}" for reason, count in sorted(of.impossible.items(), key=lambda item: -item[1])
-        ]
+        reasons = sorted(of.impossible.items(), key=lambda item: -item[1])
+        lines += ["", "not possible", *(f"  {count:>6,} {reason}" for reason, count in reasons)]
     return "\n".join(lines)
 
 
@@ -406,9 +390,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
          f"{size(device.memory)} at {size(device.bandwidth)}/s; a chosen layout leaves {of.goal.headroom:.0%} free", entry),
         ("Links",
          f"{size(cluster.intra_bandwidth)}/s in a {'node' if cluster.near == cluster.per_node else 'domain'} of "
-         f"{cluster.near:,}, "
-         f"{size(cluster.inter_bandwidth)}/s out of it, one "
-         "way",
+         f"{cluster.near:,}, {size(cluster.inter_bandwidth)}/s out of it, one way",
          "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
         ("Reached in a step",
          f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "

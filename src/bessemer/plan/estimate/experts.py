@@ -53,10 +53,8 @@ def block_matmuls(
         BlockMatmul(rows, each, width, local, share, is_grouped=True),
     ]
     if shared := model.shared_width // tensor:
-        found += [
-            BlockMatmul(tokens, width, shared * gates, share=share),
-            BlockMatmul(tokens, shared, width, share=share),
-        ]
+        found.append(BlockMatmul(tokens, width, shared * gates, share=share))
+        found.append(BlockMatmul(tokens, shared, width, share=share))
     return found
 
 
@@ -88,11 +86,8 @@ def hidden_widths(model: ModelConfig, tensor: int, split: int) -> tuple[float, f
     routed = model.active_experts / split
     hidden = (1 - model.mixture_share) * model.mlp_width / tensor
     hidden += model.mixture_share * (model.shared_width / tensor + routed * model.expert_width)
-    return (
-        heads * model.head_dim + kv_heads * (model.head_dim + value),
-        hidden,
-        model.mixture_share * routed * model.width,
-    )
+    projected = heads * model.head_dim + kv_heads * (model.head_dim + value)
+    return projected, hidden, model.mixture_share * routed * model.width
 
 
 # Of the tokens' copies: written in the experts' order and read back, before the exchange and after it.
@@ -131,9 +126,8 @@ def ranks(layout: Layout) -> int:
 
 def held(model: ModelConfig, blocks: int, is_first: bool, expert: int) -> float:
     """Parameters of routed experts on a device of a pipeline rank with so many blocks; is_first: which has the first."""
-    return (
-        sum(kind.expert_parameters / kind.layers * count for kind, count in by_kind(model, blocks, is_first)) / expert
-    )
+    by_layer = (kind.expert_parameters / kind.layers * count for kind, count in by_kind(model, blocks, is_first))
+    return sum(by_layer) / expert
 
 
 def refuse(model: ModelConfig, layout: Layout, framework: Framework) -> str | None:

@@ -84,11 +84,6 @@ class Layout(AxisSizes):
     sequence_parallel: bool = True
 
     @property
-    def devices(self) -> int:
-        """Devices of the job."""
-        return self.world
-
-    @property
     def stages_per_rank(self) -> int:
         """Pipeline stages on each device; schedules that need several have two unless `virtual` says more."""
         return stages_per_rank(self.schedule, self.pipeline, self.virtual if self.virtual > 1 else None)

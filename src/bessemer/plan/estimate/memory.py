@@ -68,25 +68,16 @@ class DeviceMemory:
 
     def to_dict(self) -> dict[str, int]:
         """Parts by name, and total; the optimizer's with the master copies."""
-        names = (
-            "weights",
-            "gradients",
-            "optimizer",
-            "activations",
-            "logits",
-            "buffers",
-            "fragmentation",
-            "before_model",
-        )
-        return {name: getattr(self, name) for name in (*names, "total")}
+        names = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation")
+        return {name: getattr(self, name) for name in (*names, "before_model", "total")}
 
 
 def memory(job: Job) -> DeviceMemory:
     """The fullest stage of a job. Raises InputError where the layout cannot be (more stages than blocks)."""
     ranks, layout = ranks_by_cut(job.model, parallel(job.layout), job.framework.cut), job.layout
-    if (
-        not SCHEDULES[layout.schedule].in_flight_rises or job.micro_batches >= 2 * layout.pipeline - 1
-    ):  # then all are full
+    # Then all ranks have as many micro-batches in flight as they ever have.
+    is_full = job.micro_batches >= 2 * layout.pipeline - 1
+    if is_full or not SCHEDULES[layout.schedule].in_flight_rises:
         ranks = _undominated(ranks)
     return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
 
@@ -99,14 +90,11 @@ def stages(job: Job) -> list[DeviceMemory]:
 @lru_cache(maxsize=4096)
 def _undominated(ranks: tuple[PipelineRank, ...]) -> tuple[PipelineRank, ...]:
     """Those of which one is the fullest: no earlier one, which has as many micro-batches in flight or more, holds as much."""
-    found: list[PipelineRank] = []
-    for rank in ranks:
-        if not any(
-            one.blocks >= rank.blocks and one.has_embedding >= rank.has_embedding and one.has_head >= rank.has_head
-            for one in found
-        ):
-            found.append(rank)
-    return tuple(found)
+    held = [(rank.blocks, rank.has_embedding, rank.has_head) for rank in ranks]
+    return tuple(
+        rank for at, rank in enumerate(ranks)
+        if not any(all(one >= mine for one, mine in zip(before, held[at], strict=True)) for before in held[:at])
+    )  # fmt: skip
 
 
 def _of(job: Job, rank: PipelineRank) -> DeviceMemory:

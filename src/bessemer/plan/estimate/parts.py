@@ -157,12 +157,8 @@ def each(framework: Framework, zero: int, ranks: int) -> tuple[float, float, flo
     """Bytes for each parameter of a device's part: of weights, master copies, gradients and moments, in ZeRO's stages 0 to 3
     over so many ranks (Rajbhandari et al. 2020, figure 1)."""
     one, two, three = (ranks if zero >= stage else 1 for stage in (1, 2, 3))
-    return (
-        framework.weight_bytes / three,
-        framework.master_bytes / one,
-        framework.gradient_bytes / two,
-        framework.moment_bytes / one,
-    )
+    states = framework.master_bytes / one, framework.gradient_bytes / two, framework.moment_bytes / one
+    return framework.weight_bytes / three, *states
 
 
 def state(job: Job, rank: PipelineRank) -> StateBytes:

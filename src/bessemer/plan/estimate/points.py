@@ -58,11 +58,8 @@ def measured(rows: list[dict[str, Any]]) -> MeasuredRun | None:
     resumed = [number for number, row in enumerate(rows) if row.get("kind") == "resumed"]
     if resumed and (since := measured(rows[resumed[-1] + 1 :])) is not None:
         return replace(since, since=rows[resumed[-1]].get("step", 0))
-    steps = [
-        row
-        for row in rows
-        if row.get("kind") == "train" and _positive(row, "step_seconds") and _positive(row, "tokens_per_second")
-    ]
+    trained = (row for row in rows if row.get("kind") == "train")
+    steps = [row for row in trained if _positive(row, "step_seconds") and _positive(row, "tokens_per_second")]
     if not steps:
         return None
     sizes = [round(row["step_seconds"] * row["tokens_per_second"]) for row in steps]

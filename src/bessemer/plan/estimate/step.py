@@ -106,18 +106,15 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     flops, stops = _flops(job.model), framework.early_stop
     again = _recomputed(layout.recompute, job.model, job.model.layers, framework.selective, stops_early=stops)
     hardware = flops + again
+    dense_blocks = sum(first[s] for s in mine)  # a mixture's first ones
+    parts = piece.parts(sum(cut[s] for s in mine) - dense_blocks, 0 in mine, len(cut) - 1 in mine, m)
+    if dense_blocks:
+        dense_parts = first_piece.parts(dense_blocks, False, False, m)
+        parts = {name: parts[name] + each for name, each in dense_parts.items()}
     peak = job.cluster.device.peak(job.precision) * devices * seconds / job.tokens
     return Step(
         seconds=seconds,
-        **_parts(
-            piece,
-            first_piece,
-            sum(cut[s] for s in mine),
-            sum(first[s] for s in mine),
-            0 in mine,
-            len(cut) - 1 in mine,
-            m,
-        ),
+        **parts,
         data=data,
         pipeline=2 * exposed * len(mine) * m,
         bubble=alone - m * by_rank[slow],
@@ -142,17 +139,6 @@ def _first_layers(model: ModelConfig, cut: tuple[int, ...]) -> list[int]:
     return found
 
 
-def _parts(
-    piece: pieces.MicroBatchSeconds, first_piece: pieces.MicroBatchSeconds, blocks: int, first: int, has_embedding: bool,
-    has_head: bool, m: int,
-) -> dict[str, float]:  # fmt: skip
-    """Seconds of a rank by kind, `first` of its blocks being a mixture's dense ones."""
-    parts = piece.parts(blocks - first, has_embedding, has_head, m)
-    if not first:
-        return parts
-    return {name: parts[name] + each for name, each in first_piece.parts(first, False, False, m).items()}
-
-
 def refuse(job: Job) -> str | None:
     """Why a job cannot be split as its layout says; None: it can."""
     layout, model = job.layout, job.model
@@ -160,8 +146,8 @@ def refuse(job: Job) -> str | None:
     for name, size in {**{name: getattr(layout, name) for name in names}, "batch": job.batch}.items():
         if size < 1:
             return f"{name} = {size}: give 1 or more"
-    if layout.devices != job.cluster.devices:
-        devices = counted(layout.devices, "device")
+    if layout.world != job.cluster.devices:
+        devices = counted(layout.world, "device")
         return f"the layout is of {devices} and the cluster has {job.cluster.devices:,}; make them the same"
     if job.batch % (layout.data * layout.micro_batch):
         return (
@@ -250,10 +236,8 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
         total += collectives.reduce(copies, gradients / layout.shard, calls)
     if job.model.expert_parameters:  # once a step, among the ranks that hold copies of the same experts
-        placed, copies = (
-            fullest_experts(job, cut),
-            collectives.of(job.cluster, experts.ranks(layout), layout.expert, how),
-        )
+        placed = fullest_experts(job, cut)
+        copies = collectives.of(job.cluster, experts.ranks(layout), layout.expert, how)
         calls = max(placed / framework.bucket, 1.0) if framework.bucket else 1.0
         if layout.zero:
             total += collectives.summed(copies, placed * framework.reduce_bytes, calls, framework.sums)
@@ -284,7 +268,6 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     gradients = held / (share if layout.zero >= 2 else 1) * framework.gradient_bytes * 4
     if job.model.expert_parameters:
         placed = fullest_experts(job, cut)
-        gradients += (
-            placed * framework.gradient_bytes * 4 + placed / (experts.ranks(layout) if layout.zero else 1) * state
-        )
+        copies = experts.ranks(layout) if layout.zero else 1
+        gradients += placed * framework.gradient_bytes * 4 + placed / copies * state
     return (held / share * state + gradients) / (job.cluster.device.bandwidth * how.bandwidth) + how.step
