@@ -11,16 +11,21 @@ import os
 import re
 import shutil
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from time import monotonic, sleep
+from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Source
+from bessemer.terminal import warn
 
 SCHEMES = ("s3://", "gs://", "hf://")
 OWN = "work+"  # before the URL of a file that this program wrote: it is read with the environment's credentials, not the source's
@@ -30,9 +35,30 @@ COPIED_BYTES = 4 << 20  # copied at a time
 # bytes read from a local file at a time: lines of JSON are longer than the 8 kB that Python would read
 LINE_BYTES = 256 << 10
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60  # timeouts of requests to object stores, before they are retried
+PATIENCE_SECONDS = 300.0  # that a training, and the stages of corpus and tokens, wait for a store that does not answer
+MAX_WAIT_SECONDS = 30.0  # between two requests to it
+OUTAGE_GAP_SECONDS = 10.0  # a request that fails so soon after others were answered again belongs to the same outage
+# What a store says of requests that it would refuse again: of a bucket that is not there, of credentials, of others.
+_NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
+_DENIED = re.compile(
+    r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
+    r"REQUEST_TIME_TOO_SKEWED|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED"
+)
+_REFUSED = re.compile(
+    r"AWS Error (INVALID|MISSING|NO_SUCH|MALFORMED|VALIDATION)_?|HTTP status (3|4(?!08|29))\d\d|INVALID_ARGUMENT"
+)
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
 _SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+Answer = TypeVar("Answer")
+
+
+class StoreError(BessemerError):
+    """An object store failed. is_passing: the same request may be answered later, and has not been waited for."""
+
+    is_passing = False
 
 
 def is_remote(path: str) -> bool:
@@ -63,15 +89,16 @@ def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
     parts = path.split("/")
     wild = next((number for number, part in enumerate(parts) if "*" in part or "?" in part), None)
     if wild is None:
-        named = files.get_file_info(path.rstrip("/"))
+        named = asked(url, lambda: files.get_file_info(path.rstrip("/")))
         found = [named]
         if named.type != fs.FileType.File:
-            found = files.get_file_info(fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True))
+            below = fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True)
+            found = asked(url, lambda: files.get_file_info(below))
     else:
         pieces = re.split(r"(\*\*/|\*\*|\*|\?)", path)
         pattern = re.compile("".join(_WILDCARDS.get(piece) or re.escape(piece) for piece in pieces), re.DOTALL)
         below = fs.FileSelector("/".join(parts[:wild]), recursive=True, allow_not_found=True)
-        found = [info for info in files.get_file_info(below) if pattern.fullmatch(info.path)]
+        found = [info for info in asked(url, lambda: files.get_file_info(below)) if pattern.fullmatch(info.path)]
     for info in found:
         if info.type == fs.FileType.File:
             etag = str(files.handler.fs.info(info.path).get("blob_id") or "") if scheme == "hf" else ""
@@ -86,10 +113,8 @@ def version(path: str, source: Source) -> tuple[int, int]:
     from pyarrow import fs
 
     files, inner = filesystem(path, source)
-    try:
-        info = files.get_file_info(inner)
-    except OSError as error:
-        raise failure(path, error) from None
+    with answering(path):
+        info = asked(path, lambda: files.get_file_info(inner))
     if info.type != fs.FileType.File:
         raise FileNotFoundError(2, "No such file in the store", path)
     return info.size or 0, info.mtime_ns or 0
@@ -108,7 +133,8 @@ def open_file(path: str, source: Source) -> BinaryIO:
 def open_remote(path: str, files: Any, inner: str, buffer_bytes: int) -> BinaryIO:
     """A file of Arrow's file system as a seekable stream. path: its URL, for errors, which are as of `answering`."""
     with answering(path):
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, files.open_input_file(inner)), buffer_bytes))
+        file = asked(path, lambda: files.open_input_file(inner))
+        return cast(BinaryIO, io.BufferedReader(_RemoteFile(path, file), buffer_bytes))
 
 
 @contextmanager
@@ -122,16 +148,114 @@ def answering(path: str) -> Iterator[None]:
         raise failure(path, error) from None
 
 
-def failure(path: str, error: BaseException) -> BessemerError:
-    """The error for a store that does not answer."""
-    return BessemerError(
-        f"corpus: {path}: the object store failed: {redacted(error)}; run the command again once it answers"
+def failure(path: str, error: BaseException, waited: str = "") -> StoreError:
+    """The error for a store that does not answer, or refuses. waited: how long it was asked again."""
+    failed = StoreError(f"corpus: {path}: the object store failed{waited}: {redacted(error)}; {_advice(error)}")
+    failed.is_passing = not waited and _is_passing(error)
+    return failed
+
+
+def _is_passing(error: BaseException) -> bool:
+    """Whether the same request may be answered later. Errors of Arrow have no number, those of this machine's files have."""
+    if isinstance(error, StoreError):
+        return error.is_passing
+    is_of_store = isinstance(error, OSError) and error.errno is None
+    return is_of_store and not any(refusal.search(str(error)) for refusal in (_NO_BUCKET, _DENIED, _REFUSED))
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about a failure of a store."""
+    if _is_passing(error):
+        return "run the command again once it answers"
+    if _NO_BUCKET.search(str(error)):
+        return "there is no such bucket: create it, or correct its name or the address of the store (AWS_ENDPOINT_URL)"
+    if _DENIED.search(str(error)):
+        return (
+            f"{missing_credentials() or ''}check the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
+            "application-default ones), that they allow to read, list, write and delete there, and AWS_ENDPOINT_URL"
+        )
+    return "check the URL and the address of the store (AWS_ENDPOINT_URL)"
+
+
+def missing_credentials() -> str:
+    """That no credentials for s3:// were found, as the beginning of an advice; "" where there are some."""
+    named = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN")
+    container = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    kept = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
     )
+    if any(map(os.environ.get, (*named, *container))) or any(Path(path).expanduser().exists() for path in kept):
+        return ""
+    return "no credentials were found (AWS_ACCESS_KEY_ID is not set, there is no profile), unless this machine has a role: "
+
+
+_patient = Counter[str]()  # of stages that may wait, in this process
+_waiting, _answered, _waiting_lock = (
+    Counter[str](),
+    dict[str, float](),
+    threading.Lock(),
+)  # requests that wait, by store
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Within it this process waits for stores that do not answer (`asked`)."""
+    _patient["stages"] += 1
+    try:
+        yield
+    finally:
+        _patient["stages"] -= 1
+
+
+def asked(place: str, ask: Callable[[], Answer], is_patient: bool = False) -> Answer:
+    """The answer to a request to the store of a URL. Raises what the request raises.
+
+    A store that does not answer is asked again for PATIENCE_SECONDS, within `patient` or where `is_patient`; one warning is for
+    all requests of this process that wait for it meanwhile. What a store refuses is raised at once.
+    """
+    last, wait = 0.0, 1.0
+    store = "/".join(place.removeprefix(OWN).split("/")[:3])
+    try:
+        while True:
+            interrupt.check()
+            try:
+                return ask()
+            except FileNotFoundError:
+                raise
+            except (OSError, StoreError) as error:
+                if not (is_patient or _patient["stages"]) or not _is_passing(error):
+                    raise
+                if not last:
+                    last = monotonic() + PATIENCE_SECONDS
+                    _begin_waiting(store, error)
+                if monotonic() + wait > last:
+                    raise failure(place, error, f" for {PATIENCE_SECONDS:.0f} s") from None
+            until = monotonic() + wait
+            while (left := until - monotonic()) > 0:
+                interrupt.check()
+                sleep(min(left, 0.5))
+            wait = min(2 * wait, MAX_WAIT_SECONDS)
+    finally:
+        if last:
+            with _waiting_lock:
+                _waiting[store] -= 1
+                _answered[store] = monotonic()
+
+
+def _begin_waiting(store: str, error: BaseException) -> None:
+    with _waiting_lock:
+        is_first = not _waiting[store] and monotonic() - _answered.get(store, -OUTAGE_GAP_SECONDS) >= OUTAGE_GAP_SECONDS
+        _waiting[store] += 1
+    if is_first:
+        warn(
+            f"{store} does not answer ({redacted(error)}); asking it again for up to {PATIENCE_SECONDS / 60:.0f} minutes"
+        )
 
 
 def redacted(error: BaseException) -> str:
     """The first line of an error without credentials and signed parts of URLs."""
-    message = (str(error).splitlines() or [type(error).__name__])[0]
+    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
@@ -152,10 +276,8 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        try:
-            return int(self._file.readinto(buffer))
-        except OSError as error:
-            raise failure(self._path, error) from None
+        with answering(self._path):
+            return int(asked(self._path, lambda: self._file.readinto(buffer)))
 
     def seek(self, offset: int, whence: int = 0) -> int:
         size = self._file.size()
@@ -184,7 +306,8 @@ def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | Non
                 on_block(block)
             size += len(block)
     if (there := files.get_file_info(target).size) != size:
-        raise BessemerError(f"{place}: {there} bytes arrived of {size}")
+        hint = missing_credentials() if place.startswith("s3://") else ""
+        raise BessemerError(f"{place}: {there} bytes arrived of {size}{hint and f'; {hint}set them, or a profile'}")
 
 
 def filesystem(url: str, source: Source) -> tuple[Any, str]:
@@ -226,8 +349,13 @@ def require_writable(place: str) -> None:
     """Raise OSError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
     files, path = open_filesystem(place)
     if is_remote(place):
-        with files.open_output_stream(f"{path}/.writable"):
-            pass
+        try:
+            with files.open_output_stream(f"{path}/.writable"):
+                pass
+        except OSError:
+            with suppress(OSError):  # it may have arrived before the answer was lost
+                files.delete_file(f"{path}/.writable")
+            raise
         files.delete_file(f"{path}/.writable")
         return
     there = next(one for one in (Path(path), *Path(path).parents) if one.exists())

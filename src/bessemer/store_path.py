@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer import interrupt
 from bessemer.errors import BessemerError
 from bessemer.run import STAGE_FILE, link, stage_facts
-from bessemer.storage import COPIED_BYTES, answering, open_filesystem, open_remote, put_file, redacted
+from bessemer.storage import COPIED_BYTES, answering, asked, failure, open_filesystem, open_remote, put_file
 from bessemer.terminal import warn
 
-PATIENCE_SECONDS = 300.0  # that a training waits for a store which does not answer
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
 _AGAIN = "write the tokens again with `bessemer tokens`"
@@ -57,12 +54,16 @@ class StorePath(PosixPath):
     def _there(self) -> tuple[Any, str]:
         return open_filesystem(str(self))
 
+    def _ask(self, request: Callable[[Any, str], Result]) -> Result:
+        """The answer to a request, of Arrow's file system and its path there; errors as of `answering`."""
+        files, inner = self._there()
+        with answering(str(self)):
+            return asked(str(self), lambda: request(files, inner))
+
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         from pyarrow import fs
 
-        files, inner = self._there()
-        with answering(str(self)):
-            info = files.get_file_info(inner)
+        info = self._ask(lambda files, inner: files.get_file_info(inner))
         if info.type == fs.FileType.NotFound:
             raise FileNotFoundError(2, "No such file in the store", str(self))
         mode = S_IFREG if info.is_file else S_IFDIR
@@ -86,36 +87,36 @@ class StorePath(PosixPath):
         return file if size > PIECE_BYTES else io.BytesIO(file.read())
 
     def read_bytes(self) -> bytes:
-        files, inner = self._there()
-        with answering(str(self)), files.open_input_stream(inner) as stream:
-            return bytes(stream.read())
+        def read(files: Any, inner: str) -> bytes:
+            with files.open_input_stream(inner) as stream:
+                return bytes(stream.read())
+
+        return self._ask(read)
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:  # type: ignore[override]
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def write_bytes(self, data: Any) -> int:
-        files, inner = self._there()
-        with answering(str(self)), files.open_output_stream(inner) as stream:
-            stream.write(data)
+        def write(files: Any, inner: str) -> None:
+            with files.open_output_stream(inner) as stream:
+                stream.write(data)
+
+        self._ask(write)
         return len(data)
 
     def iterdir(self) -> Iterator[StorePath]:  # type: ignore[override]
         """What is in a folder; nothing where there is none."""
         from pyarrow import fs
 
-        files, inner = self._there()
-        with answering(str(self)):
-            infos = files.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+        infos = self._ask(lambda files, inner: files.get_file_info(fs.FileSelector(inner, allow_not_found=True)))
         yield from sorted(self / info.base_name for info in infos)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        files, inner = self._there()
-        with answering(str(self)):
-            try:
-                files.delete_file(inner)
-            except FileNotFoundError:
-                if not missing_ok:
-                    raise
+        try:
+            self._ask(lambda files, inner: files.delete_file(inner))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
 
 
 def put_folder(source: Path, folder: StorePath, last: str) -> None:
@@ -138,13 +139,13 @@ def _copy(source: Path, target: Path) -> None:
     if isinstance(target, StorePath):
         with answering(str(target)):
             if not isinstance(source, StorePath):
-                put_file(source, str(target))
+                asked(str(target), lambda: put_file(source, str(target)))
             elif source.parts[0] == target.parts[0]:
-                _copy_within(source, target)
+                asked(str(target), lambda: _copy_within(source, target))
             else:
                 with tempfile.TemporaryDirectory(prefix="bessemer-") as scratch:
-                    get_file(source, Path(scratch) / source.name)
-                    put_file(Path(scratch) / source.name, str(target))
+                    get_file(source, copy := Path(scratch) / source.name)
+                    asked(str(target), lambda: put_file(copy, str(target)))
         return
     target.unlink(missing_ok=True)
     if not isinstance(source, StorePath):
@@ -180,8 +181,9 @@ def sizes(folder: StorePath) -> dict[str, int]:
     from pyarrow import fs
 
     files, inner = open_filesystem(str(folder))
+    below = fs.FileSelector(inner, allow_not_found=True, recursive=True)
     with answering(str(folder)):
-        found = files.get_file_info(fs.FileSelector(inner, allow_not_found=True, recursive=True))
+        found = asked(str(folder), lambda: files.get_file_info(below))
     rows = {str(info.path).removeprefix(f"{inner}/"): int(info.size) for info in found if info.is_file}
     return dict(sorted(rows.items()))
 
@@ -244,7 +246,7 @@ def remove_tree(folder: Path) -> None:
     files, inner = open_filesystem(str(folder))
     with answering(str(folder)):
         try:
-            files.delete_dir(inner)
+            asked(str(folder), lambda: files.delete_dir(inner))
         except FileNotFoundError:
             return
 
@@ -292,8 +294,8 @@ def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 class StoredNumbers:
     """A file of a store as an array of numbers, whose slices are fetched as they are read; safe to read from several threads.
 
-    A store that does not answer is asked again for PATIENCE_SECONDS. Raises BessemerError after that, and for a file that is not
-    there or is shorter than `length` numbers.
+    A store that does not answer is asked again for minutes (`asked`). Raises BessemerError after that, and for a file that is
+    not there or is shorter than `length` numbers.
     """
 
     def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
@@ -316,23 +318,12 @@ class StoredNumbers:
         return files.open_input_file(inner)
 
     def _fetch(self, start: int, num_bytes: int) -> bytes:
-        wait, last = 1.0, monotonic() + PATIENCE_SECONDS
-        while True:
-            interrupt.check()
-            try:
-                data = bytes(self._file.read_at(num_bytes, start))
-                break
-            except FileNotFoundError:
-                raise BessemerError(f"{self.path}: no such file in the store; {_AGAIN}") from None
-            except OSError as error:
-                if monotonic() + wait > last:
-                    raise BessemerError(
-                        f"{self.path}: the object store failed for {PATIENCE_SECONDS:.0f} s: {redacted(error)}; run the command "
-                        "again once it answers"
-                    ) from None
-                warn(f"{self.path}: the object store failed: {redacted(error)}; asking it again in {wait:.0f} s")
-                sleep(wait)
-                wait = min(2 * wait, 30.0)
+        try:
+            data = asked(str(self.path), lambda: bytes(self._file.read_at(num_bytes, start)), is_patient=True)
+        except FileNotFoundError:
+            raise BessemerError(f"{self.path}: no such file in the store; {_AGAIN}") from None
+        except OSError as error:
+            raise failure(str(self.path), error) from None
         if len(data) != num_bytes:
             raise BessemerError(f"{self.path}: ends before byte {start + num_bytes}; {_AGAIN}")
         return data

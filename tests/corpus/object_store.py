@@ -41,6 +41,10 @@ class Server(ThreadingHTTPServer):
     def refuse(self) -> bool:
         return self.folder.with_suffix(".refuse").exists()
 
+    @property
+    def fails(self) -> bool:
+        return self.folder.with_suffix(".fails").exists()
+
     def refuses_writes(self) -> bool:
         """Whether it does from now on: after so many writes as a file says."""
         count = self.folder.with_suffix(".writes")
@@ -58,6 +62,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def parse_request(self) -> bool:
+        """While the store fails each request is answered with status 500; there is no bucket `none`."""
+        if not super().parse_request():
+            return False
+        bucket = unquote(urlsplit(self.path).path).strip("/").partition("/")[0]
+        status = 500 if self.server.fails else 404 if bucket == "none" else 0
+        if status:
+            self.close_connection = True
+            self._answer(
+                status, b"<Error><Code>NoSuchBucket</Code></Error>" if status == 404 else b"", "application/xml"
+            )
+        return not status
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -254,8 +271,13 @@ class Store:
         self.folder.with_suffix(".refuse").touch()
 
     def answer(self) -> None:
-        """Answer again after `refuse`."""
-        self.folder.with_suffix(".refuse").unlink()
+        """Answer again after `refuse` and `fail`."""
+        for mark in (".refuse", ".fails"):
+            self.folder.with_suffix(mark).unlink(missing_ok=True)
+
+    def fail(self) -> None:
+        """Answer everything with status 500 from now on."""
+        self.folder.with_suffix(".fails").touch()
 
     def refuse_writes_after(self, count: int | None) -> None:
         """Answer writes with 403 after so many; None: answer all."""

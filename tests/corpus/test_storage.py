@@ -146,7 +146,7 @@ def test_what_vanished_is_counted_and_what_fails_stops_the_build(bucket: Store, 
     found = [record for unit in planned for _, record in read(unit, Rules())]
     assert [record.reason for record in found] == ["unreadable", None]
     bucket.refuse()
-    with pytest.raises(BessemerError, match=r"s3://b/b\.jsonl: the object store failed: .*run the command again"):
+    with pytest.raises(BessemerError, match=r"s3://b/b\.jsonl: the object store failed: .*check the credentials"):
         list(read(planned[1], Rules()))
     with pytest.raises(InputError, match=r"corpus.sources.s: s3://b cannot be listed: .*anonymous and endpoint"):
         find(of)

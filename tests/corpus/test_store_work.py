@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import look, partition, pipeline, units, walk, whole, worker
+from bessemer.corpus import index, look, partition, pipeline, publish, units, walk, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import BEGUN
@@ -248,6 +249,60 @@ def test_a_store_that_cannot_be_used_is_named(
     with pytest.raises(InputError, match=r"corpus.work: .*s3://b/work/run/.*ACCESS_DENIED.*AWS_ENDPOINT_URL") as caught:
         pipeline.build(of, run)
     assert "a-secret-of-someone" not in str(caught.value)
+
+
+def test_a_store_that_fails_for_a_while_is_waited_for(
+    data: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails at the start, before the corpus is published, and while an index is written; until the warning has come."""
+    monkeypatch.setattr(storage, "OUTAGE_GAP_SECONDS", 0.0)
+    of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    pipeline.build(of, here)
+    said, assemble, shifted = list[str](), publish.assemble, index.shifted
+
+    def assembled(*given: Any) -> Any:
+        bucket.fail()
+        return assemble(*given)
+
+    def shift(*given: Any) -> bytes:
+        if len(said) == 2:
+            bucket.fail()
+        return shifted(*given)
+
+    monkeypatch.setattr(publish, "assemble", assembled)
+    monkeypatch.setattr(index, "shifted", shift)
+    monkeypatch.setattr(storage, "warn", lambda line: said.append(line) or bucket.answer())  # type: ignore[func-returns-value]
+    bucket.fail()
+    pipeline.build(in_store(of, publish="s3://b/corpora"), there)
+    assert len(said) == 3 and all(line.startswith("s3://b does not answer (") for line in said), said
+    place = f"b/corpora/there/corpus-{pipeline.inputs_digest(of)[:16]}"
+    found = contents(bucket.folder / place)
+    del found["stage.json"]
+    assert found == {name: raw for name, raw in contents(here.corpus).items() if "/" in name}
+
+
+def test_a_store_that_is_away_for_longer_ends_the_build(
+    data: Path, run: RunFolder, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.5)
+    bucket.fail()
+    with pytest.raises(InputError, match=r"corpus.publish: s3://b/corpora/run: .* failed for 0 s: .*once it answers"):
+        pipeline.build(sample(data).changed(corpus={"publish": "s3://b/corpora"}), run)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"), [("s3://none/x", "no such bucket: create it"), ("s3://b/x", "check the cred")]
+)
+def test_a_store_that_refuses_is_not_waited_for(
+    data: Path, run: RunFolder, bucket: Store, url: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "warn", lambda line: pytest.fail(line))
+    if url.startswith("s3://b"):
+        bucket.refuse()
+    for key in ("work", "publish"):
+        with pytest.raises(InputError, match=rf"corpus.{key}: {url}/run.* failed: .*{advice}") as caught:
+            pipeline.build(sample(data).changed(corpus={key: url}), run)
+        assert "once it answers" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

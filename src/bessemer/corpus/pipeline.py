@@ -62,6 +62,7 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run import RunFolder, mark_stage, write_json
+from bessemer.storage import patient
 from bessemer.store_path import StorePath, get_folder
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
@@ -77,6 +78,7 @@ GLOBAL_STEPS = (
 PUBLISHING = 8
 
 
+@patient()
 def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
     of statistics.json, and the seconds of each step under `steps`.

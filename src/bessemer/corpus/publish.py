@@ -9,7 +9,8 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.recipe.corpus import band_part, is_banded
+from bessemer.storage import asked
 from bessemer.store_path import StorePath, copy_files, each, stage_outputs, writing
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
@@ -248,17 +250,14 @@ def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) ->
             for task, sizes in zip(tasks, outputs, strict=True)
         ]
         first_part = [0, *accumulate(map(len, parts))]
-        raw = each(lambda path: path.read_bytes(), [task.folder / f"{kind}.idx" for task in tasks])
-        indexes = zip(first_part, raw, strict=False)
-        by_source = {name: list(some) for name, some in groupby(tasks, lambda task: task.bucket.source)}
         for source in sources:
+            indexes = [
+                (task.folder / f"{kind}.idx", first)
+                for task, first in zip(tasks, first_part, strict=False)
+                if task.bucket.source == source
+            ]
             path = index.index_file(place, kind, source)
-            with writing(path) as file:
-                size = file.write(index.MAGIC)
-                for _ in by_source.get(source, ()):
-                    num_before, records = next(indexes)
-                    size += file.write(index.shifted(records, num_before))
-            written[str(path.relative_to(place))] = size
+            written[str(path.relative_to(place))] = asked(str(path), partial(_write_index, path, indexes))
         ordered = [part for some in parts for part in some]
         copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
         written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
@@ -267,3 +266,13 @@ def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) ->
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
             written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
     return written
+
+
+def _write_index(path: Path, indexes: Sequence[tuple[Path, int]]) -> int:
+    """Write the index of one source; returns its bytes. indexes: of its buckets, and the number of the first part of each."""
+    raw = each(lambda one: one.read_bytes(), [one for one, _ in indexes])
+    with writing(path) as file:
+        size = int(file.write(index.MAGIC))
+        for records, (_, first) in zip(raw, indexes, strict=True):
+            size += int(file.write(index.shifted(records, first)))
+    return size

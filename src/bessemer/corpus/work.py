@@ -51,7 +51,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )
-from bessemer.storage import answering, require_writable
+from bessemer.storage import answering, asked, require_writable
 from bessemer.store_path import STORED_AT, StorePath
 from bessemer.terminal import counted, warn
 
@@ -205,7 +205,7 @@ def require_publishable(stage: Path, url: str) -> None:
     `tokens.publish`."""
     place = f"{url.rstrip('/')}/{stage.parent.absolute().name}"
     with _requiring_answer(f"{stage.name}.publish"), answering(place):
-        require_writable(place)
+        asked(place, lambda: require_writable(place))
 
 
 @contextmanager
@@ -215,10 +215,7 @@ def _requiring_answer(key: str) -> Iterator[None]:
         yield
     except BessemerError as error:
         why = str(error).removeprefix("corpus: ")
-        raise InputError(
-            f"{key}: {why}. Check the URL, the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "
-            "application-default ones) and AWS_ENDPOINT_URL; whoever runs this must be allowed to read, list, write and delete"
-        ) from None
+        raise InputError(f"{key}: {why}") from None
 
 
 def _remove_stored(stage: Path, inputs: str | None = None) -> None:

@@ -34,6 +34,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )  # fmt: skip
+from bessemer.storage import patient
 from bessemer.store_path import StorePath, copy_files, published_folder
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign, tasks
@@ -96,6 +97,7 @@ def mixed_by(recipe: Recipe) -> Any:
     return [weights, tokens.temperature, phases, decay]
 
 
+@patient()
 def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenStore:
     """Train or load the tokenizer and write the shards of every source, in the order of the documents' identities.
 
