@@ -218,7 +218,6 @@ def asked(place: str, ask: Callable[[], Answer], is_patient: bool = False) -> An
     store = "/".join(place.removeprefix(OWN).split("/")[:3])
     try:
         while True:
-            interrupt.check()
             try:
                 return ask()
             except FileNotFoundError:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from bessemer import interrupt
 from bessemer.errors import BessemerError
 from bessemer.run import STAGE_FILE, link, stage_facts
 from bessemer.storage import COPIED_BYTES, answering, asked, failure, open_filesystem, open_remote, put_file
@@ -318,6 +319,7 @@ class StoredNumbers:
         return files.open_input_file(inner)
 
     def _fetch(self, start: int, num_bytes: int) -> bytes:
+        interrupt.check()
         try:
             data = asked(str(self.path), lambda: bytes(self._file.read_at(num_bytes, start)), is_patient=True)
         except FileNotFoundError:
