@@ -264,20 +264,28 @@ def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("work", [None, "s3://b/work"])
 def test_jobs_read_documents_that_are_published_in_a_store(
-    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store
+    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store, work: str | None
 ) -> None:
+    """With `work` they exchange all files there too, and only their queue is on a disk that they share."""
     finely()
     of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    for recipe_of, run in ((of, here), (on_slurm(of).changed(corpus={"publish": "s3://b/corpora"}), there)):
+    for recipe_of, run in (
+        (of, here),
+        (on_slurm(of).changed(corpus={"publish": "s3://b/corpora", "work": work}), there),
+    ):
         pipeline.build(recipe_of, run)
         build.build(recipe_of, run)
     assert not (there.corpus / "documents").exists()
     mine, theirs = contents(here.tokens), contents(there.tokens)
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
-    assert any("export AWS_ENDPOINT_URL=" in path.read_text() for path in cluster.rglob("script"))
+    scripts = [path.read_text() for path in cluster.rglob("script")]
+    assert any("export AWS_ENDPOINT_URL=" in script for script in scripts)
+    assert all((f"{there.path}/slurm/" in script) is (work is not None) for script in scripts)
+    assert not (there.path / "slurm").exists()
 
 
 @pytest.mark.long

@@ -378,11 +378,6 @@ def test_a_store_that_cannot_be_published_to_is_refused_at_the_start(data: Path,
     assert not run.path.exists()
 
 
-def test_slurm_exchanges_on_a_disk() -> None:
-    with pytest.raises(InputError, match="the jobs of Slurm take tasks from a shared disk"):
-        parse('[run]\nname = "t"\n[model]\ndepth = 2\n[corpus]\nengine = "slurm"\nwork = "s3://b/x"\n', "test")
-
-
 def test_a_path_of_a_store(bucket: Store, tmp_path: Path) -> None:
     folder = StorePath("s3://b/run/x")
     assert str(folder / "y") == "s3://b/run/x/y" and pickle.loads(pickle.dumps(folder)) == folder

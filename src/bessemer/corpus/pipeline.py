@@ -94,7 +94,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
     if corpus.publish is not None:
         require_publishable(run.corpus, corpus.publish)
-    with worker.kept_workers():
+    with worker.kept_workers(run.path):
         listings = listings_of(corpus, run)
         inputs = digest_of_files(corpus, {name: files.read for name, files in listings.items()})
         work = open_work(run, inputs, corpus.work)

@@ -1,6 +1,6 @@
 """Tasks of the corpus as job arrays of Slurm: an array for each step, whose jobs take chunks of its tasks until none is left.
 
-    WORK/slurm/QUEUE/           a submission; none is used twice
+    WORK/slurm/QUEUE/           a submission; none is used twice; where WORK is in a store: RUN/slurm/QUEUE, on a shared disk
       array.sbatch, job         the script, and the id of its array
       todo/000012               a chunk: pickled [(number, task), ...]; a job takes it by renaming it
       taken/000012.3            into this, job 3's; removed when the chunk is done
@@ -45,6 +45,7 @@ from bessemer.corpus.work import CorpusTask
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.run import write_atomic
+from bessemer.store_path import StorePath
 from bessemer.terminal import counted, duration, say, warn
 
 DEFAULT_JOBS = 64
@@ -68,21 +69,21 @@ def require_slurm() -> None:
         )
 
 
-def end_earlier(work: Path) -> None:
+def end_earlier(shared: Path) -> None:
     """Cancel the arrays of drivers that were killed; whichever engine goes on, they would work at the same time."""
-    for earlier in (work.absolute() / "slurm").glob("*"):
+    for earlier in (shared.absolute() / "slurm").glob("*"):
         if _cancel(earlier):
             say(f"  array {(earlier / 'job').read_text()} of an earlier run is cancelled")
         shutil.rmtree(earlier, ignore_errors=True)
 
 
-def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> None:
-    """Do all tasks of one work folder; `done` is called after each.
+def run_on_slurm(what: str, tasks: Sequence[CorpusTask], settings: Work, done: OnResult, shared: Path) -> None:
+    """Do all tasks of one work folder; `done` is called after each. shared: a folder that all nodes see, for the queue.
 
     Raises what a task raises, and BessemerError for an array that was refused or cancelled or that does nothing, and for a task
     whose job ends again and again.
     """
-    root = tasks[0].work.absolute() / "slurm"
+    root = shared.absolute() / "slurm"
     left = dict(enumerate(tasks))
     deaths: Counter[int] = Counter()
     num_fruitless = 0
@@ -216,7 +217,7 @@ class SlurmQueue:
                 self.done(task)
             elif time.monotonic() - since > SEEN_SECONDS:
                 require_receipt(task, None)
-            else:
+            elif not isinstance(task.folder, StorePath):
                 with contextlib.suppress(OSError):  # to open a folder makes a network file system read it anew
                     os.listdir(task.folder.parent)
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -86,12 +87,13 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     num_workers = min(settings.workers or num_cores(), len(tasks))
     if not tasks:
         return
-    if not isinstance(tasks[0].work, StorePath):  # whose tasks no array of Slurm has
-        end_earlier(tasks[0].work)
+    shared = _shared if isinstance(tasks[0].work, StorePath) else tasks[0].work
+    if shared is not None:
+        end_earlier(shared)
     if settings.engine == "ray":
         run_on_ray(tasks, settings, done)
     elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:
-        run_on_slurm(what, tasks, settings, done)
+        run_on_slurm(what, tasks, settings, done, shared or Path.cwd())
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
         Pool(tasks).work(num_workers, done)
     else:
@@ -109,17 +111,21 @@ def _run_here(tasks: Sequence[CorpusTask], done: OnResult) -> None:
 
 # processes that wait for the next stage's tasks; None: none are kept
 _kept: list[subprocess.Popen[bytes]] | None = None
+_shared: Path | None = None  # a folder that all nodes see, for the queues of job arrays whose work is in a store
 
 
 @contextlib.contextmanager
-def kept_workers() -> Iterator[None]:
-    """Within it the processes of one stage do the tasks of the next as well: a process takes about a second to start."""
-    global _kept
-    _kept = []
+def kept_workers(run: Path) -> Iterator[None]:
+    """Within it the processes of one stage do the tasks of the next as well: a process takes about a second to start; and job
+    arrays whose work is in a store take their tasks from below the folder of the run."""
+    global _kept, _shared
+    _kept, _shared = [], run
     try:
         yield
     finally:
-        kept, _kept = _kept, None
+        kept, _kept, _shared = _kept, None, None
+        with contextlib.suppress(OSError):  # not empty: of an array that a killed driver left
+            (run / "slurm").rmdir()
         _end(kept)
 
 

@@ -103,10 +103,6 @@ class Work(Section):
     publish: StoreURL = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
-    def _complaints(self) -> Iterator[str]:
-        if self.work is not None and self.engine == "slurm":
-            yield "work: the jobs of Slurm take tasks from a shared disk, and exchange files there; leave it out"
-
     @property
     def unused(self) -> list[str]:
         """Keys that were given and are of another engine than the one chosen."""

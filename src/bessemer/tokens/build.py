@@ -116,7 +116,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
-    with kept_workers(), resumable(run.tokens, digest(inputs, kept)) as work:
+    with kept_workers(run.path), resumable(run.tokens, digest(inputs, kept)) as work:
         staged, exchange = work / OUT, None
         place: Path = staged
         if recipe.tokens.publish is not None:
