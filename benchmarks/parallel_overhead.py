@@ -63,7 +63,7 @@ def wrapped(recipe: Recipe, config: ModelConfig, device: devices.Device, mesh: P
     """The parallel path with FSDP2 around the blocks, on a mesh of one."""
     trainer = Trainer(recipe, meta_model(config), device, 0, 1, mesh, split.initial_weights(config, 1))
     root = ModelWithLoss(trainer.model, trainer.task, device, recipe.train.dropout, mesh)
-    data.apply_fsdp(root, list(trainer.model.blocks), mesh, device.arithmetic.autocast)
+    data.apply_fsdp(root, list(trainer.model.blocks), mesh, device.precision.autocast)
     trainer.engine = DataParallel(trainer.model, root, mesh, device)
     trainer.optimizer = optimizers.build(trainer.model, recipe.train.optimizer)
     return trainer

@@ -103,7 +103,7 @@ def planned_run(
     common = here.keys(resolved, planner.config, final, devices=devices, recomputed_total=in_all)
     plan = {**final, "fits": fits, **common}
     if resolved.parallel.world > 1:
-        precision = planner.device.precision
+        precision = planner.device.precision.name
         plan["communicated_bytes"] = planned_bytes(
             resolved.train, resolved.parallel, planner.config, precision, recomputed_total=in_all
         )
@@ -158,7 +158,7 @@ class Planner:
 
     @property
     def compiles_cpu_bf16(self) -> bool:
-        return not self.device.is_cuda and self.device.compile and self.device.precision == "bf16"
+        return not self.device.is_cuda and self.device.compile and self.device.precision.name == "bf16"
 
     def devices(self, recipe: Recipe) -> int:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)

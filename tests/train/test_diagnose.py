@@ -119,7 +119,7 @@ def test_what_more_precision_mends_is_numerics(runs: Path, recipe_file: Path, mo
 
     def forward_backward(self: Trainer, batch: Batch, *scale: Any) -> StepStats:
         found = honest(self, batch, *scale)
-        overflows = self.device.precision == "fp32" and batch.first == 8 * 50
+        overflows = self.device.precision.name == "fp32" and batch.first == 8 * 50
         return replace(found, grad_norm=math.nan) if overflows else found
 
     monkeypatch.setattr(Trainer, "forward_backward", forward_backward)

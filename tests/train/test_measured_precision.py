@@ -30,7 +30,7 @@ def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float
         "_timed_steps",
         lambda trainers, *more, **given: (
             list(seconds)
-            if [one.device.precision for one in trainers] == ["fp32", "bf16"]
+            if [one.device.precision.name for one in trainers] == ["fp32", "bf16"]
             else timed(trainers, *more, **given)
         ),
     )

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def in_precision(trainer: Trainer, name: str) -> Trainer:
     """The same step in a precision that a recipe may not ask a CPU for, but that torch emulates there."""
-    trainer.device = trainer.engine.root.device = replace(trainer.device, arithmetic=PRECISIONS[name])  # type: ignore[attr-defined]
+    trainer.device = trainer.engine.root.device = replace(trainer.device, precision=PRECISIONS[name])  # type: ignore[attr-defined]
     trainer.model.use_linear(precisions.linear_of(PRECISIONS[name]))
     return trainer
 

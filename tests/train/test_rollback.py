@@ -28,8 +28,8 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.mixture import Phase
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import rollback
+from bessemer.train.horizon import Horizon
 from bessemer.train.measure import RunTiming
-from bessemer.train.pace import Pace
 from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
 from tests.newest import weights_hash
@@ -160,7 +160,7 @@ def test_a_poisoned_range_is_skipped_and_its_documents_are_named(
         [
             (Journal, "add_rollback", True),
             (rollback, "drop_newer", True),
-            (Pace, "roll_back", True),
+            (Horizon, "roll_back", True),
         ],
         (Journal, "add_rollback", True),
     ),
@@ -299,7 +299,7 @@ def test_a_slow_alarm_goes_back_to_the_oldest_where_none_is_from_before_it(tmp_p
         save(tmp_path, step, {"model": {"a": torch.ones(3)}}, {}, keep=5)
     training: Any = SimpleNamespace(
         run=SimpleNamespace(checkpoints=tmp_path), trainer=SimpleNamespace(mesh=SINGLE_PROCESS),
-        recipe=SimpleNamespace(guard=Guard()), pace=SimpleNamespace(steps=160),
+        recipe=SimpleNamespace(guard=Guard()), horizon=SimpleNamespace(steps=160),
     )  # fmt: skip
 
     def goes_to(kind: IncidentKind, onset: int) -> int | None:
@@ -314,7 +314,7 @@ def test_an_alarm_at_the_beginning_of_a_phase_says_so() -> None:
     phases = [Phase(0, (1, 1), (0, 0)), Phase(804, (1, 3), (402, 402), asked=1)]
     sizes = SimpleNamespace(first=lambda step: 8 * step, after=lambda step: 8 * step)
     training: Any = SimpleNamespace(
-        pace=SimpleNamespace(sizes=sizes), loader=SimpleNamespace(mixture=SimpleNamespace(phases=phases))
+        horizon=SimpleNamespace(sizes=sizes), loader=SimpleNamespace(mixture=SimpleNamespace(phases=phases))
     )
     said = [rollback._phase_begun(training, Alarm(DRIFT, onset, "")) != "" for onset in (100, 101, 105, 106)]
     assert said == [False, True, True, False]

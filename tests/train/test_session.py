@@ -78,7 +78,7 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
     del freed
     kept = devices.resident_bytes() - empty
     training: Any = SimpleNamespace(
-        trainer=trainer, held_out=[], pace=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
+        trainer=trainer, held_out=[], horizon=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
         log=MetricsLog(RunFolder(tmp_path), [], 0, False, writes=False),
     )  # fmt: skip
     loop._validate(training, TrainState())

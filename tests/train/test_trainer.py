@@ -91,7 +91,7 @@ def test_an_update_is_adamw_by_hand(recipe_file: Path) -> None:
 
 def test_bf16_runs_in_bf16_with_fp32_weights(recipe_file: Path) -> None:
     full, narrow = trainer_of(recipe_file), trainer_of(recipe_file, "train.precision=bf16")
-    assert narrow.device.precision == "bf16"
+    assert narrow.device.precision.name == "bf16"
     seen: list[torch.dtype] = []
     narrow.model.blocks[0].mlp.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
     loss = narrow.forward_backward(batch()).loss

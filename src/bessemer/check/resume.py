@@ -93,7 +93,7 @@ def _another_world(
         yield CheckRow(learning.RESUME, name, "not here", "this machine has one device")
         return
     other = subject.trained("resized", alone, stops=(stop,), tokens=store.folder, then=_in_layout(alone, PAIR))
-    tolerance = TOLERANCES.get(subject.device.precision, LOOSE)
+    tolerance = TOLERANCES.get(subject.device.precision.name, LOOSE)
     differences = {step: abs(straight.losses[step] - other.losses.get(step, math.inf)) for step in straight.losses}
     at_once, later = max(differences[step] for step in range(1, stop + 2)), max(differences.values())
     if straight.order != other.order:
@@ -127,4 +127,4 @@ def _features(subject: Subject) -> list[str]:
         f"moments in {train.optimizer.state}": train.optimizer.state != "fp32",
         f"schedule of {len(tokens.schedule)} mixtures": bool(tokens.schedule),
     }
-    return [subject.device.precision, train.optimizer.kind, *(name for name, is_on in named.items() if is_on)]
+    return [subject.device.precision.name, train.optimizer.kind, *(name for name, is_on in named.items() if is_on)]

@@ -152,8 +152,8 @@ def _train(name: str, dynamic: bool) -> tuple[dict[str, Any], Trainer]:
     """A short run in a precision, from the same weights over the same batches. Returns its losses and its last state."""
     recipe = study_recipe("study", RECIPE)
     # Every precision takes the batch's share as its loss scale; only fp16 with a dynamic one has a factor on top.
-    arithmetic = replace(PRECISIONS[name], scaled=True)
-    device = replace(choose(recipe.train), arithmetic=arithmetic)
+    precision = replace(PRECISIONS[name], scaled=True)
+    device = replace(choose(recipe.train), precision=precision)
     trainer = Trainer(recipe, build_model(model_config(recipe, 256), 0), device, 0, 1)
     scale, losses, lost = LossScale(2.0**16 if dynamic else 1.0), [], 0
     for number, batch in enumerate(_batches()):

@@ -1,7 +1,7 @@
 """From token shards to a trained model, and what is done with one.
 
 The loop: session.py builds the parts of a training (`Training`), judges a step and takes it, loop.py goes through the steps,
-trainer.py computes gradients and updates. pace.py says which batches come next and how many steps there are; rollback.py
+trainer.py computes gradients and updates. horizon.py says which batches come next and how many steps there are; rollback.py
 answers the guard; stragglers.py looks for slow ranks; watch.py, metrics.py and trackers.py log.
 
 A step: task.py (what is predicted), engine.py (micro-batches to gradients, on one process or several), split.py (the model over a

@@ -34,7 +34,7 @@ class Device:
 
     torch_device: torch.device
     name: str
-    arithmetic: Precision
+    precision: Precision
     compile: bool
 
     @property
@@ -44,11 +44,7 @@ class Device:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the activations and, except in fp8, of the operands of matmuls."""
-        return self.arithmetic.dtype
-
-    @property
-    def precision(self) -> str:
-        return self.arithmetic.name
+        return self.precision.dtype
 
 
 def choose(train: Train, local_rank: int = 0) -> Device:
@@ -164,7 +160,7 @@ def matmul_rate(device: Device) -> float:
     On a CPU this is the peak for MFU, with the libraries and threads of a step. The best, because other programs on the cores
     only slow a matmul down.
     """
-    apply_flags(device.arithmetic)
+    apply_flags(device.precision)
     generator = torch.Generator(device.torch_device).manual_seed(0)  # not the training's
     libraries = (linear_kernel, torch.mm) if not device.is_cuda and prefers_onednn() else (torch.mm,)
     best = 0.0

@@ -84,7 +84,7 @@ class ModelWithLoss(nn.Module):
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """The fields of a MicroBatchLoss, or with `scored` the result of Task.score: FSDP2's hooks find tensors in plain
         tuples only."""
-        with precisions.autocast(self.device.arithmetic, self.device.torch_device):
+        with precisions.autocast(self.device.precision, self.device.torch_device):
             batch = read_batch(self.mesh, self.task, self.dropout, inputs_BT, targets_BS, starts_BT, dropout_B)
             hidden_BTD = self.model(batch.inputs_BL, batch.documents, masks=batch.masks)
             if scored:
@@ -111,7 +111,7 @@ class DataParallel:
         around = partial(data.gradient_sync, self.root, self.mesh)
         # On one process weights stay where they are, whole: FSDP2 would put one after another in the same memory.
         keeps = (
-            self.mesh.is_single and device.torch_device.type == "cpu" and device.arithmetic.autocast == torch.bfloat16
+            self.mesh.is_single and device.torch_device.type == "cpu" and device.precision.autocast == torch.bfloat16
         )
         parameters = list(self.model.parameters())
         with casts.casts_kept(parameters) if keeps else nullcontext():

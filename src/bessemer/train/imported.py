@@ -79,7 +79,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
         write_atomic(staged.recipe, dump(recipe))
         device = _save(recipe, staged, model, tokenizer)
         facts = {"imported": {"source": str(source), **asdict(imported)}}
-        write_json(staged.environment, describe(device.name, device.precision) | facts)
+        write_json(staged.environment, describe(device.name, device.precision.name) | facts)
         staged.path.chmod(0o755)  # as other run folders; a temporary one is its owner's alone
         (run.path / ".lock").unlink(missing_ok=True)
         os.rename(staged.path, run.path)

@@ -106,9 +106,9 @@ def _prepare_device(run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, check the precision, and start to measure this training's memory."""
     devices.make_deterministic()
     if mesh.is_main and read_json_again(run.environment) is None:
-        write_json(run.environment, describe(device.name, device.precision))
-    say(f"  on {device.name}, {device.precision}{', compiled' if device.compile else ''}")
-    say(f"  {probe(device.arithmetic, device.torch_device)}")
+        write_json(run.environment, describe(device.name, device.precision.name))
+    say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")
+    say(f"  {probe(device.precision, device.torch_device)}")
     if not device.is_cuda:
         # Memory freed by measurements and earlier stages must not count as this training's base.
         devices.freeze_loaded()
@@ -135,9 +135,9 @@ def train(training: Training) -> TrainSummary:
 
     Raises Stopped after a stop signal to any process, with everything saved, and BessemerError where the guard stops the run.
     """
-    trainer, pace, saver, log = training.trainer, training.pace, training.saver, training.log
+    trainer, horizon, saver, log = training.trainer, training.horizon, training.saver, training.log
     rates, state, scores = training.rates, training.start_state, None
-    done, total = pace.sizes.tokens_before(state.step), pace.sizes.tokens_before(pace.steps)
+    done, total = horizon.sizes.tokens_before(state.step), horizon.sizes.tokens_before(horizon.steps)
     with (
         training.clock.session(), saver, StopSignal(trainer.mesh) as stop, log,
         progress("training", total, "tok", done) as advance,
@@ -150,23 +150,23 @@ def train(training: Training) -> TrainSummary:
             stats, before = trainer.forward_backward(batch, state.scale), state.step
             state, rate = _guarded_update(training, state, batch, stats)
             if rate is None:  # rolled back
-                advance(pace.sizes.tokens_before(state.step) - pace.sizes.tokens_before(before))
+                advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(before))
                 continue
             training.gate_log.stepped(state.step, batch)
             training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
             scores = _revise_log_validate(training, state, stats, rate) or scores
-            is_last, stopped_by = state.step == pace.steps, stop.received()
+            is_last, stopped_by = state.step == horizon.steps, stop.received()
             if not is_last and stopped_by is None:
                 _save_where_due(training, state)
             training.clock.stepped(state.step, rates.data_wait)
             note = f"loss {stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
-            advance(pace.sizes.tokens(state.step - 1), note, pace.sizes.tokens_before(pace.steps))
+            advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
             if stopped_by and not is_last:
                 _save_now(training, state)
                 training.clock.write(state.step, stopped_by)
                 raise Stopped(
-                    f"stopped by {stopped_by} after step {state.step} of {pace.steps}; everything is saved in "
+                    f"stopped by {stopped_by} after step {state.step} of {horizon.steps}; everything is saved in "
                     f"{training.run.path}: the same command goes on from there"
                 )
         training.heartbeat.mark("end", state.step)
@@ -190,22 +190,22 @@ def _guarded_update(
 
 def _revise_log_validate(training: Training, state: TrainState, stats: StepStats, rate: float) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
-    pace, log = training.pace, training.log
-    if pace.revise(state.step):
-        training.trainer.settings = pace.recipe.train
-        training.saver.follow(pace.recipe)
-        log.write("steps", state.step, steps=pace.steps)
-    settings, is_last = training.trainer.settings, state.step == pace.steps
+    horizon, log = training.horizon, training.log
+    if horizon.revise(state.step):
+        training.trainer.settings = horizon.recipe.train
+        training.saver.follow(horizon.recipe)
+        log.write("steps", state.step, steps=horizon.steps)
+    settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
         log.write("train", state.step, **_train_line(training, stats, rate, state))
-    if state.step % (settings.validate_every or pace.steps) == 0 or is_last:
+    if state.step % (settings.validate_every or horizon.steps) == 0 or is_last:
         return _validate(training, state)
     return None
 
 
 def _train_line(training: Training, stats: StepStats, rate: float, state: TrainState) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
-    device, sizes = training.trainer.device, training.pace.sizes
+    device, sizes = training.trainer.device, training.horizon.sizes
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
     numbers: dict[str, object] = {
         "tokens": sizes.tokens_before(state.step),
@@ -221,7 +221,7 @@ def _train_line(training: Training, stats: StepStats, rate: float, state: TrainS
         numbers |= training.trainer.qk_clip.metrics()
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
     numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile)}
-    if device.arithmetic.scaled:
+    if device.precision.scaled:
         numbers |= {"loss_scale": stats.scale.value, "scale_skips": stats.scale.skipped}
     return numbers
 
@@ -236,7 +236,7 @@ def _validate(training: Training, state: TrainState) -> Validation:
             log_tasks(training, state)
         release_unused(trainer.device)
         training.log.write(
-            "validation", state.step, tokens=training.pace.sizes.tokens_before(state.step), loss=scores.loss,
+            "validation", state.step, tokens=training.horizon.sizes.tokens_before(state.step), loss=scores.loss,
             loss_by_source=scores.loss_by_source, **scores.scores(), seconds=perf_counter() - started,
         )  # fmt: skip
     return scores
@@ -262,15 +262,15 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
     trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
     if state.step > resumed_at or not training.is_on_disk:
         _save_now(training, state)
-        training.log.write("time", state.step, resumed_at=resumed_at, **training.pace.seconds())
-    training.clock.write(state.step, is_finished=state.step == training.pace.steps)
+        training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
+    training.clock.write(state.step, is_finished=state.step == training.horizon.steps)
     memory = mesh.gather(memory_in_use(trainer.device))
     if state.step > resumed_at:
         training.log.write(
             "memory", state.step, planned=training.planned_memory, measured=max(memory), recomputed=trainer.recomputed,
             by_rank={str(rank): taken for rank, taken in enumerate(memory)},
         )  # fmt: skip
-    counts, gaps = state.counts.summed(mesh), training.pace.sizes.gaps(state.step)
+    counts, gaps = state.counts.summed(mesh), training.horizon.sizes.gaps(state.step)
     if mesh.is_main:
         audit = mixture_audit(training.loader.mixture, counts, state.samples, gaps)
         write_json(training.run.mixture, audit)
@@ -280,7 +280,7 @@ def _finish(training: Training, state: TrainState, scores: Validation | None) ->
         bits_per_byte=scores.bits_per_byte if scores else None,
         accuracy=scores.accuracy if scores else None,
         skipped=state.guard.skipped,
-        seconds=training.pace.seconds()["seconds"],
+        seconds=training.horizon.seconds()["seconds"],
         weights=tensors_digest(owned_parameters(trainer.model), mesh),
         rescaled=state.scale.skipped,
         peak_memory=max(memory),

@@ -232,9 +232,9 @@ def planned_bytes(
     """
     batch = train.global_batch_tokens
     assert batch is not None and train.micro_batch is not None, "the recipe is resolved"
-    arithmetic = PRECISIONS[precision]
-    weights, narrow = arithmetic.weights.itemsize, arithmetic.dtype.itemsize
-    sums = torch.promote_types(arithmetic.weights, torch.float32).itemsize
+    used = PRECISIONS[precision]
+    weights, narrow = used.weights.itemsize, used.dtype.itemsize
+    sums = torch.promote_types(used.weights, torch.float32).itemsize
     element_bytes = ElementBytes(narrow, cast=narrow, gradient=weights, master=weights, sums=sums)
     micro_batches = batch // config.sequence_length // layout.data // train.micro_batch
     targets = batch if targets is None else targets

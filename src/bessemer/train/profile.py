@@ -219,7 +219,7 @@ def write(
     result = {
         "steps": [profiler.window.start, profiler.window.stop - 1],
         "device": profiler.device.name,
-        "precision": profiler.device.precision,
+        "precision": profiler.device.precision.name,
         "profiled_step_seconds": profiled,
         "step_seconds": seconds,
         "seconds": profiler.seconds,

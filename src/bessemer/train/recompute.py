@@ -50,7 +50,7 @@ def memory_of(
     if layout.world == 1:
         concurrent = concurrent_micro_batches(train, config.sequence_length, device.torch_device, device.compile)
     return peak_memory(
-        train, layout, config, device.arithmetic.element_bytes, before_model=base, recomputed_per_rank=recomputed,
+        train, layout, config, device.precision.element_bytes, before_model=base, recomputed_per_rank=recomputed,
         is_cuda=device.is_cuda, concurrent=concurrent,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def base_bytes(device: Device) -> int:
         return 0
     if device.compile:
         import torch._inductor.compile_fx  # noqa: F401
-    elif device.precision == "bf16":
+    elif device.precision.name == "bf16":
         _load_bf16_kernels()
     return resident_bytes()
 

@@ -140,13 +140,13 @@ def replay(recipe: Recipe, run: RunFolder, journal: Journal, step: int, has_inci
     history = [LossAndNorm(*pair) for pair in zip(window.spike_losses, norms, strict=True)]
     high_precision = None
     if has_incident or not current.step.deviations_above(history) < SPIKE_DEVIATIONS:
-        higher = _on_one_process(recipe, "fp64" if device.precision in ("fp32", "fp64") else "fp32")
+        higher = _on_one_process(recipe, "fp64" if device.precision.name in ("fp32", "fp64") else "fp32")
         with _training_at(higher, run, None, journal) as precise:
             precise.trainer.model.load_state_dict(weights)
             high_precision = LossAndNorm.of(precise.trainer.forward_backward(_batch_of(precise, step)))
     return Replayed(
-        start, replaying.steps, current, repeated, high_precision, earlier, history, sequences, device.precision, device.dtype,
-        training.reference.uniform_loss,
+        start, replaying.steps, current, repeated, high_precision, earlier, history, sequences,
+        device.precision.name, device.dtype, training.reference.uniform_loss,
     )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ class _Replay:
         """Of a step and its neighbours with the current weights: the batches before it, which the run has learned from, and at
         the beginning of the run those after it."""
         end = max(step, NEIGHBOURS + 2)
-        around = [n for n in range(max(end - NEIGHBOURS, 1), end) if n != step and n <= self.training.pace.steps]
+        around = [n for n in range(max(end - NEIGHBOURS, 1), end) if n != step and n <= self.training.horizon.steps]
         return WithNeighbours(self.figures(step), [self.figures(number) for number in around])
 
     def ranked(self, step: int) -> list[RankedSequence]:
@@ -244,5 +244,5 @@ def _training_at(
 
 def _batch_of(training: Training, step: int) -> Batch:
     """The batch of a step (1-based)."""
-    sizes = training.pace.sizes
+    sizes = training.horizon.sizes
     return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))

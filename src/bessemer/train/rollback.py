@@ -40,7 +40,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
     step, alarm = state.step + 1, judgement.alarm
     if judgement.verdict is Verdict.SKIP:
         training.journal.add_skip(step)
-        limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.pace.steps))
+        limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.horizon.steps))
         if judgement.state.skipped > limit and alarm is not None:
             _stop(training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})")
     if alarm is None:
@@ -93,7 +93,7 @@ def compare_replicas(training: Training, state: TrainState) -> TrainState | None
     """Compare the weights of replicas where that is due, and always before they are saved. Returns the restored state after a
     rollback, else None. Collective."""
     mesh, step, every = training.trainer.mesh, state.step, training.recipe.guard.compare_replicas_every
-    is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.pace.steps
+    is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.horizon.steps
     if mesh.is_single or not every or not (step % every == 0 or is_saved):
         return None
     sums_by_rank = mesh.gather(bit_sums(compared_parameters(training.trainer.model)))
@@ -149,7 +149,7 @@ def _roll_back_or_stop(
 
 def _phase_begun(training: Training, alarm: Alarm) -> str:
     """That the first bad step is at the beginning of a phase of the data, in words; empty where it is not."""
-    sizes, near = training.pace.sizes, range(max(alarm.onset - 1 - PHASE_STEPS, 0), alarm.onset)
+    sizes, near = training.horizon.sizes, range(max(alarm.onset - 1 - PHASE_STEPS, 0), alarm.onset)
     first, end = sizes.first(near.start), sizes.after(near.stop)
     for phase in training.loader.mixture.phases[1:]:
         if first <= phase.first < end and not alarm.kind.is_hardware_fault:
@@ -161,7 +161,7 @@ def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm:
     """Where the alarm began after the user changed the recipe, and a rollback would go to before that: go back to the checkpoint
     at the change and stop, since the change is the likely cause, and older steps would be repeated with the new recipe."""
     mesh, at = training.trainer.mesh, training.trainer.mesh.broadcast(training.saver.changed_at)
-    distance = training.recipe.guard.distance(training.pace.steps)
+    distance = training.recipe.guard.distance(training.horizon.steps)
     if at == 0 or alarm.kind.is_hardware_fault or not alarm.onset - 1 - distance < at < alarm.onset:
         return
     training.saver.finish(state)
@@ -194,7 +194,7 @@ def _give_up(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheck
 
 
 def _stop_at(training: Training, step: int, alarm: Alarm, at: int, rate_factor: float, why: str, hint: str) -> NoReturn:
-    samples, number = training.pace.sizes.first(at), training.journal.num_rollbacks + 1
+    samples, number = training.horizon.sizes.first(at), training.journal.num_rollbacks + 1
     rollback = Rollback(
         number, step, at, alarm.kind.name, alarm.onset, (samples, samples), rate_factor, 1.0, 0, stops_run=True
     )
@@ -231,7 +231,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
     """The newest checkpoint that verifies and is old enough, else the oldest from before the first bad step. Of an alarm that
     rises slowly, whose onset may lie before all that are kept, the oldest there is. Collective."""
     folder, mesh = training.run.checkpoints, training.trainer.mesh
-    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.pace.steps)
+    distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.horizon.steps)
     newest_wanted = alarm.onset - 1 - distance
     there: list[int] = [step for step in mesh.broadcast(published(folder)) if step > 0]
     steps = [step for step in there if step < alarm.onset] or ([] if alarm.kind.has_sharp_onset else there[:1])
@@ -241,7 +241,7 @@ def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | No
 
 def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, rank: int) -> TrainState:
     """Write the rollback to the journal, report it and carry it out. step: with the alarm (1-based)."""
-    journal, pace = training.journal, training.pace
+    journal, horizon = training.journal, training.horizon
     skipped = _skipped_steps(training, step, alarm, checkpoint)
     rollback = _rollback(training, step, alarm, checkpoint, skipped)
     _begin(training, rollback)
@@ -255,7 +255,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
     with training.heartbeat.during("start"), training.clock.counting("recovery"):
         restored = restore(training.trainer, checkpoint, training.store)
-    pace.roll_back(rollback.to, pace.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
+    horizon.roll_back(rollback.to, horizon.sizes.without([rollback.omitted]).going_on(rollback.to, restored.samples))
     _log(training, rollback, len(skipped))
     guard = replace(restored.guard, num_rollbacks=journal.num_rollbacks, healthy_until=max(alarm.onset - 1, 1))
     return replace(restored, guard=guard)
@@ -271,7 +271,7 @@ def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: Save
     if not alarm.kind.is_hardware_fault:
         is_repeated = _num_recent_rollbacks(training, step, of_data=True) > 0
         num_skipped = round(
-            training.recipe.guard.batches_to_skip(training.pace.steps) * (REPEATED_SKIP if is_repeated else 1.0)
+            training.recipe.guard.batches_to_skip(training.horizon.steps) * (REPEATED_SKIP if is_repeated else 1.0)
         )
     start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
     if not num_skipped:
@@ -281,11 +281,11 @@ def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: Save
 
 
 def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
-    guard, sizes = training.recipe.guard, training.pace.sizes
+    guard, sizes = training.recipe.guard, training.horizon.sizes
     first, rates = sizes.first(skipped.start), (1.0, 1.0, 0)
     if not alarm.kind.is_hardware_fault:
         before = min(_num_recent_rollbacks(training, step, of_data=True), len(guard.rate_factors) - 1)
-        rates = guard.rate_factors[before], guard.rewarm_from, guard.steps_to_rewarm(training.pace.steps)
+        rates = guard.rate_factors[before], guard.rewarm_from, guard.steps_to_rewarm(training.horizon.steps)
     omitted = first, sizes.after(skipped.stop) if skipped else first
     number = training.journal.num_rollbacks + 1
     return Rollback(number, step, checkpoint.step, alarm.kind.name, alarm.onset, omitted, *rates)
@@ -319,7 +319,7 @@ def _report(training: Training, step: int, alarm: Alarm, action: str, **more: An
 
 def _first_samples(training: Training, step: int, alarm: Alarm) -> list[dict[str, Any]]:
     """The samples of the first batches from the alarm's onset, with their documents."""
-    sizes, samples = training.pace.sizes, list[dict[str, Any]]()
+    sizes, samples = training.horizon.sizes, list[dict[str, Any]]()
     for number in range(alarm.onset - 1, min(alarm.onset - 1 + DOCUMENT_STEPS, step)):
         count = min(sizes.sequences(number), DOCUMENT_SAMPLES - len(samples))
         samples += training.loader.documents(sizes.first(number), count)

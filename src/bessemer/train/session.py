@@ -41,9 +41,9 @@ from bessemer.tokens.loader import Batch, Loader
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device
+from bessemer.train.horizon import Horizon
 from bessemer.train.learning_rate import rewarm_share
 from bessemer.train.metrics import MetricsLog, Rates
-from bessemer.train.pace import Pace
 from bessemer.train.split import initial_weights
 from bessemer.train.start import no_dropout_line, start_from, starting_model
 from bessemer.train.state import Saver, TrainState, restore
@@ -72,7 +72,7 @@ class Training:
     is_on_disk: whether a checkpoint of that state is; planned_memory: bytes; observe: wraps the iterator of batches, for the
     profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
 
-    recipe is the one the training began with: where train.minutes revises the number of steps, pace.recipe is the current one.
+    recipe is the one the training began with: where train.minutes revises the number of steps, horizon.recipe is the current one.
     rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
     inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
     """
@@ -87,7 +87,7 @@ class Training:
     is_on_disk: bool
     planned_memory: int
     observe: Observer
-    pace: Pace
+    horizon: Horizon
     saver: Saver
     journal: Journal
     reference: GuardReference
@@ -103,7 +103,7 @@ class Training:
 
     def batches(self) -> Iterator[Batch]:
         """The batches from the start state to the last step, timed; after a rollback those from the restored state on."""
-        return self.observe(self.rates.timed(self.pace.batches(self.loader, self.start_state.step)))
+        return self.observe(self.rates.timed(self.horizon.batches(self.loader, self.start_state.step)))
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -160,7 +160,7 @@ def set_up(
         is_on_disk=checkpoint is not None and checkpoint.folder.parent == run.checkpoints,
         planned_memory=planned_memory,
         observe=observe,
-        pace=Pace(recipe, run, mesh, state.step, store.train_tokens, num_scored, started, sizes, clock),
+        horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, num_scored, started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
         journal=journal,
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
@@ -273,7 +273,7 @@ def _trainer(
 def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
     """Judge the step after `state`. The history is cleared at the start of a data phase and after a scheduled re-warm-up;
     during a re-warm-up after a rollback, steps are judged but not added to the history. Collective."""
-    sizes, schedule = training.pace.sizes, training.trainer.settings.schedule
+    sizes, schedule = training.horizon.sizes, training.trainer.settings.schedule
     first, end = state.samples, sizes.after(state.step + 1)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
     is_rewarming = schedule.is_rewarming(state.step)
@@ -298,7 +298,7 @@ def apply_step(
         last = training.journal.governing(step)
         factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
         rate = training.trainer.update(step, stats.grad_norm, factor)
-    samples = batch.first + training.pace.sizes.sequences(step)
+    samples = batch.first + training.horizon.sizes.sequences(step)
     counts = state.counts.plus(batch, training.loader.mixture)
     return TrainState(step + 1, samples, judgement.state, stats.scale, counts), rate
 

@@ -87,13 +87,13 @@ def build(
     """
     memory, layout, local_spans = memory or nullcontext(), mesh.layout, list[StageSpan]()
     if mesh.is_single:
-        model = (model.double() if device.arithmetic.weights == torch.float64 else model).to(device.torch_device)
+        model = (model.double() if device.precision.weights == torch.float64 else model).to(device.torch_device)
     else:
-        model = meta_model(model.config).to(device.arithmetic.weights)
+        model = meta_model(model.config).to(device.precision.weights)
         if model.config.is_tied:
             model.head.tie(model.embedding)
     task.prepare(model)
-    model.use_linear(precisions.linear_of(device.arithmetic))
+    model.use_linear(precisions.linear_of(device.precision))
     if layout.pipeline > 1:
         from bessemer.parallel import pipeline
 
@@ -112,7 +112,7 @@ def build(
         return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
     if layout.uses_fsdp:
-        data.apply_fsdp(root, list(model.blocks), mesh, device.arithmetic.autocast)
+        data.apply_fsdp(root, list(model.blocks), mesh, device.precision.autocast)
     if not mesh.is_single:
         with memory:
             materialise(model, mesh, device, weights)
@@ -148,16 +148,16 @@ def _pipelined(
     """The stages of this process, each wrapped by itself."""
     from bessemer.parallel.pipeline import Pipeline, Stage, stage_model
 
-    arithmetic, read = device.arithmetic, functools.partial(context.read_batch, mesh, task, train.dropout)
-    autocast = functools.partial(precisions.autocast, arithmetic, device.torch_device)
+    precision, read = device.precision, functools.partial(context.read_batch, mesh, task, train.dropout)
+    autocast = functools.partial(precisions.autocast, precision, device.torch_device)
     stages = [Stage(stage_model(model, span), span, task, autocast, read) for span in local_spans]
     if mesh.layout.uses_fsdp:
         for stage in stages:
-            data.apply_fsdp(stage, stage.blocks, mesh, arithmetic.autocast)
+            data.apply_fsdp(stage, stage.blocks, mesh, precision.autocast)
     with memory:
         materialise(model, mesh, device, weights)
     split_backward = train.recompute == "none" and not device.compile
-    running = Pipeline(model, stages, mesh, device.torch_device, arithmetic.dtype, split_backward=split_backward)
+    running = Pipeline(model, stages, mesh, device.torch_device, precision.dtype, split_backward=split_backward)
     return Pipelined(running, mesh, device)
 
 

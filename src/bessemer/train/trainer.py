@@ -61,9 +61,9 @@ class Trainer:
         self.settings, self.device, self.mesh = recipe.train, device, mesh
         self.end_of_text, self.num_sources = end_of_text, num_sources
         config = model.config
-        if device.arithmetic.fp8 is not None:
+        if device.precision.fp8 is not None:
             precisions.require_fp8(config, recipe.parallel, recipe.train.micro_batch or 1)
-        precisions.apply_flags(device.arithmetic)
+        precisions.apply_flags(device.precision)
         self.batches = recipe.batches
         self.task = task_of(recipe.train, recipe.tokens.document_mask, config, end_of_text)
         if recomputed is None:
@@ -93,7 +93,7 @@ class Trainer:
         counts[-1] = sum(piece.tokens for piece in batch.gated)
         *counted, gated = self.mesh.sum_over_data(counts).tolist()
         num_targets = max(sum(counted), 1)
-        scaled = self.device.arithmetic.scaled
+        scaled = self.device.precision.scaled
         factor = scale.value if scaled else 1.0
         self._zero_gradients()
         with contextlib.nullcontext() if self.qk_clip is None else self.qk_clip.recording():
@@ -171,7 +171,7 @@ class Trainer:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context in which matmuls run in the recipe's precision."""
-        return precisions.autocast(self.device.arithmetic, self.device.torch_device)
+        return precisions.autocast(self.device.precision, self.device.torch_device)
 
     def eager(self) -> contextlib.AbstractContextManager[object]:
         """Context in which blocks are not compiled, for shapes that are others than a step's, and not worth a compilation."""

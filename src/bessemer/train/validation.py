@@ -132,9 +132,9 @@ def log_sample(training: Training, state: TrainState) -> None:
     depends on changes.
     """
     options, trainer = training.recipe.evaluate, training.trainer
-    every = trainer.settings.validate_every or training.pace.steps
+    every = trainer.settings.validate_every or training.horizon.steps
     number, before = (
-        step * options.samples // training.pace.steps for step in (state.step, max(state.step - every, 0))
+        step * options.samples // training.horizon.steps for step in (state.step, max(state.step - every, 0))
     )
     if number == before or not (options.prompts and writes_alone(trainer)):
         return

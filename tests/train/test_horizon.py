@@ -13,9 +13,9 @@ from bessemer.cli import run_command
 from bessemer.guard import goodput
 from bessemer.recipe import Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json_lines, write_atomic
+from bessemer.train import horizon as horizons
 from bessemer.train import loop, session
 from bessemer.train import metrics as step_rates
-from bessemer.train import pace as paces
 from bessemer.train.learning_rate import learning_rate_share
 from bessemer.train.measure import RunTiming
 from bessemer.train.state import Saver
@@ -61,7 +61,7 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
     monkeypatch.setattr(loop, "validate", validated)
     monkeypatch.setattr(Saver, "_write", saved)
-    for module in (paces, loop, session, step_rates, goodput):
+    for module in (horizons, loop, session, step_rates, goodput):
         monkeypatch.setattr(module, "perf_counter", lambda: clock["now"])
 
     def make(name: str, seconds: float, *overrides: str, between: float = 0.0, **changed: float) -> Path:

@@ -35,7 +35,7 @@ MIN_STEPS, FEW_STEPS, SLOW_START = 24, 3, 2  # timed steps of the first decision
 CLOCK_EVERY = 8  # steps between readings of the clock, which need a collective
 
 
-class Pace:
+class Horizon:
     """Decides the number of steps and times what happens between them."""
 
     def __init__(
