@@ -53,6 +53,18 @@ def test_a_damaged_file_is_a_note(make_run: Callable[..., RunFolder], name: str)
     assert any(name in note for note in data.read(run).notes)
 
 
+def test_scores_of_a_step_that_the_metrics_do_not_reach_are_left_out(make_run: Callable[..., RunFolder]) -> None:
+    """Of a folder that was copied in part: an early step has not the final score."""
+    run = make_run(steps=300)
+    last = data.read(run)
+    assert last.evaluation and not any("metrics.jsonl ends" in note for note in last.notes)
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(line for line in lines if json.loads(line)["step"] <= 100))
+    found = data.read(run)
+    assert not found.evaluation
+    assert any("metrics.jsonl ends at step 100 and evaluation.json is of step 300" in note for note in found.notes)
+
+
 def test_a_recipe_that_was_cut_between_keys_is_a_note(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=10)
     run.recipe.write_text(run.recipe.read_text().replace("export = {}\n", ""))
@@ -155,6 +167,13 @@ def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunFolder]
         said.endswith("they hold out other texts, or count them otherwise, so these do not compare.")
         and "ahead" not in said
     )
+    folder = make_run(folder=tmp_path / "third")
+    third = data.read(folder)
+    said = compare.headline([one, other, third], ["one", "other", "third"])
+    assert said.endswith("count them otherwise; one and third compare, others do not.")
+    (folder.tokens / "manifest.json").unlink()
+    said = compare.headline([one, data.read(folder)], ["one", "third"])
+    assert "what third holds out is not known (tokens/manifest.json is not there), so these do not compare." in said
 
 
 def test_a_model_that_had_learned_and_lost_it_has_not_learned_nothing(make_run: Callable[..., RunFolder]) -> None:

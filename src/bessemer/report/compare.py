@@ -63,12 +63,26 @@ def headline(datas: Sequence[RunData], names: Sequence[str]) -> str:
             shown = {name: f"{value:.1%}" if score == "accuracy" else f"{value:.3f}" for name, value in found.items()}
             if len({_held_out(data) for data in datas}) > 1:
                 each = ", ".join(f"{name} {value}" for name, value in shown.items())
-                return f"{each} ({unit}): they hold out other texts, or count them otherwise, so these do not compare."
+                return f"{each} ({unit}): {_do_not_compare(datas, names)}."
             if len(set(shown.values())) == 1:
                 return f"{' and '.join(shown)} are equal on their held-out text{by}: {shown[best]} {unit}."
             others = ", ".join(f"{name} {value}" for name, value in shown.items() if name != best)
             return f"{best} is ahead on its held-out text with {shown[best]} {unit}{by}; {others}."
     return f"{counted(len(datas), 'run')} side by side."
+
+
+def _do_not_compare(datas: Sequence[RunData], names: Sequence[str]) -> str:
+    """Why scores of runs do not compare, and which do."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for data, name in zip(datas, names, strict=True):
+        groups.setdefault(_held_out(data) if data.manifest else (name,), []).append(name)
+    unknown = [name for data, name in zip(datas, names, strict=True) if not data.manifest]
+    shared = [f"{' and '.join(group)} compare" for group in groups.values() if len(group) > 1]
+    if unknown:
+        why = f"what {' and '.join(unknown)} holds out is not known (tokens/manifest.json is not there)"
+    else:
+        why = "they hold out other texts, or count them otherwise"
+    return f"{why}, so these do not compare" if not shared else f"{why}; {', '.join(shared)}, others do not"
 
 
 def scores(datas: Sequence[RunData], name: str) -> tuple[list[float | None], str]:

@@ -253,10 +253,17 @@ class RunReader:
         was_trained = bool(found["evaluation"] or published(run.checkpoints))
         if was_trained and not (run.metrics.exists() and run.metrics.stat().st_size):
             self._notes.append("metrics.jsonl is missing or empty, so there are no curves.")
-        if was_trained and not recipe_text:
-            self._notes.append("recipe.toml is missing: the name is the folder's, and what was asked for is not known.")
         curves = self._metrics.curves()
         trained = curves["train"].step.tolist()
+        if not recipe_text and (was_trained or trained):
+            self._notes.append("recipe.toml is missing: the name is the folder's, and what was asked for is not known.")
+        scored = number_or_0(as_object(found["evaluation"]), "step")
+        if trained and scored > trained[-1]:
+            self._notes.append(
+                f"metrics.jsonl ends at step {trained[-1]:,.0f} and evaluation.json is of step {scored:,.0f}: the final scores "
+                "are left out, as the folder was not copied whole, or lost lines."
+            )
+            found["evaluation"] = {}
         if trained and (lost := missing_lines(trained, int(trained[-1]))):
             self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None

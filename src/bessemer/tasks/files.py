@@ -83,6 +83,8 @@ class TaskFile(Section):
     def _complaints(self) -> Iterator[str]:
         if missing := [key for key in NEEDED[self.kind] if not getattr(self, key)]:
             yield f"a task of kind {self.kind!r} needs {' and '.join(missing)}"
+        if "" in self.stop:
+            yield "stop: an empty text ends every answer before it begins; give what ends one, or leave it out"
         of_prompts = {"few_shot", "examples", "separator", "description"}
         of_kinds = {"exact": {"stop", "max_tokens", "ignore_case", "joiner", *of_prompts}, "text": set()}
         used = {*NEEDED[self.kind], *of_kinds.get(self.kind, {"joiner", *of_prompts})}
@@ -331,7 +333,7 @@ class _Filler:
 
         try:
             value = self._environment.compile_expression(template, undefined_to_none=False)(**row)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             hint = "; it is a field or an expression, written without braces" if "{{" in template else ""
             raise self._error(number, key, f"{error}{hint}") from None
         if isinstance(value, Undefined):
@@ -347,7 +349,7 @@ class _Filler:
             )
         try:
             return self._template(template).render(**row)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise self._error(number, key, f"{error}; the row has {', '.join(row)}") from None
 
     def _error(self, number: int, key: str, what: str) -> InputError:

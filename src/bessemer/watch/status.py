@@ -117,5 +117,7 @@ def _goes_on(run: RunFolder, saved: int) -> str:
     """What becomes of a run that has stopped. saved: the step of its newest checkpoint, 0 without one."""
     if not saved and was_saved(run):
         return "its checkpoints are gone: put them back, or start over with `bessemer run --restart`"
+    if not run.recipe.exists():
+        return "recipe.toml is missing, without which it cannot go on: copy the whole folder of the run"
     goes_on = f"goes on from step {saved:,}" if saved else "begins at step 1, as no checkpoint was saved"
     return f"`bessemer run` on this folder {goes_on}"
