@@ -693,11 +693,11 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     from bessemer.guard.journal import Journal, Rollback
     from bessemer.run import RunFolder, write_json
 
-    monkeypatch.setattr("bessemer.tokens.outlook.num_tokens", lambda folder: {"unique_tokens": 3000})
+    monkeypatch.setattr("bessemer.longer.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)
     assert verdict(run) == ""
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
-    text = '[run]\nname = "x"\n[train]\nsteps = 10\nglobal_batch_tokens = 1024\n'
+    text = 'export = {}\n[run]\nname = "x"\n[train]\nsteps = 10\nglobal_batch_tokens = 1024\n'
     for more, wanted in (
         ("", "train.steps=40"),
         ("minutes = 0.5\n", "train.minutes=2"),

@@ -26,7 +26,7 @@ MODULES = {
     "checkpoint": ("protocol", "format", "retention", "mirror"),
     "defaults": ("derived_keys", "scaling_rules"),
     "layout": ("validity", "memory", "flops", "communication", "pipeline_schedules", "devices"),
-    "plan": ("jobs", "search", "intervals", "expected", "here", "sizing", "laws", "failures", "money"),
+    "plan": ("jobs", "search", "intervals", "here", "sizing", "laws", "failures", "money"),
     "evaluate": ("final", "ngram", "chat"),
     "tasks": ("files", "scoring"),
     "studies": ("layouts", "detection", "pipeline", "precision", "mup"),

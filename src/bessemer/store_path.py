@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer import interrupt
 from bessemer.errors import BessemerError
 from bessemer.run import STAGE_FILE, link, stage_facts
 from bessemer.storage import COPIED_BYTES, answering, asked, failure, open_filesystem, open_remote, put_file
 from bessemer.terminal import warn
+
+if TYPE_CHECKING:  # commands that only look at files start without numpy
+    import numpy.typing as npt
 
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
 STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
@@ -286,6 +286,8 @@ def opened(path: Path) -> Any:
 
 def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A file as an array of numpy: mapped into memory, of a store read into it."""
+    import numpy as np
+
     if isinstance(path, StorePath):
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     # A plain view: a memmap goes through Python for every slice.
@@ -300,6 +302,8 @@ class StoredNumbers:
     """
 
     def __init__(self, path: StorePath, dtype: npt.DTypeLike, length: int) -> None:
+        import numpy as np
+
         self.path, self.dtype, self.length = path, np.dtype(dtype), length
 
     def __len__(self) -> int:
@@ -309,6 +313,8 @@ class StoredNumbers:
         if not isinstance(part, slice):
             number = part + self.length if part < 0 else part
             return self[number : number + 1][0]
+        import numpy as np
+
         start, end, _ = part.indices(self.length)
         size = self.dtype.itemsize
         return np.frombuffer(self._fetch(start * size, max(end - start, 0) * size), self.dtype)

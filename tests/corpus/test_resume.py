@@ -17,7 +17,7 @@ import pytest
 from build_corpus import small
 from corpus_samples import prose, recipe
 
-from bessemer.corpus import partition, pipeline, publish, units, whole, worker
+from bessemer.corpus import partition, pipeline, units, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import CorpusTask
@@ -201,13 +201,13 @@ def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: N
         raise BessemerError("stopped here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "assemble", stopped)
+        patched.setattr(pipeline, "assemble", stopped)
         with pytest.raises(BessemerError, match="stopped here"):
             pipeline.build(of, run)
     before = receipts(run.path)
     assert len(before) > 20
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "assemble", stopped)
+        patched.setattr(pipeline, "assemble", stopped)
         for module, name in ((pipeline, "plan"), (partition, "read")):
             patched.setattr(module, name, lambda *_: pytest.fail("done again"))
         patched.setattr("bessemer.corpus.dedup.task.DedupTask.make", lambda *_: pytest.fail("done again"))
@@ -227,7 +227,7 @@ def test_other_inputs_start_afresh(of: Recipe, data: Path, run: RunFolder, finel
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(publish, "assemble", stopped)
+        patched.setattr(pipeline, "assemble", stopped)
         with pytest.raises(OSError):
             pipeline.build(of, run)
         (data / "files" / "new.txt").write_text(prose(1000))

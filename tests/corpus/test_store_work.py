@@ -188,7 +188,7 @@ def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store,
     file = tmp_path / "recipe.toml"
     file.write_text(dump(stored))
     with pytest.MonkeyPatch.context() as patched:  # the work is done: what is left is to publish
-        patched.setattr("bessemer.corpus.publish.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        patched.setattr("bessemer.corpus.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             pipeline.build(stored, run)
     place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{inputs_digest(of)[:16]}", 0
@@ -224,7 +224,7 @@ def test_what_other_inputs_left_goes_and_a_half_removed_folder_is_not_trusted(
 ) -> None:
     of = in_store(sample(data))
     with monkeypatch.context() as patched:
-        patched.setattr("bessemer.corpus.publish.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        patched.setattr("bessemer.corpus.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         for text in ("one", "two"):
             (data / "files" / "new.txt").write_text(prose(1000) + text)
             with pytest.raises(OSError, match="full"):
@@ -269,13 +269,13 @@ def test_a_store_that_fails_for_a_while_is_waited_for(
             bucket.fail()
         return shifted(*given)
 
-    monkeypatch.setattr(publish, "assemble", assembled)
+    monkeypatch.setattr(pipeline, "assemble", assembled)
     monkeypatch.setattr(index, "shifted", shift)
     monkeypatch.setattr(storage, "warn", lambda line: said.append(line) or bucket.answer())  # type: ignore[func-returns-value]
     bucket.fail()
     pipeline.build(in_store(of, publish="s3://b/corpora"), there)
     assert len(said) == 3 and all(line.startswith("s3://b does not answer (") for line in said), said
-    place = f"b/corpora/there/corpus-{pipeline.inputs_digest(of)[:16]}"
+    place = f"b/corpora/there/corpus-{inputs_digest(of)[:16]}"
     found = contents(bucket.folder / place)
     del found["stage.json"]
     assert found == {name: raw for name, raw in contents(here.corpus).items() if "/" in name}
