@@ -191,11 +191,9 @@ def missing_credentials() -> str:
 
 
 _patient = Counter[str]()  # of stages that may wait, in this process
-_waiting, _answered, _waiting_lock = (
-    Counter[str](),
-    dict[str, float](),
-    threading.Lock(),
-)  # requests that wait, by store
+_waiting = Counter[str]()  # requests that wait, by store
+_answered: dict[str, float] = {}  # when the last of them had its answer, by time.monotonic
+_waiting_lock = threading.Lock()
 
 
 @contextmanager
