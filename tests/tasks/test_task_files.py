@@ -217,6 +217,9 @@ def test_a_shipped_task_may_have_a_name_of_ones_own(tmp_path: Path) -> None:
     [
         (["no", "yes"], "True", 1),
         (["no", "yes"], False, 0),
+        (["Yes", "No"], True, 0),
+        (["yes", "no"], "false", 1),
+        (["wrong", "right"], True, 1),
         (["True", "False"], True, 0),
         (["True", "False"], "false", 1),
     ],

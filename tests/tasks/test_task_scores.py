@@ -77,11 +77,15 @@ def test_accuracy_by_length_and_bits_per_byte() -> None:
         [Likelihood(2.0, 1, False), Likelihood(3.0, 2, False)],
         [Likelihood(1.0, 1, True), Likelihood(4.0, 1, False)],
     ]
-    values, rows = _choice(items, each)
+    values, rows = _choice(items, each, " ")
     assert values["accuracy"][0].tolist() == [0.0, 1.0]
     assert values["accuracy_norm"][0].tolist() == [1.0, 1.0], "3 nats over 13 characters are fewer than 2 over 3"
     assert values["bits_per_byte"][0].sum() / values["bits_per_byte"][1].sum() == pytest.approx(4.0 / math.log(2) / 16)
     assert rows[0]["best"] == 0 and rows[0]["right"] == 1
+    # White space of the choice itself counts, as in the harness: 4 nats over 20 characters are fewer than 1 over 4.
+    padded = [Item("if a:", ("\n                pass", "x = "), 0)]
+    values, _ = _choice(padded, [[Likelihood(4.0, 2, False), Likelihood(1.0, 2, False)]], "")
+    assert values["accuracy_norm"][0].tolist() == [1.0]
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:

@@ -302,6 +302,8 @@ class _Filler:
             lowered = [choice.lower() for choice in choices]
             if text.lower() in lowered:
                 return lowered.index(text.lower())
+            if {"yes", "no"} <= {*lowered}:
+                return lowered.index("yes" if text.lower() == "true" else "no")
             text = str(int(text.lower() == "true"))
         if text.lstrip("-").isdigit() and 0 <= int(text) < len(choices):
             place = int(text)

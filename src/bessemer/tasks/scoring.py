@@ -96,7 +96,7 @@ def score_task(
         for number, (item, ones) in enumerate(zip(task.items, each, strict=True), 1):
             _require_scored(task, subject, number, item, ones)
         cut = sum(any(one.left_out for one in ones) for ones in each)
-        values, rows = (_choice if file.kind == "choice" else _cloze)(task.items, each)
+        values, rows = _choice(task.items, each, file.joiner) if file.kind == "choice" else _cloze(task.items, each)
     scores = {name: _interval(name, *pair) for name, pair in values.items()}
     return TaskScore(file.name, file.kind, len(task.items), file.few_shot, scores, perf_counter() - begun, cut, rows)
 
@@ -120,12 +120,15 @@ Values = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 """By score: numerator and denominator of each item. The score is the ratio of their sums."""
 
 
-def _choice(items: Sequence[Item], each: Sequence[Sequence[Likelihood]]) -> tuple[Values, list[dict[str, Any]]]:
+def _choice(
+    items: Sequence[Item], each: Sequence[Sequence[Likelihood]], joiner: str
+) -> tuple[Values, list[dict[str, Any]]]:
     """accuracy_norm divides by the characters of a choice without what joins it to the prompt."""
     right, right_norm, nats, sizes, rows = [], [], [], [], []
     for item, found in zip(items, each, strict=True):
         scores = [-one.nats for one in found]
-        by_length = [score / max(len(text.strip()), 1) for score, text in zip(scores, item.continuations, strict=True)]
+        lengths = [len(text.removeprefix(joiner)) for text in item.continuations]
+        by_length = [score / max(length, 1) for score, length in zip(scores, lengths, strict=True)]
         best, best_norm = int(np.argmax(scores)), int(np.argmax(by_length))
         right.append(best == item.right)
         right_norm.append(best_norm == item.right)
