@@ -127,7 +127,7 @@ def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
 
 @contextmanager
 def built_once(folder: Path, inputs: str, is_whole: Callable[[Path], bool] = Path.exists) -> Iterator[Path | None]:
-    """Take a stage's `folder` over from a run beside this one that has it of the same `inputs`.
+    """Take a stage's `folder` over from another run in the same folder that has it of the same `inputs`.
 
     Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
     stages with files of full length are taken, of which `is_whole` says that they are as they were written; a copy is made

@@ -119,7 +119,6 @@ def run_all(session: Session) -> None:
 
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
-    from bessemer.corpus import pipeline
     from bessemer.corpus.statistics import funnel_lines, result_line, separate_sources
     from bessemer.corpus.work import close_work
     from bessemer.tokens.chat import template_source
@@ -137,6 +136,8 @@ def corpus(session: Session) -> None:
             if other is not None:
                 close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
+            from bessemer.corpus import pipeline  # with the data libraries, which only a build needs
+
             pipeline.build(session.recipe, session.run)
         return result_line(read_json(statistics))
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path, PosixPath
 from stat import S_IFDIR, S_IFREG
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -261,22 +261,6 @@ def each(work: Callable[[Path], Result], paths: Iterable[Path]) -> Iterator[Resu
     with ThreadPoolExecutor(REQUESTS) as pool:
         for start in range(0, len(paths), AHEAD):
             yield from pool.map(work, paths[start : start + AHEAD])
-
-
-@cache
-def _copies() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="bessemer-")
-
-
-@cache
-def local_copy(path: Path) -> Path:
-    """A file of a store as a local one, copied once in a process, for what maps it into memory; a local one itself. The content
-    of the file never changes."""
-    if not isinstance(path, StorePath):
-        return path
-    target = Path(_copies().name) / f"{len(os.listdir(_copies().name)):06d}-{path.name}"
-    get_file(path, target)
-    return target
 
 
 def opened(path: Path) -> Any:

@@ -388,7 +388,6 @@ def test_a_path_of_a_store(bucket: Store, tmp_path: Path) -> None:
     assert (folder / "deep" / "file").read_bytes() == data
     with (folder / "deep" / "file").open("rb") as file:
         assert file.seek(-5, 2) == len(data) - 5 and file.read() == data[-5:]
-    assert store_path.local_copy(folder / "deep" / "file").read_bytes() == data
     store_path.get_folder(folder, tmp_path / "copy")
     assert contents(tmp_path / "copy") == {"deep/file": data}
     for use in (os.stat, open, shutil.rmtree, os.fspath):

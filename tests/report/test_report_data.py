@@ -155,6 +155,8 @@ def test_an_address_for_alerts_is_not_passed_on_with_a_page(make_run: Callable[.
     found = data.read(run)
     assert found.recipe["report"]["webhook"] == "https://hooks.example.com/..."
     assert "secret" not in found.recipe_text and "secret" not in page.render(found)
+    run.recipe.write_text(run.recipe.read_text().replace("export = {}\n", ""))  # cut
+    assert "secret" not in data.read(run).recipe_text
 
 
 def test_scores_of_other_texts_are_not_ranked(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

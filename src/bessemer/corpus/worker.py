@@ -93,7 +93,8 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     if settings.engine == "ray":
         run_on_ray(tasks, settings, done)
     elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:
-        run_on_slurm(what, tasks, settings, done, shared or Path.cwd())
+        assert shared is not None, "work in a store is done within kept_workers"
+        run_on_slurm(what, tasks, settings, done, shared)
     elif num_workers > 1 and num_bytes >= SMALL_BYTES:
         Pool(tasks).work(num_workers, done)
     else:

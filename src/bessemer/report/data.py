@@ -238,13 +238,13 @@ class RunReader:
         except tomllib.TOMLDecodeError:
             self._notes.append("recipe.toml is damaged; it is shown as it stands.")
             recipe = {}
-        if recipe and (last := list(Recipe.model_fields)[-1]) not in recipe:  # a run writes every section
-            self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
-            recipe = {"run": recipe.get("run", {})}
         if url := as_text(recipe, "report", "webhook"):  # whoever has it may post there, and pages are passed on
             shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/..."
             recipe_text = recipe_text.replace(url, shown)
             recipe["report"]["webhook"] = shown
+        if recipe and (last := list(Recipe.model_fields)[-1]) not in recipe:  # a run writes every section
+            self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
+            recipe = {"run": recipe.get("run", {})}
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
         self._metrics.read(is_growing)
         self._forks.read(is_growing)

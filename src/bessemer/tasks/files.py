@@ -313,12 +313,12 @@ class _Filler:
             found, other = choices.index(text), by_letter if place is None else place
             if other not in (None, found):
                 key = self._file.answer
-                what, told = ("number of a choice from 0", f"{key} | int")
+                what, code = "number of a choice from 0", f"{key} | int"
                 if place is None:
-                    what, told = "letter of a choice", f"'ABCDEFGH'.index({key})"
+                    what, code = "letter of a choice", f"'ABCDEFGH'.index({key})"
                 raise self._error(
                     number, "answer", f"{text!r} may be the {what}, or the text of another one; write "
-                    f"answer = \"{told}\" for the {what.split()[0]}, or \".index({key})\" after the list of choices for the text"
+                    f"answer = \"{code}\" for the {what.split()[0]}, or \".index({key})\" after the list of choices for the text"
                 )  # fmt: skip
             return found
         if (place := by_letter if place is None else place) is not None:

@@ -29,7 +29,7 @@ def _task_scores(one: Watched) -> dict[str, float | None]:
             for task, values in by_task.items()}  # fmt: skip
 
 
-# Of each family: its name, its label beside `run`, what it is, and a run's numbers by that label.
+# Of each family: its name, its label besides `run`, what it is, and a run's numbers by that label.
 FAMILIES: tuple[tuple[str, str, str, Values], ...] = (
     ("state", "state", "1 for the state that the run is in",
      lambda one: {state: float(one.status.state == state) for state in STATES}),
