@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build_corpus import small
@@ -155,6 +157,26 @@ def test_the_number_of_workers_does_not_show(
     monkeypatch.setattr(worker, "SMALL_BYTES", 0)
     pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": workers})}), other)
     assert contents(other.corpus) == contents(whole.corpus)
+
+
+def test_workers_that_wait_do_small_steps_too(
+    of: Recipe, run: RunFolder, finely: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
+    begin, run_here, here = worker.Pool.work, worker._run_here, set[str]()
+
+    def once(self: worker.Pool, *given: Any) -> None:
+        begin(self, *given)
+        monkeypatch.setattr(worker, "SMALL_BYTES", 1 << 60)
+
+    def record(tasks: Sequence[CorpusTask], done: Any) -> None:
+        here.update(type(task).__name__ for task in tasks)
+        run_here(tasks, done)
+
+    monkeypatch.setattr(worker.Pool, "work", once)
+    monkeypatch.setattr(worker, "_run_here", record)
+    pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
+    assert here <= {"LookAtFiles"}
 
 
 @pytest.mark.fault(13)

@@ -36,6 +36,13 @@ def test_ranges_grow_with_the_source(data: Path, tmp_path: Path, monkeypatch: py
     assert [unit.size for unit in planned(data, tmp_path, "jsonl")] == [650] * 4
 
 
+def test_a_source_of_few_ranges_is_cut_finer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "UNIT_BYTES", 100)
+    for num_lines, expected in ((2000, 26_000 // units.FEW_UNITS), (100, 100)):
+        (data / "a.jsonl").write_text('{"text": ""}\n' * num_lines)
+        assert {unit.size for unit in planned(data, tmp_path, "jsonl")[:-1]} == {expected}
+
+
 def test_units_survive_the_way_through_the_engine(data: Path, tmp_path: Path) -> None:
     (data / "caf\udce9.txt").write_text("x")
     (unit,) = planned(data, tmp_path)

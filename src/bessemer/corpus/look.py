@@ -19,7 +19,7 @@ from typing import Any
 
 from bessemer.corpus import engine, worker
 from bessemer.corpus.files import File, Listing, by_format, contents
-from bessemer.corpus.units import RANGED, FilePlanner, LookedFiles, in_groups, min_range_bytes
+from bessemer.corpus.units import RANGED, FilePlanner, LookedFiles, in_groups
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import SAMPLE_BYTES
 from bessemer.recipe import Corpus, Source
@@ -96,9 +96,9 @@ class LookAtFiles(CorpusTask):
     kind: str
     number: int
     files: tuple[File, ...]
-    min_bytes: int  # of a file of records in a unit
+    source_bytes: int  # of all files of the source
 
-    inputs = "look"
+    inputs = "look 2"
 
     @property
     def folder(self) -> Path:
@@ -113,7 +113,7 @@ class LookAtFiles(CorpusTask):
 
     def make(self, folder: Path) -> dict[str, Any]:
         """Raises OSError for a full disk; what is wrong with a file is in its piece."""
-        planner = FilePlanner(self.source, folder, self.min_bytes)
+        planner = FilePlanner(self.source, folder, self.source_bytes)
         pieces = planner.pieces(self.kind, list(self.files), None)
         engine.check_stop()  # else a file whose unpacking was stopped would be taken for whole
         moved = [replace(piece, path=moved_path(piece.path, folder, self.folder)) for piece in pieces]
@@ -143,8 +143,8 @@ def look_tasks(corpus: Corpus, listings: Mapping[str, Listing], work: Path) -> l
         files = listings[source.name].read
         for kind, mine in by_format(source, files).items():
             if source.max_bytes is None and kind in (*RANGED, "parquet"):
-                groups, smallest = in_groups(mine, TASK_BYTES, partial(cost, kind=kind)), min_range_bytes(files)
-                tasks += [LookAtFiles(work, source, kind, number, some, smallest) for number, some in enumerate(groups)]
+                groups, total = in_groups(mine, TASK_BYTES, partial(cost, kind=kind)), sum(file.size for file in files)
+                tasks += [LookAtFiles(work, source, kind, number, some, total) for number, some in enumerate(groups)]
     return tasks
 
 

@@ -56,7 +56,7 @@ class Partition(CorpusTask):
     number: int
     units: tuple[Unit, ...]
 
-    inputs = "partition 2"
+    inputs = "partition 3"
 
     @property
     def source(self) -> str:

@@ -27,7 +27,9 @@ RANGED = ("jsonl", "warc", "mediawiki")  # formats of which a unit is a byte ran
 UNIT_FILES = 256  # files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units
 RANGE_BYTES = 32 << 20  # bytes of JSONL, of a plain WARC or of a plain dump in a unit
 PACKED_RANGE_BYTES = 16 << 20  # bytes of a compressed WARC or dump in a unit; they hold four to five times as many
-MANY_UNITS = 800_000  # of a source, two a partition: where ranges of these sizes would be more, they are longer
+# Of a source: where ranges of these sizes would be fewer they are shorter, down to UNIT_BYTES, so that all workers are busy to
+# the end; where they would be more (two a partition) they are longer
+FEW_UNITS, MANY_UNITS = 64, 800_000
 # a compressed WARC or dump whose first member holds more than this was packed as a whole: unless it is as small itself
 # it is unpacked before it is cut
 MEMBER_BYTES = 8 << 20
@@ -81,11 +83,6 @@ class LookedFiles:
         self.missing += other.missing
 
 
-def min_range_bytes(files: list[File]) -> int:
-    """The least bytes of a file of records in a unit, of a source with these files."""
-    return sum(file.size for file in files) // MANY_UNITS
-
-
 def plan(source: Source, files: list[File], spool: Path, looked: Mapping[str, LookedFiles] | None = None) -> list[Unit]:
     """The units of a source, format by format. What cannot be split (compressed JSONL, large archives
     packed as a whole) is unpacked into `spool` on the way, until engine.STOP is set.
@@ -93,7 +90,7 @@ def plan(source: Source, files: list[File], spool: Path, looked: Mapping[str, Lo
     looked: of formats whose files were looked at before, what was found (look.py).
     """
     total, units = sum(file.size for file in files), list[Unit]()
-    planner = FilePlanner(source, spool / source.name, min_range_bytes(files))
+    planner = FilePlanner(source, spool / source.name, total)
     for kind, mine in by_format(source, files).items():
         budget = source.max_bytes
         if budget is not None and len(mine) < len(files):  # each format contributes its part of the budget
@@ -120,7 +117,7 @@ class FilePlanner:
 
     source: Source
     spool: Path
-    min_range_bytes: int  # of a file of records in a unit
+    source_bytes: int  # of all its files
     looked: LookedFiles = field(default_factory=LookedFiles)
 
     def pieces(self, kind: str, files: list[File], budget: int | None) -> list[Piece]:
@@ -176,7 +173,7 @@ class FilePlanner:
                 if refused is not None:
                     yield refused
                     return
-        yield from _cut(file, layout, budget, self.min_range_bytes)
+        yield from _cut(file, layout, budget, self.source_bytes)
 
     def _look(self, file: File, head: bytes, is_whole: bool) -> tuple[str, Piece | None]:
         """The layout of a file of records by its beginning, and the damaged piece for one that cannot be read."""
@@ -232,7 +229,7 @@ class FilePlanner:
                 plain.truncate(end_of_lines)
         unpacked = File(str(path), file.name, path.stat().st_size, 0)
         if unpacked.size or layout != "lines":
-            for piece in _cut(unpacked, layout, None if in_lines else room, self.min_range_bytes):
+            for piece in _cut(unpacked, layout, None if in_lines else room, self.source_bytes):
                 yield piece if is_records else replace(piece, prefix="0+")
         if damage:
             yield Piece(file.path, file.name, size, size, 0, damage=damage)
@@ -328,12 +325,13 @@ def in_groups(
     return [tuple(group) for group in groups]
 
 
-def _cut(file: File, layout: str, budget: int | None, min_length: int) -> Iterator[Piece]:
+def _cut(file: File, layout: str, budget: int | None, source_bytes: int) -> Iterator[Piece]:
     """Byte ranges of a file; a record belongs to the range in which it begins, so none is searched for here. A file of
     another layout than lines is one piece."""
-    length = max(PACKED_RANGE_BYTES if compression_of(file.path) else RANGE_BYTES, min_length)
-    if budget:  # fine enough that a small part of one huge file can be taken
-        length = min(max(budget // 16, 1 << 16), length)
+    longest = max(PACKED_RANGE_BYTES if compression_of(file.path) else RANGE_BYTES, source_bytes // MANY_UNITS)
+    # With a budget fine enough that a small part of one huge file can be taken
+    wanted = max(budget // 16, 1 << 16) if budget else max(source_bytes // FEW_UNITS, UNIT_BYTES)
+    length = min(wanted, longest)
     if layout != "lines":
         length = max(file.size, 1)
     for start in range(0, max(file.size, 1), length):

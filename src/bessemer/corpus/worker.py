@@ -44,7 +44,8 @@ from bessemer.terminal import progress, say
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
-SMALL_BYTES = 8 << 20  # less work than this is done in this process: a worker takes about a second to start
+# Less work than this is done in this process unless workers wait for some: one takes about a second to start
+SMALL_BYTES = 8 << 20
 # Tasks submitted to Ray ahead of time for each core: enough that none waits, while the driver's memory stays bounded
 WAITING_PER_CORE = 4
 
@@ -95,7 +96,7 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
     elif settings.engine == "slurm" and num_bytes >= SMALL_BYTES:
         assert shared is not None, "work in a store is done within kept_workers"
         run_on_slurm(what, tasks, settings, done, shared)
-    elif num_workers > 1 and num_bytes >= SMALL_BYTES:
+    elif _kept or (num_workers > 1 and num_bytes >= SMALL_BYTES):
         Pool(tasks).work(num_workers, done)
     else:
         engine.run(lambda: _run_here(tasks, done), tasks[0].stage)
