@@ -137,13 +137,16 @@ def test_several_runs_are_laid_over_one_another(
 ) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "second")
     second.recipe.write_text(
-        second.recipe.read_text().replace('"forge"', '"anvil"').replace("learning_rate = 0.01", "learning_rate = 0.02")
+        second.recipe.read_text()
+        .replace('"forge"', '"<b>anvil</b> & co"')
+        .replace("learning_rate = 0.01", "learning_rate = 0.02")
     )
     open_at_curves(browser, serve(first, second).address, curves=2)
-    assert browser.run(f"{LOSS}.data.map((one) => one.name)") == ["forge", "anvil"]
+    legend = f"Array.from({LOSS}.querySelectorAll('.legendtext'), (one) => one.textContent)"
+    assert browser.run(legend) == ["forge", "<b>anvil</b> & co"]
     assert "train.optimizer.learning_rate" in browser.run("document.querySelector('#differences').textContent")
     browser.run("document.querySelector('a[href=\"?run=1\"]').click()")
-    browser.until("document.querySelector('h1') && document.querySelector('h1').textContent === 'anvil'")
+    browser.until("document.querySelector('h1') && document.querySelector('h1').textContent === '<b>anvil</b> & co'")
     assert browser.errors == []
 
 

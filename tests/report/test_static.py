@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -74,15 +75,15 @@ def test_every_figure_of_a_run_is_drawn_without_javascript(make_run: Callable[..
 def test_markdown_of_a_run(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     run = make_run(steps=300, hostile=HOSTILE)
     run.recipe.write_text(run.recipe.read_text().replace('"forge"', '"for|ge <b>"'))
-    text = markdown.write(tmp_path / "results.md", [run]).read_text()
+    text = markdown.write(tmp_path / "the results.md", [run]).read_text()
     assert "## for\\|ge \\<b\\>" in text
     prose = "\n".join(
         line for line in text.splitlines() if not line.startswith("    ")
     )  # the sample is a block of code
     assert not re.search(r"(?<!\\)<script", prose)
-    for name in re.findall(r"\]\(([^)]*\.svg)\)", text):
-        ET.parse(tmp_path / name)
-    assert "results-loss.svg" in text and "| Steps |" in text
+    for name in re.findall(r"\]\((\S*\.svg)\)", text):
+        ET.parse(tmp_path / unquote(name))
+    assert "(the%20results-loss.svg)" in text and "| Steps |" in text
 
 
 def test_markdown_needs_a_file(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from bessemer.errors import InputError
 from bessemer.report import compare, story, summary
@@ -76,7 +77,7 @@ def _several(datas: Sequence[RunData], names: Sequence[str], figures: Sequence[t
 
 
 def _figures(figures: Sequence[tuple[Figure, str]]) -> list[str]:
-    return [f"![{escaped(figure['title'])}]({file})" for figure, file in figures]
+    return [f"![{escaped(figure['title'])}]({quote(file)})" for figure, file in figures]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: bool = False) -> str:

@@ -21,10 +21,13 @@
 
   const ink = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
 
+  // plotly takes <b> and the like in a name for markup
+  const plain = (text) => text && text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
   function traces(figure) {
     return figure.traces.map(({ ink: name, levels, fillink, ...trace }) => {
       const color = ink(name);
-      const shown = { ...trace, ...(levels ? levels[Math.min(level, levels.length - 1)] : {}), marker: { ...trace.marker, color } };
+      const shown = { ...trace, name: plain(trace.name), ...(levels ? levels[Math.min(level, levels.length - 1)] : {}), marker: { ...trace.marker, color } };
       if (fillink) shown.fillcolor = ink(fillink);
       return trace.type === "bar" ? shown : { ...shown, line: { simplify: false, ...trace.line, color } };
     });
