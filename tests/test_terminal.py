@@ -133,3 +133,13 @@ def test_for_json_warnings_are_shown_and_everything_is_logged(tmp_path: Path, mo
     with terminal.silent():
         terminal.warn("of a trial")
     assert "of a trial" not in stream.getvalue() + (tmp_path / "log.txt").read_text()
+
+
+def test_names_send_nothing_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(terminal.LOG, str(tmp_path / "log.txt"))
+    terminal.say("read \x1b[31mred\x1b]0;title\a.md")
+    terminal.warn("not read: \x1b[31mred.md")
+    for shown in (capsys.readouterr().err, (tmp_path / "log.txt").read_text()):
+        assert "red" in shown and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)

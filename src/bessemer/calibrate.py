@@ -36,6 +36,7 @@ COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
 REPEATS = 20
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
+MEASURED = "measured by `bessemer calibrate`"  # in each file that it writes
 BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
 
 
@@ -67,7 +68,7 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
         "per_node": known.per_node if known else processes,
         **({"watts": known.watts, "multiprocessors": known.multiprocessors} if known else {}),
         **({"price": known.price, "price_date": known.price_date} if known and known.price else {}),
-        "source": f"measured by `bessemer calibrate` on {datetime.now(UTC).date()}, torch {torch.__version__}; disk {reads}",
+        "source": f"{MEASURED} on {datetime.now(UTC).date()}, torch {torch.__version__}; disk {reads}",
     }
 
 

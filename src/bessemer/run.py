@@ -160,6 +160,23 @@ def write_atomic(path: Path, data: str | bytes, is_durable: bool = True) -> None
         sync_folder(path.parent)
 
 
+def writable(path: Path, option: str, mark: str) -> Path:
+    """The path that a user gave for a result, if it can be written: no folder, in one that exists, and not the place of a file
+    that anything else wrote. mark: what is within the first 8 KiB of every file that this program writes there. Raises
+    InputError."""
+    if path.is_dir():
+        raise InputError(f"{option}: {path} is a folder; give a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{option}: {path.parent}: no such folder to write in; make it first")
+    if path.exists():
+        with open(path, "rb") as file:
+            if mark.encode() not in file.read(8 << 10):
+                raise InputError(
+                    f"{option}: {path} is there, and is none of Bessemer's files; give another name, or remove it first"
+                )
+    return path
+
+
 LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a witness that there was one
 
 

@@ -384,6 +384,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
         write_json(place, found)
     for name in forget:
         (run.path / items / f"{name}.jsonl").unlink(missing_ok=True)
+        say(f"  forgotten: the scores of {name}")
     return found
 
 

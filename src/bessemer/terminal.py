@@ -50,6 +50,7 @@ def coloured() -> bool:
 
 def say(line: str = "") -> None:
     """One line for the person; rich markup is allowed, escape what comes from data."""
+    line = printable(line)
     console().print(line, soft_wrap=True)
     if LOG in os.environ:
         from rich.text import Text
@@ -61,13 +62,14 @@ def log(line: str) -> None:
     """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
     if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {line.strip()}\n")
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(line).strip()}\n")
 
 
 def warn(line: str) -> None:
     """One line the person should not miss, `--json` or not."""
     from rich.markup import escape
 
+    line = printable(line)
     _console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     log(f"warning: {line}")
 

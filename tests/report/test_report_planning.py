@@ -21,7 +21,8 @@ from bessemer.plan.outcome import PlanResult
 from bessemer.plan.pictures import loss_surface, memory_bars, pictures, timeline
 from bessemer.recipe import load
 from bessemer.report import page, plan_figures, plan_page
-from bessemer.run import RunFolder, read_json, write_json
+from bessemer.report.template import PAGE_MARK
+from bessemer.run import RunFolder, read_json, writable, write_json
 from tests.report.conftest import Reader
 
 SECTIONS = ["facts", "what-if", "memory", "step", "pipeline", "layouts", "scaling", "saving", "assumptions"]
@@ -133,11 +134,17 @@ def test_logarithmic_axes_have_few_round_ticks() -> None:
 
 
 def test_a_page_is_written_where_it_can_be(tmp_path: Path) -> None:
-    assert plan_page.writable(tmp_path / "plan.html") == tmp_path / "plan.html"
+    page = tmp_path / "plan.html"
+    assert writable(page, "--html", PAGE_MARK) == page
+    plan_page.write(page, plan(), name="plan")
+    assert writable(page, "--html", PAGE_MARK) == page
     with pytest.raises(InputError, match="no such folder"):
-        plan_page.writable(tmp_path / "none" / "plan.html")
+        writable(tmp_path / "none" / "plan.html", "--html", PAGE_MARK)
     with pytest.raises(InputError, match="is a folder"):
-        plan_page.writable(tmp_path)
+        writable(tmp_path, "--html", PAGE_MARK)
+    page.write_text("<title>A page of mine</title>")
+    with pytest.raises(InputError, match="none of Bessemer's files"):
+        writable(page, "--html", PAGE_MARK)
 
 
 def test_the_same_plan_gives_the_same_page(tmp_path: Path) -> None:

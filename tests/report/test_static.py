@@ -87,9 +87,20 @@ def test_markdown_of_a_run(make_run: Callable[..., RunFolder], tmp_path: Path) -
 
 
 def test_markdown_needs_a_file(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "none" / "x.md"):
-        with pytest.raises(InputError, match="give a file in a folder that exists"):
+    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.md", "no such folder")):
+        with pytest.raises(InputError, match=wrong):
             markdown.write(place, [make_run(steps=5, folder=tmp_path / place.name / "run")])
+
+
+def test_files_of_others_are_not_written_over(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+    run, own = make_run(steps=300), tmp_path / "results.md"
+    markdown.write(own, [run])
+    markdown.write(own, [run])
+    for name in ("README.md", "results-loss.svg"):
+        (tmp_path / name).write_text("# Mine")
+        with pytest.raises(InputError, match=f"{name} is there, and is none of Bessemer's files"):
+            markdown.write(tmp_path / "README.md" if name == "README.md" else own, [run])
+        assert (tmp_path / name).read_text() == "# Mine"
 
 
 def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
@@ -109,17 +120,22 @@ def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -
     assert "train.optimizer.clip" in markdown.write(tmp_path / "both.md", [first, second]).read_text()
 
 
-def test_a_source_of_one_run_alone_differs_by_where_it_lies(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_a_source_of_one_run_alone_differs_by_what_is_not_default(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
     runs = [make_run(steps=5, folder=tmp_path / name) for name in "ab"]
     text = runs[1].recipe.read_text()
-    source = '[[corpus.sources]]\nname = "extra"\nformat = "text"\npaths = ["more"]\nanonymous = false\n'
+    source = (
+        '[[corpus.sources]]\nname = "extra"\nformat = "jsonl"\ntext_key = "text"\npaths = ["more"]\nanonymous = false\n'
+    )
     runs[1].recipe.write_text(text + source)
     for run, scores in zip(runs, ({"prose": 2.0}, {"prose": 1.9, "extra": 3.0}), strict=True):
         found = {"bits_per_byte": 2.0, "bits_per_byte_by_source": scores, "ngram": {"order": 5, "bits_per_byte": 2.5}}
         run.evaluation.write_text(json.dumps(found))
     datas = [run_data.read(run) for run in runs]
     rows = {row[0]: row[1:] for row in compare.differences(datas, ["a", "b"])[1]}
-    assert rows == {"corpus.sources[extra].name": ["–", "extra"], "corpus.sources[extra].paths": ["–", '["more"]']}
+    more = {"name": "extra", "format": "jsonl", "paths": '["more"]'}
+    assert rows == {f"corpus.sources[extra].{key}": ["–", value] for key, value in more.items()}
     outcome = {row[0]: row[1:] for row in compare.results(datas, ["a", "b"])[1]}
     assert outcome["Held-out bits per byte of prose"] == ["2.0000", "1.9000"]
     assert outcome["Held-out bits per byte of extra"] == ["–", "3.0000"]

@@ -106,7 +106,9 @@ def test_an_interval_of_items_that_are_all_alike_is_no_certainty() -> None:
 def test_text_in_windows_has_the_likelihood_of_its_tokens(subject: ScoredModel, tmp_path: Path) -> None:
     text = "The quick brown fox reads the file. " * 30
     (tmp_path / "own.txt").write_text(text)
-    found = score_task(open_task("text:own.txt", tmp_path), subject).scores["bits_per_byte"]
+    done: list[float] = []
+    found = score_task(open_task("text:own.txt", tmp_path), subject, done.append).scores["bits_per_byte"]
+    assert sum(done) == pytest.approx(1), "one item, however many windows"
     assert found["low"] is None and found["high"] is None, "of one text"
     length, ids = subject.model.config.sequence_length, subject.tokenizer.encode(text)
     nats = 0.0

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from bessemer import __version__, interrupt
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.terminal import FOR_JSON, QUIET, silence_libraries, working
+from bessemer.terminal import FOR_JSON, QUIET, printable, silence_libraries, working
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -129,7 +129,7 @@ def _failed(args: argparse.Namespace, error: BessemerError) -> int:
     if args.json:
         print(json.dumps({"error": message, "exit": error.exit_code}))
     elif message:  # else another node says it
-        print(f"bessemer: {message}", file=sys.stderr)
+        print(f"bessemer: {printable(message)}", file=sys.stderr)
     return error.exit_code
 
 

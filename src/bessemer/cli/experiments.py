@@ -94,9 +94,10 @@ def study(args: argparse.Namespace) -> Any:
         return rows
     page = None
     if args.html is not None:
-        from bessemer.report.plan_page import writable
+        from bessemer.report.template import PAGE_MARK
+        from bessemer.run import writable
 
-        page = writable(Path(args.html))
+        page = writable(Path(args.html), "--html", PAGE_MARK)
     result, table = studies.run(args.name, args.short, folder)
     if page is not None:
         from bessemer.studies import pages

@@ -153,6 +153,8 @@ def watch(args: argparse.Namespace) -> Any:
 
 def report(args: argparse.Namespace) -> Any:
     from bessemer.report import compare, markdown, page
+    from bessemer.report.template import PAGE_MARK
+    from bessemer.run import writable
 
     places = _folders(args)
     if args.markdown is not None and args.out is not None:
@@ -160,9 +162,8 @@ def report(args: argparse.Namespace) -> Any:
     if args.markdown is not None:
         written = markdown.write(Path(args.markdown), places)
     elif len(places) > 1:
-        if args.out is not None and (Path(args.out).is_dir() or not Path(args.out).parent.is_dir()):
-            raise InputError(f"--out {args.out}: give a file in a folder that exists, for example comparison.html")
-        written = compare.write(Path(args.out or "comparison.html"), places)
+        place = writable(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
+        written = compare.write(place, places)
     elif args.out is not None:
         raise InputError(
             f"--out {args.out}: the page of one run is report.html in its folder; --out is for several runs"

@@ -117,9 +117,10 @@ def _page_path(args: argparse.Namespace) -> Path | None:
     """Where --html is to write, checked before anything is computed. Raises InputError."""
     if args.html is None:
         return None
-    from bessemer.report.plan_page import writable
+    from bessemer.report.template import PAGE_MARK
+    from bessemer.run import writable
 
-    return writable(Path(args.html))
+    return writable(Path(args.html), "--html", PAGE_MARK)
 
 
 # --- On this machine --------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.errors import InputError
 from bessemer.terminal import coloured, rate, size
 
 if TYPE_CHECKING:
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
     from bessemer.plan import pipeline
-    from bessemer.run import write_atomic
+    from bessemer.run import writable, write_atomic
 
-    if args.svg is not None and not Path(args.svg).parent.is_dir():
-        raise InputError(f"--svg: {Path(args.svg).parent}: no such folder to draw in; make it first")
+    if args.svg is not None:
+        writable(Path(args.svg), "--svg", "<svg")
     model = None if args.recipe is None else _resolved_model(runs.open_recipe(args))
     planned = pipeline.plan(
         args.name, args.stages, args.microbatches, args.virtual, backward=args.backward, send=args.send, model=model
@@ -66,8 +65,11 @@ def crawl(args: argparse.Namespace) -> dict[str, Any]:
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
-    from bessemer.calibrate import device_entry, disk_rates, write
+    from bessemer.calibrate import MEASURED, device_entry, disk_rates, write
+    from bessemer.run import writable
 
+    if Path(args.out).exists():
+        writable(Path(args.out), "--out", MEASURED)
     disk = disk_rates(Path(args.disk))
     entry = device_entry(args.device, disk)
     write(Path(args.out), entry)

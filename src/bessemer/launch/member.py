@@ -27,7 +27,7 @@ from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
 from bessemer.run import RunFolder
-from bessemer.terminal import QUIET, SILENT, silence_libraries, working
+from bessemer.terminal import QUIET, SILENT, printable, silence_libraries, working
 
 if TYPE_CHECKING:
     from bessemer.guard.heartbeat import Heartbeat
@@ -185,7 +185,7 @@ class LaunchedProcess:
             if shows and self.task.as_json:
                 print(json.dumps({"error": str(error), "exit": error.exit_code}))
             elif shows:
-                print(f"bessemer: {error}", file=sys.stderr)
+                print(f"bessemer: {printable(str(error))}", file=sys.stderr)
             return error.exit_code
         if shows:
             status.write(self.node, status.SHOWN, {"status": kind, "message": str(error)})
@@ -208,7 +208,7 @@ class LaunchedProcess:
             status.note_crash(self.node, self.rank, self.local_rank, error)
         else:
             message = f"rank {self.rank}: {type(error).__name__}: {status.first_line(error)}"
-            print(f"bessemer: {message}", file=sys.stderr)
+            print(f"bessemer: {printable(message)}", file=sys.stderr)
         return 1
 
     def _follow(self, report: dict[str, Any]) -> int:

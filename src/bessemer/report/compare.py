@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.guard.incidents import RECORDED
+from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, EVERYTHING, METRICS, Detail, drawn, smoothing_labels
@@ -113,12 +115,15 @@ def differences(datas: Sequence[RunData], names: Sequence[str]) -> Table:
 
 
 def _of_missing_entry(key: str, recipes: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a key belongs to a table, such as a source, that one of the recipes lacks as a whole: there its name and where its
-    data lie say what differs, and not all of its keys."""
-    entry, closed, last = key.rpartition("].")
-    if not closed or last in ("name", "paths", "weight"):
+    """Whether a key belongs to a table, such as a source, that one of the recipes lacks as a whole, and has its default in the
+    others: they say nothing that differs."""
+    entry, closed, _ = key.rpartition("].")
+    if not closed or all(any(other.startswith(f"{entry}].") for other in one) for one in recipes):
         return False
-    return any(not any(other.startswith(f"{entry}].") for other in one) for one in recipes)
+    info = schema_keys().get(re.sub(r"\[[^\]]*\]", "", key))
+    return info is not None and {one[key] for one in recipes if key in one} <= {
+        text for _, text in _flattened(info.default)
+    }
 
 
 def same(datas: Sequence[RunData], names: Sequence[str]) -> str:

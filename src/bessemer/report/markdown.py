@@ -7,37 +7,36 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bessemer.errors import InputError
 from bessemer.report import compare, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, curves
 from bessemer.report.data import RunData, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, words
 from bessemer.report.static import svg
-from bessemer.run import RunFolder, write_atomic
+from bessemer.run import RunFolder, writable, write_atomic
 from bessemer.terminal import interval
 from bessemer.terminal import score as shown
 
+MARK = "<!-- bessemer report -->"  # of files that may be written over
 FIGURES = ("loss", "bits", "accuracy", "held-out")
 """Those that a README shows, of those that there are."""
 
 
 def write(path: Path, runs: Sequence[RunFolder]) -> Path:
-    """Write the Markdown file, and its figures next to it as NAME-FIGURE.svg. Raises InputError where it cannot be written, or
-    for a folder that holds nothing of a run."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"--markdown {path}: give a file in a folder that exists, for example results.md")
+    """Write the Markdown file, and its figures next to it as NAME-FIGURE.svg. Raises InputError where it cannot be written or
+    lies there already of others, or for a folder that holds nothing of a run."""
+    writable(path, "--markdown", MARK)
     datas = [run_data.read(run) for run in runs]
     names = compare.names_of(datas, [run.path for run in runs])
     figures = curves(datas[0]) if len(datas) == 1 else compare.overlaid(datas, names)
     shown = []
     for figure in figures:
         if figure["id"] in FIGURES and (drawing := svg(figure, smoothing=DEFAULT_WINDOW)):
-            place = path.with_name(f"{path.stem}-{figure['id']}.svg")
+            place = writable(path.with_name(f"{path.stem}-{figure['id']}.svg"), "--markdown", "<svg")
             write_atomic(place, drawing.encode("utf-8", errors="replace"))
             shown.append((figure, place.name))
     text = _one(datas[0], shown) if len(datas) == 1 else _several(datas, names, shown)
-    write_atomic(path, text.encode("utf-8", errors="replace"))
+    write_atomic(path, f"{MARK}\n\n{text}".encode("utf-8", errors="replace"))
     return path
 
 

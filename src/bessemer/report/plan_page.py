@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import InputError
 from bessemer.plan import here, pictures
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.tables import assumptions, layout_line, plan_rows, what_if_columns
@@ -20,18 +19,9 @@ from bessemer.report.template import render_page, write_page
 from bessemer.terminal import amount, duration, rate, size
 
 
-def writable(path: Path) -> Path:
-    """The path, if a page can be written there. Raises InputError."""
-    if path.is_dir():
-        raise InputError(f"--html: {path} is a folder; give a file, for example {path / 'plan.html'}")
-    if not path.parent.is_dir():
-        raise InputError(f"--html: {path.parent}: no such folder to write the page in; make it first")
-    return path
-
-
 def write(path: Path, of: PlanResult, **options: Any) -> Path:
     """Write the page of a planned job, atomically; options as in `render`."""
-    return write_page(writable(path), render(of, **options))
+    return write_page(path, render(of, **options))
 
 
 def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titles: Sequence[str] = ()) -> str:
@@ -59,7 +49,7 @@ def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Pa
         notes=[] if plan.get("fits") else ["This device has less free memory than a step takes."],
         verdict=as_text(as_object(plan.get("chinchilla")).get("sentence")),
     )  # fmt: skip
-    return write_page(writable(path), html)
+    return write_page(path, html)
 
 
 def compose(

@@ -63,6 +63,9 @@ class PageParts:
         return ""
 
 
+PAGE_MARK = " · Bessemer "  # in the title of each page
+
+
 def write_page(path: Path, html: str) -> Path:
     """Write a page atomically. A lone surrogate, as a damaged excerpt may hold, cannot be written as UTF-8."""
     write_atomic(path, html.encode("utf-8", errors="replace"))

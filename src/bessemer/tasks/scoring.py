@@ -80,7 +80,7 @@ def main_score(task: dict[str, Any]) -> str:
 
 
 def score_task(
-    task: EvaluationTask, subject: ScoredModel, advance: Callable[[int], None] = lambda count: None
+    task: EvaluationTask, subject: ScoredModel, advance: Callable[[float], None] = lambda count: None
 ) -> TaskScore:
     """Score a causal model on a task. Raises InputError for an answer without a token of its own, or with more than the model has
     positions."""
@@ -154,7 +154,7 @@ def _cloze(items: Sequence[Item], each: Sequence[Sequence[Likelihood]]) -> tuple
 
 
 def _exact(
-    task: EvaluationTask, subject: ScoredModel, advance: Callable[[int], None]
+    task: EvaluationTask, subject: ScoredModel, advance: Callable[[float], None]
 ) -> tuple[Values, list[dict[str, Any]]]:
     right, rows = [], []
     for item in task.items:
@@ -178,7 +178,7 @@ def _normal(text: str, ignore_case: bool) -> str:
 
 
 def _text(
-    task: EvaluationTask, subject: ScoredModel, advance: Callable[[int], None]
+    task: EvaluationTask, subject: ScoredModel, advance: Callable[[float], None]
 ) -> tuple[Values, list[dict[str, Any]]]:
     """Each text in windows of the model's length, that do not overlap."""
     length = subject.model.config.sequence_length
@@ -192,7 +192,9 @@ def _text(
             owners.append(number)
         sizes.append(len(item.continuations[0].encode()))
     nats = np.zeros(len(task.items))
-    for owner, one in zip(owners, _score_ids(subject, windows, advance), strict=True):
+    each = len(task.items) / max(len(windows), 1)
+    scored = _score_ids(subject, windows, lambda count: advance(each * count))
+    for owner, one in zip(owners, scored, strict=True):
         nats[owner] += one.nats
     rows = [{"bits_per_byte": bits / max(size, 1)} for bits, size in zip(nats / math.log(2), sizes, strict=True)]
     return {"bits_per_byte": (nats / math.log(2), np.array(sizes, float))}, rows
@@ -216,7 +218,7 @@ def _interval(name: str, numerators: NDArray[np.float64], denominators: NDArray[
 
 
 def likelihoods(
-    subject: ScoredModel, pairs: Sequence[tuple[str, str]], advance: Callable[[int], None] = lambda count: None
+    subject: ScoredModel, pairs: Sequence[tuple[str, str]], advance: Callable[[float], None] = lambda count: None
 ) -> list[Likelihood]:
     """Of each continuation after its context. Both are encoded together, and the continuation's tokens are those that the context
     alone does not have, with white space at the context's end counted to it (as lm-evaluation-harness does); a context that is
@@ -232,7 +234,7 @@ def likelihoods(
 
 @torch.no_grad()
 def _score_ids(
-    subject: ScoredModel, pairs: Sequence[tuple[list[int], list[int]]], advance: Callable[[int], None]
+    subject: ScoredModel, pairs: Sequence[tuple[list[int], list[int]]], advance: Callable[[float], None]
 ) -> list[Likelihood]:
     """Of each continuation (ids) after its context (ids), in batches of sequences of like length."""
     limit, device = subject.model.config.positions_length, next(subject.model.parameters()).device
