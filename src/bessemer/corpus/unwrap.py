@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
+from operator import contains
 
 MIN_WIDTH, MAX_WIDTH = 40, 150  # characters of the longest line of a block that was wrapped
 SLACK = 3  # characters by which the next word may have fitted after all: wrapping by hand, two spaces after a full stop
@@ -18,10 +19,11 @@ MIN_LINES = 4  # of them, in a text
 PROSE_SHARE = 0.5  # of the lines that are not blank, in a text: one that is mostly code or tables is left alone
 CODE_SIGNS, MAX_CODE_SHARE = "{}[]()<>=;_\\", 0.04  # of the characters of a block of prose
 LIST_ITEM = re.compile(r"(?:[-*+•·–—]|\(?(?:\d{1,3}|[A-Za-z])[.)]|\.\.)\s")
+ITEM_SIGNS = "-*+•·–—(."  # with which items begin, but for those of digits and of a letter and a mark
 LIST_REACH = 20  # lines before and after one that begins like an item, among which the others of its list would be
 RAGGED = 12  # characters by which full lines of a paragraph differ
 CLOSING_MARKS = tuple(".!?:;")
-MARKED = tuple(">|#=~`$<{}@:")  # how lines begin that are no prose
+MARKED = frozenset(">|#=~`$<{}@:")  # how lines begin that are no prose
 COLUMNS = re.compile(r"\S(?: {3,}|\t)\S")  # a gap within a line: a table
 CUT_WORD = re.compile(r"[^\W\d_]-$")
 
@@ -31,13 +33,21 @@ def unwrapped(text: str) -> str | None:
     if "\n" not in text or len(text) > (MAX_WIDTH + 1) * (text.count("\n") + 1):
         return None
     lines = text.split("\n")
-    blocks = list(_blocks(lines))
-    prose = followed = full = 0
-    for block in blocks:
-        if len(block) > 1 and _is_prose(block):
+    blocks, prose, followed, full = list[list[str]](), 0, 0, 0
+    left = sum(map(bool, lines))
+    needed = PROSE_SHARE * left
+    for block in _blocks(lines):
+        blocks.append(block)
+        if len(block) == 1:
+            left -= bool(block[0])
+        elif _is_prose(block):
             prose, followed, full = prose + len(block), followed + len(block) - 1, full + _num_full(block)
-    is_mostly_prose = prose >= PROSE_SHARE * sum(map(bool, lines))
-    if not is_mostly_prose or followed < MIN_LINES or full < FULL_SHARE * followed:
+            continue
+        else:
+            left -= len(block)
+        if left < needed:  # most texts end here: so many lines are no prose
+            return None
+    if followed < MIN_LINES or full < FULL_SHARE * followed:
         return None
     words = set(text.split())
     return "\n".join(line for block in blocks for line in (_joined(block, words) if _is_wrapped(block) else block))
@@ -50,19 +60,36 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
     for number, line in enumerate(lines):
         text = line.lstrip()
         here = len(line) - len(text)
-        if text and not ended and ((item := LIST_ITEM.match(text)) is None or _is_within(lines, number, item[0])):
-            # An item's text hangs below its first line.
-            is_second = len(block) == 1
-            hangs = is_second and here > indent and LIST_ITEM.match(block[0].lstrip()) is not None
-            if here == indent or hangs or (is_second and 0 <= indent - here <= 8):
-                block.append(line)
-                indent = here
-                continue
+        if (
+            text
+            and not ended
+            and (
+                here == indent or (len(block) == 1 and (indent - 8 <= here < indent or _hangs(block[0], here > indent)))
+            )
+            and not _begins_item(lines, number, text)
+        ):
+            block.append(line)
+            indent = here
+            continue
         if block:
             yield block
         block, indent, ended = [line], here, not text
     if block:
         yield block
+
+
+def _hangs(first: str, is_deeper: bool) -> bool:
+    """Whether a second line may hang below the first one: an item's text does."""
+    return is_deeper and LIST_ITEM.match(first.lstrip()) is not None
+
+
+def _begins_item(lines: list[str], number: int, text: str) -> bool:
+    """Whether a line, `text` without its indentation, begins an item of a list."""
+    # a few signs are compared many times as fast as the pattern
+    if text[0] not in ITEM_SIGNS and text[1:2] not in (".", ")") and not text[0].isdigit():
+        return False
+    item = LIST_ITEM.match(text)
+    return item is not None and not _is_within(lines, number, item[0])
 
 
 def _is_within(lines: list[str], number: int, marker: str) -> bool:
@@ -94,7 +121,8 @@ def _is_prose(block: list[str]) -> bool:
     """Words between spaces, and not a table, a quotation, a heading that is underlined or marked up text."""
     if not MIN_WIDTH <= max(map(len, block)) <= MAX_WIDTH:
         return False
-    if not all(" " in line.strip() for line in block[:-1]) or any(line.lstrip().startswith(MARKED) for line in block):
+    stripped = [line.strip() for line in block]
+    if not MARKED.isdisjoint([line[:1] for line in stripped]) or not all(map(contains, stripped[:-1], repeat(" "))):
         return False
     whole = "\n".join(block)
     is_code = sum(map(whole.count, CODE_SIGNS)) > MAX_CODE_SHARE * sum(map(len, block))
