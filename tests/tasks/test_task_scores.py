@@ -169,6 +169,12 @@ def test_tasks_are_scored_while_training_and_after(
     assert run_command(["evaluate", str(runs / "small"), "--forget", "other"]) == 0
     assert {task["name"] for task in read_json(runs / "small" / "evaluation.json")["tasks"]} == {"piqa", "lambada"}
     assert run_command(["evaluate", str(runs / "small"), "--task", str(tmp_path / "other.toml")]) == 0
+    # Another precision is scored anew, and the next command scores in the run's own.
+    for asked, expected in ((["--set", "train.precision=fp64"], "fp64"), ([], "fp32")):
+        assert run_command(["evaluate", str(runs / "small"), *asked]) == 0
+        scored = read_json(runs / "small" / "evaluation.json")
+        assert scored["precision"] == expected
+        assert {task["name"]: task["precision"] for task in scored["tasks"]}["piqa"] == expected
     # Data that were changed are scored anew by the same command.
     assert run_command(["evaluate", str(runs / "small")]) == 0
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:20]))

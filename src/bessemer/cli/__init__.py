@@ -54,7 +54,7 @@ def run_command(arguments: Sequence[str]) -> int:
     silence_libraries()
     interrupt.listen()
     try:
-        with nullcontext() if args.command == "chat" else working(args.command):
+        with nullcontext() if args.command in ("chat", "watch") else working(args.command):
             result = args.do(args)
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)

@@ -50,7 +50,8 @@ def evaluate(
     with progress("evaluating", sum(part.num_targets for part in parts), "tok") as advance:
         scored = validate(restored.trainer, parts, advance)
     result = {
-        "step": restored.state.step, "objective": recipe.train.objective, "loss": scored.loss,
+        "step": restored.state.step, "objective": recipe.train.objective,
+        "precision": restored.trainer.device.precision.name, "loss": scored.loss,
         "loss_by_source": scored.loss_by_source, "bits_per_byte": None, **scored.scores(), "held_out_bytes": scored.bytes,
         "tokens": scored.tokens, **_examples(recipe, store, restored, scored),
     }  # fmt: skip
@@ -78,6 +79,7 @@ def task_scores(
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
             facts = {"data": task.place, "reference": reference, "content": task.content}
+            facts["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
             facts["contamination"] = contamination_of(task, recipe, run)
             rows.append({**scored.to_dict(), **facts})
     return rows

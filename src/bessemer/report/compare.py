@@ -166,6 +166,9 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     for title, content, name in _tasks(datas):
         found = [_task_score(data, content, name) for data in datas]
         row(f"{title}, {parts.words(name)}", found, lambda score: shown_score(score["value"]) + _between(score))
+    precisions = [as_text(data.evaluation, "precision") for data in datas]
+    if len(set(precisions)) > 1:
+        row("Scores taken in", precisions, lambda precision: precision or "–")
     row("Time in training steps", [summary.training_seconds(data) for data in datas], duration)
     row("Productive share of the wall time", [as_number(data.times, "effective") for data in datas], "{:.1%}".format)
     row("Time of a step (median)", [data.train.median("step_seconds") for data in datas], step_time)

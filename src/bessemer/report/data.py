@@ -246,6 +246,9 @@ class RunReader:
             self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
             recipe = {"run": recipe.get("run", {})}
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
+        if found["evaluation"] and not found["evaluation"].keys() & {"step", "loss", "bits_per_byte", "tasks", "samples"}:
+            self._notes.append("evaluation.json has nothing of an evaluation and was left out.")
+            found["evaluation"] = {}
         self._metrics.read(is_growing)
         self._forks.read(is_growing)
         if damaged := self._metrics.num_damaged:

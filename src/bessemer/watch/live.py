@@ -161,7 +161,7 @@ def _links(runs: Sequence[Watched], view: View) -> list[Json]:
 def _tiles(one: Watched) -> list[Json]:
     """Up to six key figures of a run that goes on."""
     data, status = one.data, one.status
-    loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), _recent_rate(data)
+    loss, tokens, rate = data.train.last("loss"), data.train.last("tokens"), rate_now(one)
     bits, memory = summary.score(data, "bits_per_byte"), data.peak_memory
     since = ", since the last start" if number_or_0(data.times, "sessions") > 1 else ""
     steps = f"of {status.steps:,}, {status.share:.0%}" if status.steps else ""
@@ -171,15 +171,18 @@ def _tiles(one: Watched) -> list[Json]:
              "" if status.dollars_left is None else f"${status.dollars_left:,.2f}"),
         tile("Training loss", known(loss, "{:.3f}".format), data.loss_unit),
         tile("Held-out bits per byte", f"{bits:.3f}") if bits is not None else None,
-        tile("Tokens per second", known(rate, amount), f"{amount(tokens)} tokens so far" if tokens else ""),
+        tile(f"Tokens per second{' lately' * (status.state == 'training')}", known(rate, amount),
+             f"{amount(tokens)} tokens so far" if tokens else ""),
         tile("Memory", f"{memory / 1e9:.2f} GB", f"at the peak{since}") if memory else None,
     ]  # fmt: skip
     return [one for one in found if one is not None]
 
 
-def _recent_rate(data: RunData) -> float | None:
-    """Tokens per second, the median of the last lines."""
-    recent = data.train.columns.get("tokens_per_second", np.empty(0))[-RATE_STEPS:]
+def rate_now(one: Watched) -> float | None:
+    """Tokens per second: the median of the last lines of a run that trains, of all of another one, as in its report."""
+    if one.status.state != "training":
+        return one.data.train.median("tokens_per_second")
+    recent = one.data.train.columns.get("tokens_per_second", np.empty(0))[-RATE_STEPS:]
     return float(np.nanmedian(recent)) if np.isfinite(recent).any() else None
 
 

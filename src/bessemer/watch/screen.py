@@ -13,7 +13,7 @@ from bessemer.report.data import Column
 from bessemer.report.story import story
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration, one_line, size
-from bessemer.watch.live import RunFollower, Watched, log_tail
+from bessemer.watch.live import RunFollower, Watched, log_tail, rate_now
 
 EVERY_SECONDS = 2.0
 EVENTS, LOG_LINES = 6, 8
@@ -58,7 +58,8 @@ def screen(one: Watched) -> str:
         values = of.column(column)
         if values is not None:
             finite = values[np.isfinite(values)]
-            now = amount(finite[-1]) if finite[-1] >= 1000 else f"{finite[-1]:.4g}"
+            last = finite[-1] if kind != "tokens/s" else rate_now(one) or finite[-1]
+            now = amount(last) if last >= 1000 else f"{last:.4g}"
             unit = {"bits_per_byte": " bits per byte", "accuracy": " right"}.get(column, "")
             lines.append(f"  {kind:<9} {now:>8}  {sparkline(values, is_smoothed)}{unit}")
     if data.peak_memory:

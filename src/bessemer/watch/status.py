@@ -104,7 +104,7 @@ def _sentence(state: str, step: int, steps: int | None, age: float | None, stopp
     if state == "finished":
         return f"Finished: all {amount(step)} steps are trained." if step >= 10_000 else f"Finished: {of}."
     if state == "empty":
-        return "Nothing is trained yet."
+        return "Nothing of a run lies here yet."
     if stopped_by.startswith(ERROR):
         return f"Stopped after {of} with {stopped_by}."
     if stopped_by == BY_GUARD:
