@@ -94,7 +94,7 @@ def test_files_of_others_are_no_part_of_it(
     command("corpus")
     (place,) = (bucket.folder / "b" / name for name in left(bucket))
     before = read_json(run.corpus / "stage.json")
-    shutil.rmtree(run.path)
+    shutil.rmtree(run.corpus)
     place.unlink()
     documents_there = place.parent / "documents"
     row = {name: ["ab" * 16] for name in pq.read_schema(next(documents_there.glob("*.parquet"))).names}
@@ -153,22 +153,37 @@ def test_a_store_that_does_not_answer_and_one_that_has_lost_it(command: Any, tmp
     assert "unchanged" not in command("corpus")
     assert left(bucket) == [place]
     said = command("corpus", 'corpus.publish="s3://b/elsewhere"')
-    assert "corpus.publish: what was made before stays in s3://b/corpora/small/" in said
+    before = store_path.published_folder(run.corpus)
+    assert (
+        f"corpus.publish: s3://b/elsewhere was neither tried nor used, as what was made before stays in {before};"
+        in said
+    )
+    assert f"to make it anew remove {run.corpus} and {before}" in said
 
 
-def test_runs_share_it_until_it_is_replaced(command: Any, tmp_path: Path, bucket: Store) -> None:
-    first, second = (RunFolder(tmp_path / "runs" / name) for name in ("small", "second"))
+def test_runs_share_it_and_it_goes_when_none_has_it(command: Any, tmp_path: Path, bucket: Store) -> None:
+    second = RunFolder(tmp_path / "runs" / "second")
     command("corpus")
     (place,) = left(bucket)
     assert "shared with" in command("corpus", 'run.name="second"')
     assert left(bucket) == [place] and "small" in json.loads((second.corpus / "stage.json").read_text())["store"]
-    command("corpus", "corpus.rules.min_characters=21")  # the first has another one now
-    assert left(bucket) != [place] and len(left(bucket)) == 1
-    assert "unchanged" not in command("corpus", 'run.name="second"')
-    assert len(left(bucket)) == 2 and str(store_path.published_folder(second.corpus)).startswith(
-        "s3://b/corpora/second/"
-    )
-    assert first.corpus.exists()
+    folder = f"s3://b/{place.removesuffix('/stage.json')}"
+    said = command("corpus", "corpus.rules.min_characters=21")  # the first has another one now
+    assert f"{folder} stays while another run has its corpus there (second)" in said
+    assert len(left(bucket)) == 2 and "unchanged" in command("corpus", 'run.name="second"')
+    shutil.rmtree(second.path)
+    command("corpus", "corpus.rules.min_characters=21")
+    assert len(left(bucket)) == 1 and place not in left(bucket)
+
+
+def test_a_run_of_the_same_name_leaves_it(command: Any, tmp_path: Path, bucket: Store) -> None:
+    command("corpus")
+    (place,) = left(bucket)
+    folder = f"s3://b/{place.removesuffix('/stage.json')}"
+    for number in (20, 21):
+        elsewhere = f'run.dir="{tmp_path / "elsewhere"}"', f"corpus.rules.min_characters={number}"
+        assert f"{folder}: published by another run, which may need it" in command("corpus", *elsewhere)
+        assert len(left(bucket)) == 2 and place in left(bucket), "its own is replaced"
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from bessemer import rebuild, storage
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_steps
-from bessemer.store_path import StoredNumbers, StorePath
+from bessemer.store_path import StoredNumbers, StorePath, published_folder
 from bessemer.tokens import build, ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
@@ -145,8 +145,66 @@ def test_what_is_there_already_is_not_moved(command: Any, tmp_path: Path, bucket
     said = command("tokens", "one", PUBLISH)
     assert (
         "unchanged" in said
-        and f"tokens.publish: what was made before stays in {tmp_path / 'one' / 'one' / 'tokens'}" in said
+        and "tokens.publish: s3://b/tokens was neither tried nor used, as what was made before stays in "
+        f"{tmp_path / 'one' / 'one' / 'tokens'}; to make it anew remove {tmp_path / 'one' / 'one' / 'tokens'}"
+        in said
     )
+
+
+def test_runs_of_one_name_and_url_do_not_meet(
+    prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the same tokens nor others take those of a run in another folder away, nor does a copy of its folder."""
+
+    def tokens(folder: str, *more: str) -> tuple[str, TokenStore]:
+        if not (run := tmp_path / folder / "same").exists():
+            shutil.copytree(prepared / "runs" / "small" / "corpus", run / "corpus")
+        keys = [f'run.dir="{tmp_path / folder}"', 'run.name="same"', *SHARDS, PUBLISH, *more]
+        said = what_is_said(["tokens", str(prepared / "small.toml")], keys, 0, capsys)
+        return said, TokenStore.open(run / "tokens")
+
+    _, first = tokens("one")
+    said, second = tokens("two")
+    assert f"{published_folder(first.folder)}: published by another run" in said and published_folder(
+        second.folder
+    ) != published_folder(first.folder)
+    for vocabulary in (420, 440):
+        said, second = tokens("two", f"tokenizer.vocabulary={vocabulary}")
+        assert f"{published_folder(first.folder)}: published by another run" in said
+        first.verify()
+    assert len({name.split("/")[2] for name in objects(bucket) if name.startswith("tokens")}) == 2, (
+        "its own were replaced"
+    )
+    shutil.copytree(tmp_path / "two", tmp_path / "copy")
+    _, third = tokens("copy", "tokenizer.vocabulary=420")
+    second.verify()
+    assert published_folder(third.folder) not in (published_folder(first.folder), published_folder(second.folder))
+
+
+def test_tokens_that_another_run_shares_stay_as_long_as_it_does(
+    prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tokens(name: str, *more: str) -> str:
+        if not (run := tmp_path / name).exists():
+            shutil.copytree(prepared / "runs" / "small" / "corpus", run / "corpus")
+        keys = [f'run.dir="{tmp_path}"', f'run.name="{name}"', *SHARDS, PUBLISH, *more]
+        return what_is_said(["tokens", str(prepared / "small.toml")], keys, 0, capsys)
+
+    tokens("aw")
+    assert "shared with" in (said := tokens("tr"))
+    shared = TokenStore.open(tmp_path / "tr" / "tokens")
+    place = str(published_folder(shared.folder))
+    assert place.startswith("s3://b/tokens/aw/")
+    assert f"stays in {place}, which run aw published: leave it; a run in another folder" in said
+    said = tokens("aw", "tokenizer.vocabulary=420")
+    assert f"{place} stays while another run has its tokens there (tr)" in said
+    shared.verify()
+    assert "stays while" not in tokens("aw", "tokenizer.vocabulary=420"), "it is said once"
+    shared.verify()
+    tokens("tr", "tokenizer.vocabulary=440")
+    tokens("aw", "tokenizer.vocabulary=420")
+    left = {"/".join(name.split("/")[:3]) for name in objects(bucket) if name.startswith("tokens")}
+    assert left == {str(published_folder(tmp_path / name / "tokens"))[len("s3://b/") :] for name in ("aw", "tr")}
 
 
 @pytest.mark.long

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.markup import escape
+
 from bessemer import derived
+from bessemer.corpus import owners
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, link, published, stage_facts, stage_is_current, staging
@@ -57,9 +60,20 @@ def say_where(stage: Path, url: str | None) -> None:
     run; url: `corpus.publish`, `tokens.publish`."""
     folder = published_folder(stage)
     wanted = stage if url is None else StorePath(url) / stage.parent.absolute().name
-    if wanted not in (folder, folder.parent):
-        both = " and ".join(dict.fromkeys((str(stage), str(folder))))
-        say(f"  {stage.name}.publish: what was made before stays in {folder}; to make it anew remove {both}")
+    if wanted in (folder, folder.parent):
+        return
+    sharing = owners.other_runs(stage, "inputs", stage_facts(stage).get("inputs"))
+    whose, maker = "", folder.parent.name
+    if isinstance(folder, StorePath) and not owners.is_own(stage, folder):
+        whose = f", which {'another run of this name' if maker == stage.parent.absolute().name else f'run {maker}'} published"
+    elif sharing:
+        whose = f", which {counted(len(sharing), 'other run')} shares ({', '.join(sharing)})"
+    if whose:  # another name below the same run.dir would share it again
+        advice = f"{whose}: leave it; a run in another folder (--set run.dir=DIR) makes its own"
+    else:
+        advice = f"; to make it anew remove {' and '.join(dict.fromkeys((str(stage), str(folder))))}"
+    tried = "" if url is None else f"{url} was neither tried nor used, as "
+    say(escape(f"  {stage.name}.publish: {tried}what was made before stays in {folder}{advice}"))
 
 
 def _files(word: str, names: list[str]) -> str:

@@ -19,7 +19,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import index, look, partition, pipeline, publish, units, walk, whole, worker
+from bessemer.corpus import index, look, owners, partition, pipeline, publish, units, walk, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import BEGUN
@@ -191,7 +191,8 @@ def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store,
         patched.setattr("bessemer.corpus.pipeline.assemble", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         with pytest.raises(OSError, match="full"):
             pipeline.build(stored, run)
-    place, kills = bucket.folder / "b" / "corpora" / "killed" / f"corpus-{inputs_digest(of)[:16]}", 0
+    stored_at = str(owners.published_place(run.corpus, inputs_digest(of), "s3://b/corpora"))
+    place, kills = bucket.folder / stored_at.removeprefix("s3://"), 0
     for moment in range(5, 1000, 4):
         command = [sys.executable, PROGRAM, str(file), str(run.path), str(moment), "after", "copies"]
         process = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
@@ -204,7 +205,10 @@ def test_killed_while_it_is_published(data: Path, tmp_path: Path, bucket: Store,
     found = contents(place)
     del found["stage.json"]
     assert found == large and str(store_path.published_folder(run.corpus)).endswith(place.name)
-    assert len(left(bucket)) == len(found) + 2 and [path.name for path in run.path.iterdir()] == ["corpus"]
+    assert len(left(bucket)) == len(found) + 2 and sorted(path.name for path in run.path.iterdir()) == [
+        "corpus",
+        "run-id.json",
+    ]
 
 
 @pytest.mark.long
@@ -275,8 +279,7 @@ def test_a_store_that_fails_for_a_while_is_waited_for(
     bucket.fail()
     pipeline.build(in_store(of, publish="s3://b/corpora"), there)
     assert len(said) == 3 and all(line.startswith("s3://b does not answer (") for line in said), said
-    place = f"b/corpora/there/corpus-{inputs_digest(of)[:16]}"
-    found = contents(bucket.folder / place)
+    found = contents(bucket.folder / str(store_path.published_folder(there.corpus)).removeprefix("s3://"))
     del found["stage.json"]
     assert found == {name: raw for name, raw in contents(here.corpus).items() if "/" in name}
 
@@ -333,8 +336,8 @@ def test_a_corpus_published_in_a_store_is_that_of_a_disk(
     pipeline.build(of, here)
     stored = of.changed(corpus={"work": work, "publish": "s3://b/corpora/"})
     pipeline.build(stored, there)
-    place = f"{PUBLISHED}/corpus-{inputs_digest(of)[:16]}"
-    assert str(store_path.published_folder(there.corpus)) == f"s3://{place}"
+    place = str(store_path.published_folder(there.corpus)).removeprefix("s3://")
+    assert place.startswith(f"{PUBLISHED}/corpus-{inputs_digest(of)[:16]}-")
     whole, mine, theirs = contents(here.corpus), contents(there.corpus), contents(bucket.folder / place)
     del theirs["stage.json"]
     large = {name: data for name, data in whole.items() if name.startswith(("documents/", "rejected/", "index/"))}
@@ -343,7 +346,10 @@ def test_a_corpus_published_in_a_store_is_that_of_a_disk(
         mine[name] == whole[name] for name in mine.keys() - {"stage.json"}
     )
     assert json.loads(mine["stage.json"])["stored"] == {name: len(data) for name, data in large.items()}
-    assert [path.name for path in there.path.iterdir()] == ["corpus"] and len(left(bucket)) == len(theirs) + 2
+    assert (
+        sorted(path.name for path in there.path.iterdir()) == ["corpus", "run-id.json"]
+        and len(left(bucket)) == len(theirs) + 2
+    )
     if work is not None:
         parts = [line for line in bucket.requests() if line.startswith("GET") and "/documents/part-" in line]
         assert not parts, "the driver fetched documents"

@@ -7,8 +7,8 @@
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
-With `corpus.publish` documents/, rejected/ and index/ lie in an object store, below URL/RUN/corpus-DIGEST; stage.json has the
-address and the sizes (`store`, `stored`), and a stage.json there says that they are all there.
+With `corpus.publish` documents/, rejected/ and index/ lie in an object store, below URL/RUN/corpus-DIGEST-ID (owners.py);
+stage.json has the address and the sizes (`store`, `stored`), and a stage.json there says that they are all there.
 
 Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
 (merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble. Each step's output in the work folder (work.py)

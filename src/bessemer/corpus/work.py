@@ -14,7 +14,7 @@
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
 
 corpus.work/places.json has the addresses of what the run has in stores and is not sure to keep: work, and corpora that are being
-published or were replaced.
+published or were replaced; of these it stays as long as another run under the same run.dir shares one (`shared`).
 
 With `corpus.work` DIGEST lies in an object store, URL/RUN/DIGEST, and corpus.work/ has its address. A task writes its result on
 its own machine and copies it there, the receipt last; what a kill leaves without a receipt is written over. The object `begun` is
@@ -36,7 +36,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.markup import escape
+
 from bessemer import store_path
+from bessemer.corpus import owners
 from bessemer.errors import BessemerError, InputError
 from bessemer.run import (
     STAGE_FILE,
@@ -53,7 +56,7 @@ from bessemer.run import (
 )
 from bessemer.storage import answering, asked, require_writable
 from bessemer.store_path import STORED_AT, StorePath
-from bessemer.terminal import counted, warn
+from bessemer.terminal import counted, say, warn
 
 TEMPORARY = ".tmp"
 BEGUN = "begun"  # of a work folder in a store
@@ -143,8 +146,8 @@ def _note(stage: Path, *places: str) -> None:
     """Add folders in stores to those that a run knows as its own; before their first object."""
     record = _work_folder(stage) / PLACES
     record.parent.mkdir(parents=True, exist_ok=True)
-    known = (read_json_again(record) or {}).get("places", ())
-    write_json(record, {"places": sorted({*known, *places})})
+    known = read_json_again(record) or {}
+    write_json(record, {**known, "places": sorted({*known.get("places", ()), *places})})
 
 
 @contextmanager
@@ -163,10 +166,13 @@ def publishing(run: RunFolder, inputs: str, url: str | None) -> Iterator[tuple[P
 def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
     """The folder in a store for the large files of a stage. It and the one that it replaces are known as the run's own, of which
     `close_work` removes what the stage does not name then."""
-    name = stage.parent.absolute().name
-    place = StorePath(f"{url.rstrip('/')}/{name}") / f"{stage.name}-{inputs[:16]}"
-    before = stage_facts(stage).get(STORED_AT)
-    _note(stage, str(place), *([before] if before and StorePath(before).parent.name == name else []))
+    place, before = owners.published_place(stage, inputs, url), stage_facts(stage).get(STORED_AT)
+    there = {one for one in place.parent.iterdir() if one.name.startswith(f"{stage.name}-")}
+    there |= {StorePath(before)} if before else set()
+    if others := sorted(one for one in there if not owners.is_own(stage, one)):
+        more = f" and {len(others) - 1} more there" if len(others) > 1 else ""
+        say(f"  {escape(str(others[0]))}{more}: published by another run, which may need it: left as it is")
+    _note(stage, str(place), *([before] if before and owners.is_own(stage, StorePath(before)) else []))
     (place / STAGE_FILE).unlink(missing_ok=True)
     return place
 
@@ -218,29 +224,44 @@ def _requiring_answer(key: str) -> Iterator[None]:
         raise InputError(f"{key}: {why}") from None
 
 
-def _remove_stored(stage: Path, inputs: str | None = None) -> None:
-    """Remove the folders in stores that a run knows as its own, but the one that its stage names and those of these inputs.
-
-    Raises BessemerError for a store that fails.
-    """
+def _remove_stored(stage: Path, inputs: str | None = None) -> list[str]:
+    """Remove the folders in stores that a run knows as its own, but the one that its stage names, those of these inputs and those
+    that other runs share. Returns what is left to remove later. Raises BessemerError for a store that fails."""
     record = _work_folder(stage) / PLACES
-    places = [] if not record.exists() else (read_json_again(record) or {}).get("places", ())
-    kept = [place for place in places if inputs is not None and place.endswith(inputs[:16])]
-    for place in (place for place in places if place not in (*kept, stage_facts(stage).get(STORED_AT))):
-        (StorePath(place) / BEGUN).unlink(missing_ok=True)
-        store_path.remove_tree(StorePath(place))
+    known = (read_json_again(record) or {}) if record.exists() else {}
+    kept = [place for place in known.get("places", ()) if inputs and inputs[:16] in place.rpartition("/")[2]]
+    shared: list[str] = []
+    for place in known.get("places", ()):
+        if place in (*kept, stage_facts(stage).get(STORED_AT)):
+            continue
+        if users := owners.other_users(stage, place):
+            shared.append(place)
+            if place not in known.get("shared", ()):
+                say(
+                    f"  {escape(place)} stays while another run has its {stage.name} there ({escape(', '.join(users))})"
+                )
+        elif owners.is_publication(place) and not owners.is_own(stage, StorePath(place)):
+            say(f"  {escape(place)}: published by another run folder, which may need it: left as it is")
+        else:
+            (StorePath(place) / BEGUN).unlink(missing_ok=True)
+            store_path.remove_tree(StorePath(place))
     if record.exists():
-        write_json(record, {"places": kept})
+        write_json(record, {"places": [*kept, *shared], "shared": shared})
+    return [*kept, *shared]
 
 
 def close_work(stage: Path) -> None:
     """Remove the work folder of a stage, which has been published. stage: its folder in the run."""
     try:
-        _remove_stored(stage)
+        left = _remove_stored(stage)
     except BessemerError as error:
         warn(f"what the work on the {stage.name} left in the store could not be removed: {error}")
         return
-    shutil.rmtree(_work_folder(stage), ignore_errors=True)
+    for path in _work_folder(stage).glob("*") if left else ():
+        if path.name != PLACES:
+            shutil.rmtree(path, ignore_errors=True)
+    if not left:
+        shutil.rmtree(_work_folder(stage), ignore_errors=True)
 
 
 def _work_folder(stage: Path) -> Path:

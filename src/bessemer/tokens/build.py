@@ -17,6 +17,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.corpus.owners import published_place
 from bessemer.corpus.work import begin_publishing, close_work, end_publishing, require_publishable
 from bessemer.corpus.worker import kept_workers, require_engine
 from bessemer.environment import num_cores
@@ -116,14 +117,16 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
-    with kept_workers(run.path), resumable(run.tokens, digest(inputs, kept)) as work:
+    all_inputs, url = digest(inputs, kept), recipe.tokens.publish
+    work_inputs = all_inputs
+    if url is not None:  # another place needs the shards again, which may have left this machine
+        require_publishable(run.tokens, url)
+        work_inputs = digest(all_inputs, str(published_place(run.tokens, all_inputs, url)))
+    with kept_workers(run.path), resumable(run.tokens, work_inputs) as work:
         staged, exchange = work / OUT, None
-        place: Path = staged
-        if recipe.tokens.publish is not None:
-            require_publishable(run.tokens, recipe.tokens.publish)
-            place = begin_publishing(run.tokens, digest(inputs, kept), recipe.tokens.publish)
+        place = staged if url is None else begin_publishing(run.tokens, all_inputs, url)
         if corpus is not None and by_tasks:
-            exchange = tasks.exchange_of(recipe, run.tokens, digest(inputs, kept), corpus, work)
+            exchange = tasks.exchange_of(recipe, run.tokens, all_inputs, corpus, work)
         tokenizer = _tokenizer(recipe, corpus, work, exchange)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
