@@ -119,7 +119,8 @@ def run_all(session: Session) -> None:
 
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
-    from bessemer.corpus.statistics import funnel_lines, result_line, separate_sources
+    from bessemer.corpus.statistics import funnel_lines, result_line
+    from bessemer.corpus.text_keys import separate_sources
     from bessemer.corpus.work import close_work
     from bessemer.tokens.chat import template_source
 

@@ -9,7 +9,8 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.corpus import units
-from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent, separate_sources
+from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent
+from bessemer.corpus.text_keys import separate_sources
 from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.errors import InputError
 from bessemer.recipe import parse
@@ -111,27 +112,52 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     assert found["sources"][0]["rejected"]["too_short"]["examples"][0]["line"] == 2
 
 
-def test_each_file_that_needs_its_own_fix_is_named(data: Path, build) -> None:
-    (data / "a.jsonl").write_bytes(b'{"body": "x"}\n' * 5)
-    (data / "b.jsonl").write_bytes(b'{"story": "y"}\n' * 3)
-    (data / "c.jsonl").write_bytes(lines_of(prose(1)))
-    whole = recipe({"name": "s", "format": "jsonl", "paths": [str(data)]})
+def bodies(first: int, number: int = 3, key: str = "body") -> bytes:
+    return b"".join(json.dumps({key: prose(first + n)}).encode() + b"\n" for n in range(number))
+
+
+def test_each_file_that_needs_its_own_fix_is_named(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is proposed is a recipe that reads all of it; with several sources each file is of its own."""
+    monkeypatch.setattr(units, "RANGE_BYTES", 1000)
+    for folder in ("z", "y"):
+        (data / folder).mkdir()
+    (data / "z" / "a.jsonl").write_bytes(bodies(10, 5))
+    (data / "z" / "b.jsonl").write_bytes(bodies(20, 3, "story"))
+    (data / "z" / "c.jsonl").write_bytes(lines_of(prose(1)))
+    (data / "z" / "tiny.jsonl").write_bytes(b'{"body": "x"}\n')  # a source of it would be refused
+    (data / "y" / "page.html").write_text(f"<html><body><p>{prose(2)}</p></body></html>")
+    (data / "named.jsonl").write_bytes(lines_of(prose(3)))
+    (data / "[x].jsonl").write_bytes(bodies(30))
+    whole = recipe(
+        {"name": "z", "format": "jsonl", "paths": [str(data / "z")], "weight": 2.0},
+        {"name": "y", "format": "html", "paths": [str(data / "y")], "weight": 1.0},
+        {"name": "a", "format": "jsonl", "paths": [str(data / "named.jsonl"), str(data / "[x].jsonl")], "weight": 1.0},
+    )
     statistics = build(whole)[2]
-    (line,) = funnel_lines(statistics)
-    assert "data/a.jsonl" in line and 'set text_key = "body"' in line
-    assert "data/b.jsonl" in line and 'set text_key = "story"' in line
+    shown = " ".join(funnel_lines(statistics))
+    assert 'set text_key = "body"' in shown and 'set text_key = "story"' in shown
     pasted = "\n".join(separate_sources(whole.corpus.sources, statistics))
-    found = parse('[run]\nname = "x"\n' + pasted, "pasted").corpus.sources
-    assert [(one.text_key, [Path(path).name for path in one.paths], one.exclude) for one in found] == [
-        ("body", ["a.jsonl"], ()), ("story", ["b.jsonl"], ()), ("text", [data.name], ("a.jsonl", "b.jsonl")),
+    proposed = parse('[run]\nname = "x"\n[model]\ndepth = 2\n' + pasted, "pasted")
+    assert [(one.name, one.text_key, [Path(path).name for path in one.paths], one.exclude) for one in proposed.corpus.sources] == [
+        ("z-1", "body", ["a.jsonl"], ()), ("z-2", "story", ["b.jsonl"], ()), ("z", "text", ["z"], ("a.jsonl", "b.jsonl")),
+        ("y", "text", ["y"], ()), ("a-1", "body", ["[x].jsonl"], ()), ("a", "text", ["named.jsonl"], ()),
     ]  # fmt: skip
-    assert all(Path(path).exists() for one in found for path in one.paths)
+    documents, rejected, again = build(proposed)
+    assert len(documents) == 5 + 3 + 1 + 1 + 3 + 1 and [row["path"] for row in rejected] == ["z/tiny.jsonl"]
+    assert separate_sources(proposed.corpus.sources, again) == []
 
 
-def test_a_file_with_two_keys_is_not_taken_apart(data: Path, build) -> None:
-    (data / "a.jsonl").write_bytes(lines_of(prose(1)) + b'{"body": "x"}\n' * 5)
-    whole = recipe({"name": "s", "format": "jsonl", "paths": [str(data)]})
-    assert separate_sources(whole.corpus.sources, build(whole)[2]) == []
+def test_a_record_with_another_key_takes_no_file_apart(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a line of the funnel and nothing more, wherever in the corpus the examples come from."""
+    monkeypatch.setattr(units, "RANGE_BYTES", 2000)
+    (data / "plain.jsonl").write_bytes(lines_of(*map(prose, range(20))) + b"not JSON\n" * 3 + bodies(30, 1))
+    (data / "half.jsonl").write_bytes(lines_of(*map(prose, range(40, 45))) + bodies(50, 5))
+    (data / "more.jsonl").write_bytes(lines_of(*map(prose, range(60, 70))))
+    whole = recipe({"name": "j", "format": "jsonl", "paths": [str(data)]})
+    statistics = build(whole)[2]
+    assert statistics["totals"]["rejected"]["no_text_key"] == 6
+    assert any("no_text_key" in line and "there are: body" in line for line in funnel_lines(statistics))
+    assert separate_sources(whole.corpus.sources, statistics) == []
 
 
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:

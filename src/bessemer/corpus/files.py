@@ -82,7 +82,7 @@ def listing(source: Source, by_tasks: ListByTasks | None = None) -> Listing:
     """The files of a source, and those in its folders that it does not read. InputError as `find`. by_tasks: as of `walk`."""
     found: dict[str, File] = {}
     other: dict[str, File] = {}
-    base = str(_common_folder(source.paths))
+    base = str(base_folder(source.paths))
     for pattern in source.paths:
         matched = False
         ignored: dict[str, File] = {}
@@ -215,7 +215,7 @@ def _of_python(source: Source, pattern: str) -> Iterator[File]:
                 yield replace(file, name=f"{PLACEHOLDER}{place}/{file.name}")
 
 
-def _common_folder(patterns: tuple[str, ...]) -> Path:
+def base_folder(patterns: tuple[str, ...]) -> Path:
     """The folder that names are relative to: the common parent of all local paths of the recipe, so that names and
     identities stay the same when the data is moved."""
     parents = []

@@ -46,6 +46,7 @@ from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
+from bessemer.corpus.text_keys import other_text_keys
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
@@ -135,6 +136,10 @@ def _build(
         funnels, repeats = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
+        for source in corpus.sources:
+            if funnels[source.name].num_rejected("no_text_key"):
+                its = [one for one in partitions if one.source == source.name]
+                funnels[source.name].other_text_keys = other_text_keys(source, its, corpus.rules.min_characters)
     _check_counts(whole.rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())

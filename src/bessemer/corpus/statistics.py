@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from bessemer import storage
@@ -32,7 +30,6 @@ DAMAGED = ("unreadable", "bad_record")  # shown however few they are
 MAX_COUNTED_BYTES = 1 << 30  # of a file, in which line ends are counted: less than a second
 READ_BYTES = 1 << 20
 SUMS = ("documents_in", "bytes_in", "documents_kept", "bytes_kept")
-TEXT_KEY = re.compile(r'; set text_key = "([^"]*)"$')
 
 
 @dataclass
@@ -75,6 +72,8 @@ class Funnel:
     languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" where none was identified
     # what the steps counted besides: personal data by type, characters edited by rule
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
+    # the text_key of each file whose records have another one than the source's (text_keys.py)
+    other_text_keys: dict[str, str] = field(default_factory=dict)
     # files of the source's folders that no source reads, by ending: {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -141,6 +140,7 @@ class Funnel:
             "length_histogram_rejected": _histogram(self.lengths_rejected),
             "languages": {language: self.languages[language] for language in commonest(self.languages) if language},
             "tables": self.tables,
+            "other_text_keys": self.other_text_keys,
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
 
@@ -304,38 +304,3 @@ def _not_read_line(statistics: dict[str, Any]) -> list[str]:
     num_bytes = size(sum(entry["bytes"] for _, entry in entries))
     example = next(entry["example"] for name, entry in entries if name == common[0])
     return [f"{'files not read':<16} {files.total():>9,}  {'':>6}  {shown}; {num_bytes}; e.g. {example}"]
-
-
-# --- Sources of their own for files with another text_key
-
-
-def separate_sources(sources: Sequence[Source], statistics: dict[str, Any]) -> list[str]:
-    """Lines of a recipe that reads each file by the text_key that its example names; none where one key is enough."""
-    import tomli_w
-
-    tables: list[dict[str, Any]] = []
-    is_needed = False
-    for source, counts in zip(sources, statistics["sources"], strict=True):
-        keys: dict[str, list[str]] = {}
-        read = {example["path"] for example in counts["kept_examples"]}  # no key is that of a whole file with both
-        missing = counts["rejected"].get("no_text_key", {"examples": []})["examples"]
-        for example in missing if source.format != "chat" else ():
-            if example["path"] in read:
-                continue
-            if (found := TEXT_KEY.search(example["detail"])) and example["path"] not in keys.get(found[1], []):
-                keys.setdefault(found[1], []).append(example["path"])
-        is_needed |= len(keys) + bool(counts["documents_kept"]) > 1 and bool(keys)
-        for key, names in keys.items():
-            paths = [str(_on_disk(source, name)) for name in names]
-            tables.append({"name": f"{source.name}-{len(tables) + 1}", "paths": paths, "text_key": key})
-        own = source.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-        own["exclude"] = [*source.exclude, *(Path(name).name for names in keys.values() for name in names)]
-        if counts["documents_kept"]:
-            tables.append({key: value for key, value in own.items() if value})
-    return tomli_w.dumps({"corpus": {"sources": tables}}).strip().splitlines() if is_needed else []
-
-
-def _on_disk(source: Source, name: str) -> Path:
-    """Where a file of a source lies, by its name in the corpus."""
-    places = [Path(path).parent / name for path in source.paths]
-    return next((place for place in places if place.exists()), Path(name))
