@@ -40,6 +40,7 @@ MAX_WAIT_SECONDS = 30.0  # between two requests to it
 OUTAGE_GAP_SECONDS = 10.0  # a request that fails so soon after others were answered again belongs to the same outage
 # What a store says of requests that it would refuse again: of a bucket that is not there, of credentials, of others.
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
+_WITHOUT_BUCKET = "create it, or correct its name or the address of the store (AWS_ENDPOINT_URL)"
 _DENIED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE|MISSING_AUTHENTICATION_TOKEN|UNRECOGNIZED_CLIENT|"
     r"REQUEST_TIME_TOO_SKEWED|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED"
@@ -77,6 +78,22 @@ def check_url(url: str, where: str) -> None:
     if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
         form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
         raise InputError(f"{where}: {url}: write {form}")
+
+
+def require_bucket(url: str, source: Source, where: str) -> None:
+    """Raise InputError where the store says that the bucket of a URL is not there."""
+    from pyarrow import fs
+
+    files, path = filesystem(url, source)
+    scheme, bucket = url.partition("://")[0], path.partition("/")[0]
+    if scheme == "hf" or "*" in bucket or "?" in bucket:
+        return
+    try:
+        is_there = asked(url, lambda: files.get_file_info(bucket)).type != fs.FileType.NotFound
+    except OSError as error:  # one that may not be asked is no bucket that is not there
+        is_there = _NO_BUCKET.search(str(error)) is None
+    if not is_there:
+        raise InputError(f"{where}: {url}: the store has no bucket {bucket!r}; {_WITHOUT_BUCKET}")
 
 
 def entries(url: str, source: Source) -> Iterator[tuple[str, int, int, str]]:
@@ -168,7 +185,7 @@ def _advice(error: BaseException) -> str:
     if _is_passing(error):
         return "run the command again once it answers"
     if _NO_BUCKET.search(str(error)):
-        return "there is no such bucket: create it, or correct its name or the address of the store (AWS_ENDPOINT_URL)"
+        return f"there is no such bucket: {_WITHOUT_BUCKET}"
     if _DENIED.search(str(error)):
         return (
             f"{missing_credentials() or ''}check the credentials (AWS_ACCESS_KEY_ID, a profile, the machine's role; for gs:// "

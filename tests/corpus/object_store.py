@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import secrets
@@ -17,14 +18,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 TEMPORARY = ".being-written"
+NO_BUCKET = (
+    "<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>",
+    '{"error": {"code": 404, "message": "The specified bucket does not exist."}}',
+)
 TIME = "2024-05-06T07:08:09.000Z"
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the files of a folder as objects named "bucket/key"."""
+    """Serves the files of a folder as objects named "bucket/key"; the folders in it are the buckets, and no others are made."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.folder = folder
         self.log = folder.with_suffix(".log")
         self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
@@ -64,16 +69,17 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def parse_request(self) -> bool:
-        """While the store fails each request is answered with status 500; there is no bucket `none`."""
+        """While the store fails each request is answered with status 500, and with 404 for a bucket that is not there."""
         if not super().parse_request():
             return False
-        bucket = unquote(urlsplit(self.path).path).strip("/").partition("/")[0]
-        status = 500 if self.server.fails else 404 if bucket == "none" else 0
+        path = unquote(urlsplit(self.path).path).strip("/")
+        is_google = path.startswith("storage/v1/b/")
+        bucket = path.removeprefix("storage/v1/b/").partition("/")[0]
+        status = 500 if self.server.fails else 404 if bucket and not (self.server.folder / bucket).is_dir() else 0
         if status:
             self.close_connection = True
-            self._answer(
-                status, b"<Error><Code>NoSuchBucket</Code></Error>" if status == 404 else b"", "application/xml"
-            )
+            body = "" if status == 500 else NO_BUCKET[is_google]
+            self._answer(status, body.encode(), "application/json" if is_google else "application/xml")
         return not status
 
     def do_HEAD(self) -> None:
@@ -299,6 +305,12 @@ def store(folder: Path) -> Iterator[Store]:
 
 
 if __name__ == "__main__":
-    server = Server(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Serve a folder as an object store; its folders are the buckets.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port", type=int, default=0, help="left out: a free one")
+    chosen = parser.parse_args()
+    if not chosen.folder.is_dir():
+        parser.error(f"{chosen.folder}: no such folder")
+    server = Server(chosen.folder, chosen.port)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,10 @@ from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Rules, Source
+from tests.corpus import object_store
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, warc_record
 from tests.corpus.object_store import Store, store
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -28,6 +32,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "ENDPOINT_URL", "ENDPOINT_URL_S3"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / "store" / "b").mkdir(parents=True)
     with store(tmp_path / "store") as running:
         yield running
 
@@ -168,12 +173,38 @@ def test_a_changed_object_is_not_read(bucket: Store, tmp_path: Path) -> None:
         ("s3://", "write s3://BUCKET/PATH"),
         ("hf://models/x", "write hf://datasets/OWNER/NAME/PATH"),
         ("s3://b/none", "no file of format jsonl there"),
+        ("gs://b/none", "no file of format jsonl there"),
+        (
+            "s3://none/x",
+            "corpus.sources.s: s3://none/x: the store has no bucket 'none'; create it, or correct its name",
+        ),
+        ("s3://none/x/**/*.jsonl", "the store has no bucket 'none'"),
+        ("gs://none/x", "the store has no bucket 'none'"),
     ],
 )
 def test_urls_that_cannot_be_used(bucket: Store, path: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         find(source(bucket, path))
     assert "SECRET" not in str(caught.value)
+
+
+def test_the_store_to_try_it_with_stops_and_comes_back_at_its_port(bucket: Store, tmp_path: Path) -> None:
+    """As docs/scale.md has it: what is written before is there, and a bucket that nobody made is not."""
+    port = str(free_port())
+    of = source(bucket, "s3://b/x", endpoint=f"http://127.0.0.1:{port}")
+    put(bucket, "b/x/a.jsonl", lines("one"))
+    for number in range(2):
+        program = [sys.executable, object_store.__file__, str(bucket.folder), "--port", port]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline().strip() == f"http://127.0.0.1:{port}"
+                assert [record.text for record in records(of, tmp_path / str(number))] == ["one"]
+                files, _ = storage.filesystem("s3://b/x", of)
+                with pytest.raises(OSError, match="(?i)no_such_bucket|bucket does not exist"):
+                    files.open_output_stream("nobody-made-it/x").close()
+            finally:
+                process.kill()
+    assert not (bucket.folder / "nobody-made-it").exists()
 
 
 def test_credentials_are_sent_but_never_shown(
