@@ -168,6 +168,17 @@ def test_a_failure_on_a_worker_arrives_as_it_is(of: Recipe, address: str, run: R
         worker.run_on_ray([task], on_ray(of, address).corpus, lambda done: None)
 
 
+def test_a_node_that_is_gone_is_no_matter_of_workers(run: RunFolder) -> None:
+    task = partition.Partition(run.path, 0, ())
+    gone = (ray.exceptions.NodeDiedError("node 7 was terminated"), ray.exceptions.LocalRayletDiedError())
+    for error in gone:
+        said = str(worker._ray_failure(ray, task, error))
+        assert "partition 0: the Ray node that had it is gone" in said and "the same command goes on" in said
+        assert "corpus.workers" not in said
+    died = worker._ray_failure(ray, task, ray.exceptions.WorkerCrashedError())
+    assert "its worker ended 3 times (WorkerCrashedError" in str(died) and "lower corpus.workers" in str(died)
+
+
 def test_ray_without_ray_says_what_to_install(of: Recipe, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -213,9 +213,14 @@ def test_a_task_that_kills_its_workers_is_named(
         return ask(self, process, task)
 
     monkeypatch.setattr(worker.Pool, "_ask", and_kill)
+    said: list[str] = []
+    monkeypatch.setattr(worker, "warn", said.append)
     with pytest.raises(BessemerError, match=r"partition 5: its worker ended 3 times \(signal 9\)"):
         pipeline.build(of.model_copy(update={"corpus": of.corpus.model_copy(update={"workers": 2})}), run)
     assert not run.corpus.exists()
+    assert len(said) == 1 and said[0].startswith("corpus: partition 5: its worker ended (signal 9) and is replaced"), (
+        said
+    )
 
 
 def test_a_finished_step_is_not_done_again(of: Recipe, run: RunFolder, finely: None, monkeypatch) -> None:

@@ -115,11 +115,14 @@ def test_an_array_that_was_cancelled_is_not_submitted_again(cluster: Path, tmp_p
     assert calls(cluster, "sbatch") == 1
 
 
-def test_jobs_that_cannot_start_are_shown(cluster: Path, tmp_path: Path) -> None:
-    array = Corpus(engine="slurm", workers=1, slurm=SlurmArray(setup=("module load python || exit 3",)))
-    with pytest.raises(
-        BessemerError, match=r"no job of Slurm's array 1 did anything \(1 job FAILED 3:0\).*module: command not found"
-    ):
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("module load python || exit 3", 3), ("module load python", 127), ("module load python | cat", 127)],
+)
+def test_jobs_that_cannot_start_are_shown(cluster: Path, tmp_path: Path, line: str, code: int) -> None:
+    array = Corpus(engine="slurm", workers=1, slurm=SlurmArray(setup=(line, "true")))
+    why = rf"no job of Slurm's array 1 did anything \(1 job FAILED {code}:0\).*module: command not found"
+    with pytest.raises(BessemerError, match=why):
         list(worker.run_tasks("squaring", "tasks", [Square(tmp_path, 0)], 1, array))
 
 

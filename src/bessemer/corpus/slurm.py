@@ -261,6 +261,7 @@ def batch_script(what: str, folder: Path, num_jobs: int, settings: Work) -> str:
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in given.items()),
         "#SBATCH --requeue",
+        "set -eo pipefail",  # a set-up that fails ends the job, with its exit code as Slurm's FAILED
         *options.setup,
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         f'export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}"',  # what the set-up put there stays

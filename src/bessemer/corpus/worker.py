@@ -40,7 +40,7 @@ from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Work
 from bessemer.store_path import StorePath, each
-from bessemer.terminal import progress, say
+from bessemer.terminal import progress, say, warn
 
 POLL_SECONDS = 0.1
 PROBE_SECONDS = 10.0
@@ -146,7 +146,7 @@ class Pool:
         self.waiting = deque(tasks)
         self.answers: SimpleQueue[tuple[CorpusTask | None, Exception | None]] = SimpleQueue()
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.has_ended = False
+        self.has_ended = self.has_warned = False
         self.starting = threading.Lock()
 
     def work(self, num_workers: int, done: OnResult) -> None:
@@ -192,12 +192,23 @@ class Pool:
                     except (EOFError, BrokenPipeError, pickle.UnpicklingError, ValueError):  # it is dead
                         code = process.wait()
                         why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
+                        self._warn_of_death(task, why)
                 else:
                     self.answers.put((task, gave_up(task, why)))
         except IndexError:  # another thread took the last task
             pass
         except OSError as error:
             self.answers.put((None, error))
+
+    def _warn_of_death(self, task: CorpusTask, why: str) -> None:
+        """Say that a worker died, the first time; those that die with the pool are killed by it."""
+        with self.starting:
+            is_first, self.has_warned = not (self.has_warned or self.has_ended), True
+        if is_first:
+            warn(
+                f"{task.stage}: {task}: its worker ended ({why}) and is replaced, as later ones of this step are; out of "
+                f"memory? Then lower {task.stage}.workers"
+            )
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         """A process that waits, or a new one; None once the pool has ended."""
@@ -246,9 +257,7 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
                 try:
                     failure = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    failure = gave_up(
-                        task, f"{type(error).__name__}: {engine.first_line(error)}"[:300], "lower corpus.workers"
-                    )
+                    failure = _ray_failure(ray, task, error)
                 if failure is not None:
                     raise failure
                 done(task)
@@ -256,6 +265,17 @@ def run_on_ray(tasks: Sequence[CorpusTask], settings: Work, done: OnResult) -> N
         with contextlib.suppress(Exception):  # the cluster is gone: so are its tasks
             for reference in under_way:
                 ray.cancel(reference, force=True)
+
+
+def _ray_failure(ray: Any, task: CorpusTask, error: Exception) -> BessemerError:
+    """The error for a task that Ray gave up: its node is gone, or its worker died too often."""
+    why = f"{type(error).__name__}: {engine.first_line(error)}"[:300]
+    if isinstance(error, ray.exceptions.NodeDiedError | ray.exceptions.LocalRayletDiedError):
+        return BessemerError(
+            f"{task.stage}: {task}: the Ray node that had it is gone ({why}); finished work is kept, and the same command "
+            "goes on with the nodes that the cluster has then"
+        )
+    return gave_up(task, why, "lower corpus.workers")
 
 
 def _connected(settings: Work) -> Any:
