@@ -61,6 +61,7 @@ from bessemer.terminal import counted, say, warn
 TEMPORARY = ".tmp"
 BEGUN = "begun"  # of a work folder in a store
 PLACES = "places.json"
+FOREIGN = "published by another run folder, or by this one before it was made anew or moved: left, as a run may need it"
 LISTING = ".listing-"  # begins the name of a folder of the run in which tasks list files (look.py)
 
 
@@ -171,7 +172,7 @@ def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
     there |= {StorePath(before)} if before else set()
     if others := sorted(one for one in there if not owners.is_own(stage, one)):
         more = f" and {len(others) - 1} more there" if len(others) > 1 else ""
-        say(f"  {escape(str(others[0]))}{more}: published by another run, which may need it: left as it is")
+        say(f"  {escape(str(others[0]))}{more}: {FOREIGN}")
     _note(stage, str(place), *([before] if before and owners.is_own(stage, StorePath(before)) else []))
     (place / STAGE_FILE).unlink(missing_ok=True)
     return place
@@ -241,7 +242,7 @@ def _remove_stored(stage: Path, inputs: str | None = None) -> list[str]:
                     f"  {escape(place)} stays while another run has its {stage.name} there ({escape(', '.join(users))})"
                 )
         elif owners.is_publication(place) and not owners.is_own(stage, StorePath(place)):
-            say(f"  {escape(place)}: published by another run folder, which may need it: left as it is")
+            say(f"  {escape(place)}: {FOREIGN}")
         else:
             (StorePath(place) / BEGUN).unlink(missing_ok=True)
             store_path.remove_tree(StorePath(place))
