@@ -99,6 +99,8 @@ def test_shards_that_are_lost_are_written_again(command: Any, tmp_path: Path, bu
     assert len({name.split("/")[2] for name in objects(bucket) if name.startswith("tokens")}) == 1, (
         "the old ones stayed"
     )
+    command("tokens", "two", "tokens.seed=6")  # on a disk again
+    assert not [name for name in objects(bucket) if name.startswith("tokens")]
 
 
 def test_a_store_that_is_away_for_a_while_is_asked_again(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +203,11 @@ def test_tokens_that_another_run_shares_stay_as_long_as_it_does(
     shared.verify()
     assert "stays while" not in tokens("aw", "tokenizer.vocabulary=420"), "it is said once"
     shared.verify()
+    assert "shared with" in tokens("aw")  # what it published meanwhile goes
+    assert {"/".join(name.split("/")[:3]) for name in objects(bucket) if name.startswith("tokens")} == {
+        place[len("s3://b/") :]
+    }
+    tokens("aw", "tokenizer.vocabulary=420")
     tokens("tr", "tokenizer.vocabulary=440")
     tokens("aw", "tokenizer.vocabulary=420")
     left = {"/".join(name.split("/")[:3]) for name in objects(bucket) if name.startswith("tokens")}

@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from bessemer import derived
 from bessemer.corpus import owners
+from bessemer.corpus.work import note_replaced
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, link, published, stage_facts, stage_is_current, staging
@@ -164,6 +165,7 @@ def _taken(folder: Path, inputs: str, is_whole: Callable[[Path], bool]) -> Path 
                 if not is_whole(staged):
                     warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` mends it")
                     raise FileNotFoundError(theirs)
+                note_replaced(folder)
         except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked, or damaged
             continue
         return theirs.parent

@@ -177,6 +177,7 @@ def tokens(session: Session) -> None:
     def work() -> str:
         with rebuild.built_once(run.tokens, inputs, TokenStore.is_whole) as other:
             if other is not None:
+                close_work(run.tokens)
                 return f"shared with {other}, which was made of the same corpus"
             done = build.build(session.recipe, run, wanted)
         facts = done.manifest["tokenizer"]

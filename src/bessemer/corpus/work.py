@@ -159,23 +159,33 @@ def publishing(run: RunFolder, inputs: str, url: str | None) -> Iterator[tuple[P
     A folder in a store is named by the inputs. Until the corpus of the run names it, it is known as one that may be removed;
     the one that it replaces is from then on.
     """
-    place = None if url is None else begin_publishing(run.corpus, inputs, url)
+    place = begin_publishing(run.corpus, inputs, url)
     with staging(run.corpus) as staged:
         yield staged, place or staged
 
 
-def begin_publishing(stage: Path, inputs: str, url: str) -> StorePath:
-    """The folder in a store for the large files of a stage. It and the one that it replaces are known as the run's own, of which
-    `close_work` removes what the stage does not name then."""
+def begin_publishing(stage: Path, inputs: str, url: str | None) -> StorePath | None:
+    """The folder in a store for the large files of a stage; None without a URL. It and the one that is replaced are known as the
+    run's own, of which `close_work` removes what the stage does not name then."""
+    note_replaced(stage)
+    if url is None:
+        return None
     place, before = owners.published_place(stage, inputs, url), stage_facts(stage).get(STORED_AT)
     there = {one for one in place.parent.iterdir() if one.name.startswith(f"{stage.name}-")}
     there |= {StorePath(before)} if before else set()
     if others := sorted(one for one in there if not owners.is_own(stage, one)):
         more = f" and {len(others) - 1} more there" if len(others) > 1 else ""
         say(f"  {escape(str(others[0]))}{more}: {FOREIGN}")
-    _note(stage, str(place), *([before] if before and owners.is_own(stage, StorePath(before)) else []))
+    _note(stage, str(place))
     (place / STAGE_FILE).unlink(missing_ok=True)
     return place
+
+
+def note_replaced(stage: Path) -> None:
+    """Note where in a store a run published the stage that another will replace, for `close_work` to remove."""
+    before = stage_facts(stage).get(STORED_AT)
+    if before and owners.is_own(stage, StorePath(before)):
+        _note(stage, before)
 
 
 def end_publishing(place: StorePath, inputs: str, written: dict[str, int]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         work_inputs = digest(all_inputs, str(published_place(run.tokens, all_inputs, url)))
     with kept_workers(run.path), resumable(run.tokens, work_inputs) as work:
         staged, exchange = work / OUT, None
-        place = staged if url is None else begin_publishing(run.tokens, all_inputs, url)
+        place = begin_publishing(run.tokens, all_inputs, url) or staged
         if corpus is not None and by_tasks:
             exchange = tasks.exchange_of(recipe, run.tokens, all_inputs, corpus, work)
         tokenizer = _tokenizer(recipe, corpus, work, exchange)
