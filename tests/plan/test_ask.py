@@ -189,16 +189,10 @@ def test_what_a_run_keeps_is_in_the_memory_of_its_plan(setting: str, bytes_a_par
         8 * share * (0 if "offload" in setting else bytes_a_parameter)
     )  # what lies in the host's memory is saved too
     assert other.save.bytes - plain.save.bytes == pytest.approx(saved, rel=0.01)
-    notes = (
-        []
-        if "ema" in setting or "state" in setting
-        else [f"{setting.replace('=true', '').replace('=', ' = ')}: in the"]
-    )
-    assert [note[: len(notes[0])] for note in other.goal.notes] == notes
+    notes = [] if "ema" in setting or "state" in setting else [f"{setting.replace('=', ' = ')}: in the"]
+    assert [note[: len(notes[0])] for note in other.goal.unplanned] == notes
     elsewhere = outcome.of(goal(ask.alone({**SEVEN, "framework": "fsdp"}, (setting,))))
-    assert "not in a plan for fsdp" in elsewhere.goal.notes[0]
-    eager = goal(ask.alone(SEVEN, ("train.compile=off",)))
-    assert eager.notes[0].startswith("train.compile = off: not in the plan")
+    assert "the plan is of fsdp" in elsewhere.goal.unplanned[0]
 
 
 def test_offloaded_shards_are_not_on_the_device() -> None:
@@ -214,16 +208,16 @@ def test_minutes_and_a_growing_batch_are_noted() -> None:
     """Minutes become steps where a run times its own: a plan says how many tokens they are enough for."""
     plain = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"})))
     timed = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"}, ("train.minutes=60",))))
-    assert timed.goal.tokens == plain.goal.tokens and plain.goal.notes == ()
-    named = re.search(r"train.minutes = 60 is not in the plan.* enough for ([\d.]+)B", timed.goal.notes[0])
+    assert timed.goal.tokens == plain.goal.tokens and plain.goal.unplanned == ()
+    named = re.search(r"train.minutes = 60: .* enough for ([\d.]+)B", timed.goal.unplanned[0])
     assert named is not None
     less = outcome.of(
         goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": f"{named[1]}B", "batch": str(timed.job.tokens)}))
     )
-    assert less.expected.seconds.expected == pytest.approx(3600, rel=0.02) and less.goal.notes == ()
+    assert less.expected.seconds.expected == pytest.approx(3600, rel=0.02) and less.goal.unplanned == ()
     grows = ("train.batch_ramp.start_tokens=65536", "train.batch_ramp.steps=1000")
     ramp = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": "20B"}, grows)))
-    assert ramp.goal.notes[0].startswith("the batch grows from 65,536 tokens, in 19,5"), ramp.goal.notes
+    assert ramp.goal.unplanned == ("train.batch_ramp: all batches are planned as full",)
 
 
 def test_options_of_the_block_change_a_known_shape() -> None:

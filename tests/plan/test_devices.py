@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.plan.estimate.job import ClusterSpec
@@ -119,6 +120,17 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         (('name = "Z9"\n', ""), "has no name"),
         (("[[device]]", "[[devices]]"), "should hold"),
         (("memory = 64", "memory = "), "not TOML"),
+        (('source = "measured here"', "source = 3"), "source = 3, but it must be a text"),
+        (('source = "measured here"', 'source = "x"\nframework = true'), "framework = True, but it must be a text"),
+        (
+            ('source = "measured here"', 'source = "x"\nprice = 2\nprice_date = 2026-05-20'),
+            "price_date = 2026-05-20, but it must",
+        ),
+        (
+            ('source = "measured here"', 'source = "x"\nprice_date = "2026-05-20"'),
+            "price_date says nothing without price",
+        ),
+        (('source = "measured here"', 'source = "x"\nmatmul_fp8 = 0.5'), "matmul_fp8 says nothing without flops.fp8"),
     ],
 )
 def test_a_wrong_file_is_said_with_its_entry(tmp_path: Path, change: tuple[str, str], said: str) -> None:
@@ -127,6 +139,42 @@ def test_a_wrong_file_is_said_with_its_entry(tmp_path: Path, change: tuple[str, 
     with pytest.raises(InputError, match=said) as caught:
         devices.catalogue(own)
     assert "own.toml" in str(caught.value)
+
+
+# Of every key of a file: what its example goes with in the entry, and two values.
+FILE_KEYS = {
+    "name": ("", '"Z9"', '"Z8"'), "flops": ("", "{ bf16 = 100 }", "{ bf16 = 200 }"), "memory": ("", "64", "96"),
+    "bandwidth": ("", "1000", "2000"), "intra_bandwidth": ("", "100", "200"), "inter_bandwidth": ("", "10", "20"),
+    "per_node": ("", "4", "2"), "watts": ("", "300", "600"), "source": ("", '"a"', '"b"'), "matmul": ("", "0.7", "0.8"),
+    "price": ("", "1", "2"), "price_date": ("price = 1", '"2026-01-01"', '"2026-02-01"'),
+    "matmul_fp8": ("flops = { bf16 = 100, fp8 = 200 }", "0.5", "0.6"), "scale_up_domain": ("", "4", "8"),
+    "torus": ("scale_up_domain = 8", "2", "3"), "framework": ("", '"bessemer"', '"maxtext"'),
+    "multiprocessors": ("", "80", "108"), "sustained": ("", "0.8", "0.9"), "aliases": ("", '["one"]', '["two"]'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", devices.KEYS)
+def test_every_key_of_a_file_is_in_the_plan_or_its_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Of two entries that differ in one key the plans differ; aliases and source are in the list of devices."""
+    needed, *values = FILE_KEYS[key]
+    lines = [
+        line
+        for line in (ENTRY + "price = 3").splitlines()
+        if line.partition(" =")[0] not in (key, needed.partition(" =")[0])
+    ]
+    found = []
+    for number, value in enumerate(values):
+        own = tmp_path / f"{number}.toml"
+        own.write_text("\n".join([*lines, needed, f"{key} = {value}"]), encoding="utf-8")
+        name = next(iter(devices.catalogue(own)))
+        words = ["--model", "llama-2-7b", "--tokens", "1B", "--gpus", f"16x{name}", "--tp", "2", "--dp", "8"]
+        words += ["--precision", "fp8"] if key == "matmul_fp8" else []
+        listed = ["--devices"] if key in ("aliases", "source") else words
+        assert run_command(["plan", "--json", "--catalogue", str(own), *listed]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] != found[1]
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -128,11 +128,13 @@ def _page_path(args: argparse.Namespace) -> Path | None:
 
 def _local_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer import forecast, preflight
+    from bessemer.plan import unplanned
 
     args.overrides = [*args.overrides, *_local_overrides(args, requested)]
     session, page = runs.open_recipe(args, False), _page_path(args)
     preflight.require_one_horizon(session.recipe, session.run, args.recipe)
     plan, recipe = forecast.plan_only(session.recipe, session.run)  # fills in what is left open, and shows it
+    plan["not_in_the_plan"] = list(unplanned.on_this_machine(session.recipe))
     rows = plan_rows(plan, recipe)
     if not args.json:
         _print_rows(rows)
@@ -237,13 +239,16 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
             f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
             f"{packing['cut_share']:.1%} of the documents are cut"
         )
+    if not_counted := plan.get("not_in_the_plan"):
+        rows["not in the plan"] = "; ".join(not_counted)
     if epochs := plan.get("epochs"):
         rows["epochs"] = ", ".join(f"{name} {turns:.2f}" for name, turns in epochs.items())
     return rows
 
 
 def _print_rows(rows: dict[str, str]) -> None:
-    print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
+    width = max(14, *map(len, rows))
+    print("\n".join(f"{name:<{width}} {value}" for name, value in rows.items()))
 
 
 # Rows of the simulation, and the parts of the plan that each is compared with.

@@ -179,6 +179,14 @@ def _device(table: Any, where: str) -> DeviceSpec:
     for key in counts:
         if type(table.get(key, 0)) is not int or table.get(key, 0) < 0:  # a bool is an int
             raise InputError(f"{where}: {key} = {table[key]!r}, but it must be a whole number, 0 or more")
+    for key in ("source", "framework", "price_date"):
+        if not isinstance(table.get(key, ""), str):
+            raise InputError(f"{where}: {key} = {table[key]!s}, but it must be a text; write it in quotes")
+    for key, needed in (("price_date", table.get("price")), ("matmul_fp8", flops.get("fp8"))):
+        if key in table and needed is None:
+            raise InputError(
+                f"{where}: {key} says nothing without {'price' if key == 'price_date' else 'flops.fp8'}; give both"
+            )
     if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
         raise InputError(f"{where}: aliases must be a list of spellings")
     scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}

@@ -140,15 +140,17 @@ def downtime_seconds(save: CheckpointCost) -> float:
     return DETECTION_SECONDS + max(save.write - save.stall, 0.0)
 
 
-def outlook(training_seconds: float, step_seconds: float, mtbf_seconds: float, save: CheckpointCost) -> Outlook:
+def outlook(
+    training_seconds: float, step_seconds: float, mtbf_seconds: float, save: CheckpointCost, every: int | None = None
+) -> Outlook:
     """A run of `training_seconds` of steps with a failure every `mtbf_seconds` seconds.
 
-    Checkpoints come at the interval of least waste, in whole steps, and no shorter than a write takes (two saves would queue)
-    or MIN_INTERVAL_SECONDS allows.
+    every: steps between checkpoints; None: they come at the interval of least waste, in whole steps, and no shorter than a write
+    takes (two saves would queue) or MIN_INTERVAL_SECONDS allows.
     """
     shortest = min(MIN_INTERVAL_SECONDS, mtbf_seconds / MIN_INTERVALS)
     best = max(optimal(mtbf_seconds, save.stall) - save.stall, save.write, shortest)
-    steps = max(round(min(best, training_seconds) / step_seconds), 1)
+    steps = every or max(round(min(best, training_seconds) / step_seconds), 1)
     interval = steps * step_seconds + save.stall
     taken = training_seconds * exact_time(interval, mtbf_seconds, save.stall, downtime_seconds(save), RESTART_SECONDS)
     saves = training_seconds / (steps * step_seconds)

@@ -16,6 +16,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
+from bessemer.plan import unplanned
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
@@ -32,8 +33,9 @@ GB = 1e9
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
     rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
-    know it; headroom: share of a device's memory that a layout which it chooses leaves free; tokens_by_size: the recipe says
-    neither tokens nor steps."""
+    know it; unplanned: what the recipe sets and the plan does not count; headroom: share of a device's memory that a layout which
+    it chooses leaves free; tokens_by_size: the recipe says neither tokens nor steps; checkpoint_every: steps between checkpoints,
+    where the recipe says so."""
 
     recipe: Recipe
     job: Job
@@ -43,6 +45,8 @@ class Goal:
     notes: tuple[str, ...] = ()
     headroom: float = HEADROOM
     tokens_by_size: bool = False
+    unplanned: tuple[str, ...] = ()
+    checkpoint_every: int | None = None
 
 
 def goal_of(
@@ -70,6 +74,7 @@ def goal_of(
     config = model or model_config(resolved, vocabulary, labels=classes)
     cluster, notes = _cluster(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
+    not_counted = unplanned.for_catalogue(recipe, framework.name)
     if recipe.train.precision == "fp8-rowwise":
         framework = replace(framework, fp8="row")
     if recipe.parallel.auto and not has_batch:
@@ -84,18 +89,13 @@ def goal_of(
             )
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
-    if ramp := resolved.train.batch_ramp:
-        notes.append(
-            f"the batch grows from {ramp.start_tokens:,} tokens, in {resolved.train.steps or 0:,} steps in all; the plan is of "
-            "full batches"
-        )
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
     if isinstance(config, MixtureConfig) and "zero" not in recipe.parallel.model_fields_set:
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
-    job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework, notes))
+    job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
     if last := cluster.devices % cluster.per_node:
         notes.append(
             f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
@@ -111,7 +111,18 @@ def goal_of(
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
         given.add("recompute")
     headroom = HEADROOM if recipe.cluster.headroom is None else recipe.cluster.headroom
-    return Goal(resolved, job, tokens, chosen, frozenset(given), tuple(notes), headroom, by_size)
+    return Goal(
+        resolved,
+        job,
+        tokens,
+        chosen,
+        frozenset(given),
+        tuple(notes),
+        headroom,
+        by_size,
+        not_counted,
+        recipe.checkpoint.every,
+    )
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:
@@ -206,28 +217,19 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
     return precision  # type: ignore[return-value]
 
 
-def _run_state(recipe: Recipe, framework: Framework, notes: list[str]) -> RunState:
-    """What of a recipe changes the memory of a run of this program; what a plan does not count of it is noted."""
+def _run_state(recipe: Recipe, framework: Framework) -> RunState:
+    """What of a recipe changes the memory of a run of this program."""
     train, optimizer = recipe.train, recipe.train.optimizer
-    slower = [f"train.optimizer.kind = {optimizer.kind}"] if optimizer.kind != "adamw" else []
-    slower += ["train.optimizer.offload"] if optimizer.offload else []
-    slower += ["parallel.offload"] if recipe.parallel.offload else []
-    larger = [f"train.optimizer.state = {optimizer.state}"] if optimizer.state != "fp32" else []
-    larger += ["train.ema"] if train.ema else []
     if framework.name != "bessemer":
-        if slower or larger:
-            notes.append(f"{', '.join((*slower, *larger))}: not in a plan for {framework.name}")
         return RunState()
-    if slower:
-        notes.append(
-            f"{', '.join(slower)}: in the memory, but a step has the time of AdamW with all of it on the device"
-        )
-    if train.compile == "off":
-        notes.append(
-            "train.compile = off: not in the plan, whose blocks are compiled: they take longer and keep more activations without"
-        )
     return RunState(
-        optimizer.kind, optimizer.state, optimizer.offload, train.ema > 0, train.loss_chunk, recipe.parallel.offload
+        optimizer.kind,
+        optimizer.state,
+        optimizer.offload,
+        train.ema > 0,
+        train.loss_chunk,
+        recipe.parallel.offload,
+        train.dropout,
     )
 
 

@@ -87,9 +87,11 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     storage = asked.storage_bandwidth * GB * cluster.nodes
     between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
+    if goal.recipe.checkpoint.asynchronous is False:
+        save = replace(save, stall=save.write)
     ideal = goal.tokens / job.tokens * best.step.seconds
     slower = evidence(job).factor
-    running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save)
+    running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
     expected = expected_run(job, running, ideal, goal.chooses_layout)
     repeated = None if unique is None else repetition(goal.tokens, unique)
     bill = money.bill(
@@ -125,16 +127,13 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
 
 
 def _with_time_given(goal: Goal, seconds: float) -> Goal:
-    """With a note of what train.minutes is enough for: minutes become steps where a run times its own. seconds: of the plan."""
+    """With what train.minutes are enough for: minutes become steps where a run times its own. seconds: of the plan."""
     train = goal.recipe.train
     if train.minutes is None or not goal.tokens_by_size:
         return goal
-    enough = amount(goal.tokens * 60 * train.minutes / seconds)
-    note = (
-        f"train.minutes = {train.minutes:g} is not in the plan, whose tokens follow from the model's size; by the expected "
-        f"figure it is enough for {enough} (--tokens)"
-    )
-    return replace(goal, notes=(*goal.notes, note))
+    enough = f"by the expected figure it is enough for {amount(goal.tokens * 60 * train.minutes / seconds)} (--tokens)"
+    rows = [f"{row}; {enough}" if row.startswith("train.minutes ") else row for row in goal.unplanned]
+    return replace(goal, unplanned=tuple(rows))
 
 
 def checkpoint_bytes(job: Job) -> float:
@@ -183,6 +182,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
             "non_embedding": config.parameters - config.embedding_parameters,
         },
         "notes": list(goal.notes),
+        "not_in_the_plan": list(goal.unplanned),
         "tokens": goal.tokens,
         "steps": goal.tokens / job.tokens,
         "batch_tokens": job.tokens,

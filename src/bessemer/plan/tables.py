@@ -29,7 +29,9 @@ PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data"
 
 def plan_table(of: PlanResult) -> str:
     """A row for each thing that is decided or follows."""
-    return "\n".join(f"{name:<10} {value}" for name, value in plan_rows(of).items())
+    rows = plan_rows(of)
+    width = max(10, *map(len, rows))
+    return "\n".join(f"{name:<{width}} {value}" for name, value in rows.items())
 
 
 def plan_rows(of: PlanResult) -> dict[str, str]:
@@ -86,9 +88,9 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
         "framework": job.framework.name,
     }
-    if goal.notes:
-        first = {name: rows.pop(name) for name in ("evidence", "model")}
-        rows = {**first, "note": "; ".join(goal.notes), **rows}
+    said = {"note": goal.notes, "not in the plan": goal.unplanned}
+    first = {name: rows.pop(name) for name in ("evidence", "model")}
+    rows = {**first, **{name: "; ".join(lines) for name, lines in said.items() if lines}, **rows}
     if of.repeated is not None:
         again = of.repeated
         worth = f"worth {amount(again.effective_tokens)} new ones, {_percent(again.worth)} of one each"
@@ -329,6 +331,9 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
     columns = what_if_columns(several, titles)
     heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
     notes = [f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes]
+    notes += [
+        f"{title}: not in the plan: {row}" for title, one in zip(titles, several, strict=True) for row in one.goal.unplanned
+    ]  # fmt: skip
     dates = {one.job.cluster.device.name: one.bill.price_date for one in several if one.bill.price_date}
     if len({date[:4] for date in dates.values()}) > 1:
         asked = ", ".join(f"{name} {date}" for name, date in dates.items())

@@ -6,7 +6,7 @@ seconds, prices in dollars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log
 from typing import Any, Literal, cast
@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
-from bessemer.recipe import Parallel
+from bessemer.recipe import Dropout, Parallel
 from bessemer.recipe.parallel import AXES, AxisSizes, PipelineSchedule, stages_per_rank
 
 
@@ -150,7 +150,7 @@ class ClusterSpec:
 @dataclass(frozen=True)
 class RunState:
     """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments) and
-    .offload, train.ema (whether there is one), train.loss_chunk and parallel.offload."""
+    .offload, train.ema (whether there is one), train.loss_chunk, parallel.offload and train.dropout."""
 
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"
     moments: Literal["fp32", "bf16", "8bit"] = "fp32"
@@ -158,6 +158,7 @@ class RunState:
     has_ema: bool = False
     loss_chunk: int = 4096
     offload_shards: bool = False
+    dropout: Dropout = field(default_factory=Dropout)
 
 
 @dataclass(frozen=True)

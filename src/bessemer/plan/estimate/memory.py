@@ -209,7 +209,7 @@ def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState)
     optimizer = Optimizer.model_construct(kind=state.optimizer, state=state.moments, offload=state.offload)
     return Train.model_construct(
         micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=state.loss_chunk,
-        optimizer=optimizer, ema=float(state.has_ema),
+        optimizer=optimizer, ema=float(state.has_ema), dropout=state.dropout,
     )  # fmt: skip
 
 

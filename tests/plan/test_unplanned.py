@@ -1,0 +1,295 @@
+"""Every key of the recipe changes its plan, changes nothing that a plan counts, is refused, or is named as not in the plan."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from bessemer.chosen_layout import planned
+from bessemer.cli import run_command
+from bessemer.cli.commands import COMMANDS
+from bessemer.plan import ask, outcome, unplanned
+from bessemer.plan.tables import plan_rows, what_if_table
+from bessemer.recipe import parse
+from bessemer.recipe.keys import _section_of, keys
+from bessemer.report.plan_page import render
+from tests.conftest import recipe_text, write_text
+
+RECIPE = """
+[run]
+name = "mine"
+[model]
+width = 1024
+heads = 8
+vocabulary = 32000
+[tokens]
+sequence_length = 2048
+[train]
+global_batch_tokens = 524288
+[cluster]
+device = "H100"
+"""
+DEFAULTS = {"model.layers": "8", "train.tokens": "1000000000", "parallel.shard": "4", "parallel.tensor": "2"}
+CATALOGUE = Path(__file__).parents[2] / "src" / "bessemer" / "layout" / "devices.toml"
+ONES = json.dumps([1.0] * 64)
+MASKED = {"model.family": '"modernbert"', "train.objective": '"masked"'}
+CLASSES = {"train.objective": '"classify"', "corpus.sources": '[{ name = "own", paths = ["x"], label = "a" }]'}
+AUTO = {"parallel.auto": "true", "parallel.shard": "", "parallel.tensor": ""}
+NODES = {"cluster.devices_per_node": "4"}
+RAMP = {"train.batch_ramp.start_tokens": "65536", "train.batch_ramp.steps": "100"}
+# What a key's example needs besides the recipe, the same on both sides (without a value: left out), and its value as TOML has it.
+EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
+    "tokens.chat_template": ({"corpus.sources": '[{ name = "own", paths = ["x"], format = "chat" }]', "tokens.packing": '"document"',
+                              "tokens.document_mask": "true"}, '"chatml"'),
+    "tokens.sequence_length": ({}, "1024"),
+    "tokens.publish": ({}, '"s3://bucket/tokens"'),
+    "model.depth": ({"model.layers": "", "model.width": "", "model.heads": "", "model.depth": "8"}, "4"),
+    "model.layers": ({"model.layers": "8"}, "16"),
+    "model.width": ({}, "2048"),
+    "model.head_dim": ({}, "64"),
+    "model.vocabulary": ({}, "16000"),
+    "model.activation": ({}, '"gelu_quick"'),
+    "model.global_every": ({"model.window": "256"}, "2"),
+    "model.global_last": ({"model.window": "256", "model.global_every": "3"}, "true"),
+    "model.global_layers": ({"model.window": "256"}, "[0, 1]"),
+    "model.unrotated_layers": ({}, "[1]"),
+    "train.objective": (CLASSES | {"train.objective": '"causal"'}, '"classify"'),
+    "train.masking.share": (MASKED, "0.3"),
+    "train.masking.mode": (MASKED, '"all"'),
+    "train.masking.whole_words": (MASKED, "true"),
+    "train.steps": ({"train.tokens": ""}, "500"),
+    "train.minutes": ({"train.tokens": "", "train.steps": "500"}, "30.0"),
+    "train.tokens": ({}, "2000000000"),
+    "train.global_batch_tokens": ({}, "1048576"),
+    "train.revised": ({}, "[{ at = 10, planned = 100 }]"),
+    "train.optimizer.betas": ({}, "[0.8, 0.9]"),
+    "train.optimizer.batch_scaling": ({"train.optimizer.reference_batch_tokens": "1048576"}, '"sqrt"'),
+    "train.batch_ramp.start_tokens": (RAMP, "131072"),
+    "train.batch_ramp.steps": (RAMP, "50"),
+    "train.dropout.classifier": (CLASSES, "0.1"),
+    "train.memory_budget": ({"train.recompute": '"budget"'}, "0.5"),
+    "train.device": ({}, '"cpu"'),
+    "train.compile": ({}, '"off"'),
+    "parallel.auto": ({}, "true"),
+    "parallel.schedule": ({"parallel.pipeline": "2"}, '"interleaved"'),
+    "parallel.virtual": ({"parallel.pipeline": "2", "parallel.schedule": '"interleaved"'}, "4"),
+    "parallel.shard": ({}, "8"),
+    "parallel.tensor": ({}, "4"),
+    "cluster.device": ({}, '"A100"'),
+    "cluster.devices": (AUTO | {"cluster.devices": "8"}, "16"),
+    "cluster.inter_bandwidth": (NODES, "0.5"),
+    "cluster.framework": ({}, '"fsdp"'),
+    "cluster.nodes": (AUTO | {"cluster.nodes": "1"}, "2"),
+    "cluster.min_nodes": ({"cluster.nodes": "4", "cluster.devices_per_node": "2"}, "2"),
+    "cluster.memory": ({}, '"900Gi"'),
+    "cluster.shared_memory": ({}, '"32Gi"'),
+    "cluster.time": ({}, '"12:00:00"'),
+    "cluster.mount": ({}, '"/elsewhere"'),
+    "guard.hang_seconds": ({}, "60.0"),
+    "checkpoint.asynchronous": ({}, "false"),
+    "checkpoint.memory_replicas": ({"checkpoint.memory_every": "10"}, "1"),
+    "checkpoint.mirror": ({}, '"/elsewhere"'),
+    "report.webhook": ({}, '"https://example.org/hook"'),
+    "evaluate.tasks": ({}, '["arc:x"]'),
+}  # fmt: skip
+for scaling in ("model.rope_scaling", "model.window_rope_scaling"):
+    yarn, longrope = ({f"{scaling}.kind": f'"{kind}"', f"{scaling}.factor": "4.0"} for kind in ("yarn", "longrope"))
+    longrope |= {f"{scaling}.{name}_factor": ONES for name in ("short", "long")}
+    llama3 = yarn | {f"{scaling}.kind": '"llama3"'}
+    EXAMPLES |= {f"{scaling}.{name}": (yarn, value) for name, value in (
+        ("kind", '"linear"'), ("factor", "8.0"), ("original_length", "4096"), ("beta_fast", "16.0"), ("beta_slow", "2.0"),
+        ("truncate", "false"), ("attention_factor", "0.5"), ("mscale", "0.5"), ("mscale_all_dim", "0.5"),
+    )}  # fmt: skip
+    EXAMPLES |= {f"{scaling}.{name}_frequency": (llama3, value) for name, value in (("low", "0.5"), ("high", "8.0"))}
+    EXAMPLES |= {
+        f"{scaling}.{name}_factor": (longrope, ONES.replace("1.0", "2.0", 1).replace("1.0", "1.5"))
+        for name in ("short", "long")
+    }
+FILES = {
+    "model.from",
+    "tokenizer.path",
+    "cluster.catalogue",
+}  # which need a file: what they name is planned, or the file refused
+PARTLY = {"train.objective", "train.batch_ramp"}  # classes and the tokens of a growing batch are planned
+ALTERNATIVES = {"train.batch_ramp.tokens"}  # either it or its sister
+
+
+def tables(overrides: dict[str, str]) -> outcome.PlanResult:
+    """The plan of the recipe with these values."""
+    settings = {key: value for key, value in (DEFAULTS | overrides).items() if value}
+    text = RECIPE
+    for name in ("width", "heads"):
+        if overrides.get(f"model.{name}") == "":
+            text = "\n".join(line for line in text.splitlines() if not line.startswith(f"{name} ="))
+    return planned(ask.PlanRequest(parse(text, "plan", [f"{key}={value}" for key, value in settings.items()])))
+
+
+@cache
+def figures(settings: tuple[tuple[str, str], ...]) -> tuple[dict[str, Any], list[str]]:
+    """What a plan comes to, and what it names as not in it."""
+    found = outcome.to_dict(tables(dict(settings)))
+    named = found.pop("not_in_the_plan")
+    return {name: value for name, value in found.items() if name != "notes"}, named
+
+
+def example(info: FieldInfo) -> str | None:
+    """Another value than the default, as TOML has it, by its type; None: there is none."""
+
+    def of(annotation: Any) -> Any:
+        if get_origin(annotation) is Literal:
+            return next((value for value in get_args(annotation) if value != info.default), None)
+        if annotation is bool:
+            return not info.default
+        if annotation is int:
+            return 2 * info.default if isinstance(info.default, int) and info.default else 2
+        if annotation is float:
+            return info.default / 2 if isinstance(info.default, float) and info.default else 0.5
+        if annotation is str:
+            return "other"
+        if get_origin(annotation) is tuple:
+            return [of(get_args(annotation)[0])]
+        return next((value for part in get_args(annotation) if (value := of(part)) is not None), None)
+
+    value = of(info.annotation)
+    return None if value is None else json.dumps(value)
+
+
+LEAVES = [key for key, info in keys().items() if _section_of(info.annotation) is None]
+IN_ARRAYS = tuple(f"{key}." for key, info in keys().items() if get_origin(info.annotation) is tuple)
+TRIED = [
+    key
+    for key in LEAVES
+    if not key.startswith(("corpus.", "tokenizer.", *IN_ARRAYS)) and key not in FILES | ALTERNATIVES
+]
+
+
+def test_every_key_stands_in_the_table_and_nothing_else_does() -> None:
+    table = unplanned.effects()
+    assert [key for key in LEAVES if unplanned.entry_of(key) is None] == []
+    listed = [
+        *table["planned"],
+        *table["apart"],
+        *(set(table["of_bessemer"]) - set(table["unplanned"])),
+        *table["unplanned"],
+    ]
+    assert len(listed) == len(set(listed)) and set(listed) <= set(keys())
+    assert set(table["of_catalogue"]) <= set(table["planned"])
+    assert {unplanned.entry_of(key) for key in LEAVES} == set(listed), "an entry that no key needs"
+
+
+@pytest.mark.parametrize("key", TRIED)
+def test_a_key_does_to_a_plan_what_the_table_says(key: str) -> None:
+    needed, value = EXAMPLES.get(key, ({}, example(keys()[key])))
+    assert value is not None, "give it an example"
+    before, named_before = figures(tuple(sorted(needed.items())))
+    after, named = figures(tuple(sorted((needed | {key: value}).items())))
+    table, entry = unplanned.effects(), unplanned.entry_of(key)
+    own = [row for row in named if row.startswith((f"{key} = ", f"{entry}: "))]
+    if entry in table["planned"]:
+        assert after != before and named == named_before
+    elif entry in table["apart"]:
+        assert after == before and named == named_before
+    else:
+        assert own or (entry in table["of_bessemer"] and after != before)
+        assert after == before or entry in {*table["of_bessemer"], *PARTLY}
+        elsewhere = figures(tuple(sorted((needed | {"cluster.framework": '"megatron-core"', key: value}).items())))
+        assert any(row.startswith((f"{key} = ", f"{entry}: ")) for row in elsewhere[1])
+
+
+def test_a_default_that_is_written_out_is_not_named() -> None:
+    assert (
+        tables({"train.dropout.hidden": "0.0", "train.compile": '"on"', "train.device": '"cuda"'}).goal.unplanned == ()
+    )
+
+
+def test_a_corpus_is_named_once() -> None:
+    sources = {"corpus.sources": '[{ name = "own", paths = ["x"] }]', "corpus.dedup.bands": "10"}
+    assert [row.partition(":")[0] for row in tables(sources).goal.unplanned] == ["corpus"]
+
+
+def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
+    one = tables({"train.dropout.hidden": "0.1", "tokens.document_mask": "true"})
+    rows = outcome.to_dict(one)["not_in_the_plan"]
+    assert [row.partition(" = ")[0] for row in rows] == ["tokens.document_mask", "train.dropout.hidden"]
+    assert plan_rows(one)["not in the plan"] == "; ".join(rows)
+    assert rows[0] in render(one, name="mine")
+    assert f"other: not in the plan: {rows[0]}" in what_if_table([tables({}), one], ["as asked", "other"])
+
+
+def test_dropout_is_in_the_memory() -> None:
+    """The masks of what is dropped from the stream, and what attention works in that has no fused kernel."""
+    small = {"model.vocabulary": "2000"}  # so that the loss is not the fullest moment
+    plain = tables(small)
+    hidden, attention = (tables(small | {f"train.dropout.{name}": "0.1"}).memory for name in ("hidden", "attention"))
+    tokens = plain.job.layout.micro_batch * 2048 / 2  # of a tensor rank
+    assert hidden.activations - plain.memory.activations == 8 * 2 * 1024 * tokens  # a byte an element, twice a block
+    assert attention.activations > plain.memory.activations
+
+
+def test_a_checkpoint_comes_as_often_as_the_recipe_says() -> None:
+    plain, often = tables({}), tables({"checkpoint.every": "2"})
+    assert often.running.every == 2 < plain.running.every and often.running.saves > plain.running.saves
+    waits = tables({"checkpoint.asynchronous": "false"})
+    assert waits.save.stall == waits.save.write > plain.save.stall
+
+
+def test_a_plan_of_this_machine_names_what_only_a_cluster_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tmp_path / "text")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_text(tmp_path), encoding="utf-8")
+    overrides = ("--set", "cluster.headroom=0.3", "--set", "cluster.framework=fsdp")
+    assert run_command(["plan", "--json", str(recipe), *overrides]) == 0
+    rows = json.loads(capsys.readouterr().out)["not_in_the_plan"]
+    assert [row.partition(" = ")[0] for row in rows] == ["cluster.framework", "cluster.headroom"]
+
+
+ASKED = {
+    "--model": "llama-2-7b",
+    "--tokens": "1T",
+    "--gpus": "64xH100",
+    "--dp": "32",
+    "--tp": "2",
+    "--micro-batch": "1",
+}
+OPEN: dict[str, str | None] = {"--tp": None, "--dp": None}
+SIZED = {"--model": None, "--tokens": None, "--gpus": "8xH100"} | OPEN
+# Of each option of `bessemer plan`: what it goes with (None: leaves an option out) and its value; the others are flags.
+OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
+    "--what-if": ({}, "gpus=128"), "--catalogue": ({"--gpus": "64xZ9"}, "OWN"), "--gpus": ({}, "64xA100"), "--price": ({}, "9"),
+    "--framework": ({}, "megatron-core"), "--headroom": (OPEN, "60%"), "--model": ({}, "llama-3-8b"),
+    "--params": ({"--model": None} | OPEN, "1B"), "--tokens": ({}, "2T"), "--unique": ({}, "100B"), "--seq": ({}, "2048"),
+    "--batch": ({}, "1M"), "--precision": ({}, "fp8"), "--recompute": ({}, "full"), "--micro-batch": ({}, "2"),
+    "--flops": (SIZED, "1e22"), "--days": (SIZED, "2"),
+    "--money": (SIZED, "900"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
+    "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
+    "--measured": ({}, "RUN"), "--search": ({}, None), "--devices": ({}, None), "--simulate": ({}, None),
+    "--set": ({}, "train.ema=0.9"),
+}  # fmt: skip
+
+
+def test_every_option_changes_the_answer_or_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = next(each for each in COMMANDS if each.name == "plan")
+    every = (*command.options, *(one for group in command.groups.values() for one in group))
+    assert {name for name, _ in every if name.startswith("--")} == set(OPTIONS)
+    entry = CATALOGUE.read_text(encoding="utf-8").partition("[[device]]")[2].partition("[[device]]")[0]
+    (tmp_path / "OWN").write_text(
+        '[[device]]\nname = "Z9"\n' + entry.partition("\n")[2].partition("\n")[2], encoding="utf-8"
+    )
+    for name, (needed, value) in OPTIONS.items():
+        settings = {key: text for key, text in (ASKED | needed).items() if text is not None and key != name}
+        own = value if value not in ("OWN", "PAGE", "RUN") else str(tmp_path / value)
+        answers = []
+        for more in ({}, {name: own}):
+            words = [word for pair in (settings | more).items() for word in pair if word is not None]
+            answers.append((run_command(["plan", *words]), capsys.readouterr()))
+        assert answers[0] != answers[1], name
+        codes = [code for code, _ in answers]
+        assert codes[1] == (2 if name in ("--devices", "--simulate", "--measured") else 0), (name, answers[1])
+    assert "<html" in (tmp_path / "PAGE").read_text(encoding="utf-8")
