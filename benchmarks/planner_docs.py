@@ -93,13 +93,16 @@ def risk_table(found: dict[str, Any]) -> str:
 def interval_table(found: dict[str, Any]) -> str:
     """80% intervals by kind of question, and how many cases lie inside that took no part."""
     lines = [
-        "| question | cases | sources | interval | median | inside, left-out sources | inside, cases |",
-        "|---|---|---|---|---|---|---|",
+        "| question | cases | sources | interval | high over low | median | inside, left-out sources | inside, cases |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in found["intervals"]["kinds"].items():
         low, middle, high = (f"{exp(row[key]) - 1:+.0%}" for key in ("low", "middle", "high"))
         inside = f"{row['coverage_of_sources']:.0%} | {row['coverage_of_cases']:.0%}"
-        lines.append(f"| {name} | {row['cases']} | {row['sources']} | {low} to {high} | {middle} | {inside} |")
+        width = f"{exp(row['high'] - row['low']):.2f}"
+        lines.append(
+            f"| {name} | {row['cases']} | {row['sources']} | {low} to {high} | {width} | {middle} | {inside} |"
+        )
     return "\n".join(lines)
 
 

@@ -150,5 +150,6 @@ def test_torchtitan_keeps_every_second_product() -> None:
 def test_gathered_inputs_are_kept_whole_where_a_program_does() -> None:
     config = model()
     divided = activation_bytes_without_recompute(config, Framework("x"), Split(4), 2)
-    whole = activation_bytes_without_recompute(config, Framework("x", gathered=True), Split(4), 2)
-    assert sum(whole.values()) - sum(divided.values()) == 2 * 2 * WIDTH * (1 - 1 / 4)
+    for share in (0.5, 1.0):
+        whole = activation_bytes_without_recompute(config, Framework("x", gathered=share), Split(4), 2)
+        assert sum(whole.values()) - sum(divided.values()) == share * 2 * 2 * WIDTH * (1 - 1 / 4)

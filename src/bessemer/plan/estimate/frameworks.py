@@ -76,7 +76,7 @@ class Framework:
     split_logit_bytes: float = 0.0
     loss_chunk: int = 4096
     unfused_gate: bool = False
-    gathered: bool = False
+    gathered: float = 0.0
     gathers_context: bool = False
     pipes: Literal["plain", "deepspeed", "torch"] = "plain"
     base_bytes: float = 1.5e9

@@ -46,8 +46,8 @@ def activation_bytes_without_recompute(
     stream = width * config.width / (split.tensor if split.sequence else 1)  # one tensor between the matmuls
     heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     inside = width / split.tensor
-    gathers = framework.gathered and split.tensor > 1 and split.sequence
-    read = 0.0 if gathers else stream  # a matmul's input, as it is kept
+    gathers = framework.gathered if split.tensor > 1 and split.sequence else 0.0
+    read = (1 - gathers) * stream  # a matmul's input, as it is kept
     results = (3 if config.gated else 2) + (config.gated and framework.unfused_gate)
     projected, units, copied = hidden_widths(config, split.tensor, split.tensor if split.sequence else 1)
     kinds = {
@@ -56,7 +56,7 @@ def activation_bytes_without_recompute(
         "scores": scores(config, framework, split, width),
         "mlp": read + inside * config.mlp_width * results,
         "masks": 2 * stream / width if framework.dropout else 0.0,
-        "gathered": 2.0 * width * config.width if gathers else 0.0,
+        "gathered": gathers * 2.0 * width * config.width,
     }
     if isinstance(config, MixtureConfig):
         # The router's probabilities, and the experts' input in their order, wait with what they make of it.
@@ -91,7 +91,7 @@ class BlockBytes:
 
 @lru_cache(maxsize=16384)
 def block_activation_bytes(
-    config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: bool
+    config: ModelConfig, framework: Framework, split: Split, width: int, recompute: Recompute, copies: float
 ) -> BlockBytes:
     """A block in a mode of recompute; copies: see `backward`."""
     keeps = kept(config, framework, split, width, recompute)
@@ -124,12 +124,12 @@ def kept(config: ModelConfig, framework: Framework, split: Split, width: int, re
     return {"inputs": stream + summed, "attention": attention, "scores": results, "mlp": mlp}
 
 
-def backward(config: ModelConfig, framework: Framework, split: Split, width: int, *, copies: bool = False) -> float:
+def backward(config: ModelConfig, framework: Framework, split: Split, width: int, *, copies: float = 0.0) -> float:
     """Bytes for each token that a block's way back takes on top of what it kept: gradients of its widest tensors.
 
     Those of the hidden units (and of scores that were written out), and of the stream, whole, going in and coming out. Where
-    tensor ranks gather along a dimension that is not the first (copies), what arrives is put in order in a second block: of
-    the two gathered inputs and of the two sums of the backward pass.
+    tensor ranks gather along a dimension that is not the first, what arrives is put in order in a second block: of the two
+    gathered inputs and of the two sums of the backward pass, or of a share of them (copies).
     """
     inside = width / split.tensor
     hidden = inside * config.mlp_width * (3 if config.gated else 2)
@@ -139,7 +139,7 @@ def backward(config: ModelConfig, framework: Framework, split: Split, width: int
         hidden = max(hidden if config.dense_layers else 0.0, routed)
     is_written = framework.attention != "flash"
     written = 2 * width * config.sequence_length * config.heads / split.tensor if is_written else 0.0
-    return max(hidden, written) + (6 if copies else 2) * width * config.width
+    return max(hidden, written) + (2 + 4 * copies) * width * config.width
 
 
 @dataclass(frozen=True)
