@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
-from bessemer.layout.memory import rank_memory
+from bessemer.layout.memory import RMS_COPIES_CPU, rank_memory
 from bessemer.layout.pipeline_stages import pipeline_ranks
 from bessemer.model.config import ModelConfig
 from bessemer.model.kernels import as_on_gpu
@@ -210,8 +210,9 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
     for rank in pipeline_ranks(config, layout):
         simulated = simulate(resolved, config, rank.pipeline_rank, is_cuda=is_cuda)
         planned = rank_memory(
-            train, layout, config, rank, element_bytes, recomputed_per_rank=recomputed, is_cuda=is_cuda
-        )
+            train.model_copy(update={"compile": "off"}), layout, config, rank, element_bytes, recomputed_per_rank=recomputed,
+            is_cuda=is_cuda, rms_copies=RMS_COPIES_CPU,
+        )  # fmt: skip
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": rank.blocks}
         rows.append({**asdict(simulated), **more})
     device, micro_batch = "GPU" if is_cuda else "CPU", train.micro_batch

@@ -150,7 +150,8 @@ class ClusterSpec:
 @dataclass(frozen=True)
 class RunState:
     """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments) and
-    .offload, train.ema (whether there is one), train.loss_chunk, parallel.offload and train.dropout."""
+    .offload, train.ema (whether there is one), train.loss_chunk, parallel.offload, train.dropout and train.compile
+    (is_compiled)."""
 
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"
     moments: Literal["fp32", "bf16", "8bit"] = "fp32"
@@ -159,6 +160,7 @@ class RunState:
     loss_chunk: int = 4096
     offload_shards: bool = False
     dropout: Dropout = field(default_factory=Dropout)
+    is_compiled: bool = True
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,7 @@ def _train(micro_batch: int, tokens: int, recompute: Recompute, state: RunState)
     return Train.model_construct(
         micro_batch=micro_batch, global_batch_tokens=tokens, recompute=recompute, loss_chunk=state.loss_chunk,
         optimizer=optimizer, ema=float(state.has_ema), dropout=state.dropout,
+        compile="auto" if state.is_compiled else "off",
     )  # fmt: skip
 
 
