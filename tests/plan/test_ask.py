@@ -207,14 +207,14 @@ def test_offloaded_shards_are_not_on_the_device() -> None:
 def test_minutes_and_a_growing_batch_are_noted() -> None:
     """Minutes become steps where a run times its own: a plan says how many tokens they are enough for."""
     plain = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"})))
-    timed = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"}, ("train.minutes=60",))))
+    timed = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"}, ("train.minutes=120",))))
     assert timed.goal.tokens == plain.goal.tokens and plain.goal.unplanned == ()
-    named = re.search(r"train.minutes = 60: .* enough for ([\d.]+)B", timed.goal.unplanned[0])
+    named = re.search(r"train.minutes = 120: .* enough for ([\d.]+)B", timed.goal.unplanned[0])
     assert named is not None
     less = outcome.of(
         goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": f"{named[1]}B", "batch": str(timed.job.tokens)}))
     )
-    assert less.expected.seconds.expected == pytest.approx(3600, rel=0.02) and less.goal.unplanned == ()
+    assert less.expected.seconds.expected == pytest.approx(7200, rel=0.02) and less.goal.unplanned == ()
     grows = ("train.batch_ramp.start_tokens=65536", "train.batch_ramp.steps=1000")
     ramp = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": "20B"}, grows)))
     assert ramp.goal.unplanned == ("train.batch_ramp: all batches are planned as full",)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from bessemer.layout import devices
 from bessemer.plan import failures
 
 HOUR = 3600.0
@@ -53,6 +54,14 @@ def test_the_rate_is_its_sources() -> None:
     # Kokolis et al. 2024: 1.8 h projected for 16,384 GPUs, 0.23 h for 131,072; a node alone lasts 3,692 h.
     assert failures.mtbf(16_384) / HOUR == pytest.approx(1.8, abs=0.01)
     assert failures.mtbf(131_072) / HOUR == pytest.approx(0.23, abs=0.006)
+
+
+def test_a_device_has_the_rate_of_its_generation() -> None:
+    """Llama 3's 419 interruptions in 54 days on 16,384 H100; other generations have RSC-1's."""
+    rate, source = failures.published_rate(devices.find("H200").generation)
+    assert failures.mtbf(16_384, rate) == pytest.approx(54 * 24 * HOUR / 419, rel=0.01) and "Llama 3" in source
+    for name in ("A100", "B200", "MI300X"):
+        assert failures.published_rate(devices.find(name).generation)[0] == failures.FAILURES_PER_NODE_DAY
 
 
 def test_large_clusters_reach_what_is_reported() -> None:

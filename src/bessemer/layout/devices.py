@@ -20,6 +20,12 @@ from typing import Any
 from bessemer.errors import InputError
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
+GENERATIONS = {
+    "Ampere": ("A100", "A800"),
+    "Hopper": ("H100", "H200", "H800", "GH200"),
+    "Blackwell": ("B200", "GB200", "B300", "GB300"),
+}
+"""Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -48,6 +54,12 @@ class DeviceSpec:
     multiprocessors: int = 0
     sustained: float = 1.0
     aliases: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> str | None:
+        """One of GENERATIONS, by the first word of the name; None: it is of none."""
+        first = self.name.split()[0]
+        return next((name for name, devices in GENERATIONS.items() if first in devices), None)
 
     def peak(self, precision: str) -> float:
         """Peak in FLOP/s. Raises InputError where the device does not compute in that precision."""

@@ -14,11 +14,27 @@ GPUS_PER_NODE = 8
 """Of the nodes that the published rates count."""
 
 
-RATE_SOURCE = "Meta RSC-1, A100: Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months"
 FAILURES_PER_NODE_DAY = 6.5e-3
 """Failures of a node in a day, as RSC-1's authors project it to large jobs; their small ones failed three to four times as often
-(7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 3.8e-3 on Llama 3's H100s (Grattafiori et
-al. 2024, table 5), 1.4e-2 on OPT's A100s (Zhang et al. 2022, section 2.5)."""
+(7.9 h at 1,024 GPUs, where the rate gives 28.8 h). Published rates are fourfold apart: 1.4e-2 on OPT's A100s (Zhang et al. 2022,
+section 2.5)."""
+RATES = {
+    "Hopper": (
+        3.8e-3,
+        "Llama 3, H100: Grattafiori et al. 2024, table 5: 419 unexpected interruptions of 2,048 nodes in 54 days",
+    ),
+    "": (
+        FAILURES_PER_NODE_DAY,
+        "Meta RSC-1, A100: Kokolis et al. 2024: 6.5 failures in 1,000 node-days over 11 months",
+    ),
+}
+"""The same by generation of the device, each with its source; other generations as RSC-1."""
+
+
+def published_rate(generation: str | None) -> tuple[float, str]:
+    """Failures of a node in a day, and their source."""
+    return RATES.get(generation or "", RATES[""])
+
 
 DETECTION_SECONDS, RESTART_SECONDS = 600.0, 300.0
 """Default seconds until a failure is found and its node replaced, and from there until training goes on. The first is MegaScale's

@@ -28,12 +28,6 @@ from bessemer.plan import failures
 from bessemer.plan.estimate.job import Job
 
 Question = Literal["step", "chosen", "run", "memory"]
-GENERATIONS = {
-    "Ampere": ("A100", "A800"),
-    "Hopper": ("H100", "H200", "H800", "GH200"),
-    "Blackwell": ("B200", "GB200", "B300", "GB300"),
-}
-"""Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
 UNMEASURED_DEVICE = 0.15
 """Standard deviation of the logarithm of what a device reaches over what is expected of one that nobody measured: assumed from
 the H100, which reaches 0.80 of its best matmul over whole steps where nothing less than 1 was known before (`sustained` in
@@ -95,9 +89,8 @@ def residuals() -> dict[str, Any]:
 
 def device_class(job: Job) -> str:
     """Generation of a job's device and its precision, by which cases are distinguished."""
-    words = job.cluster.device.name.split()
-    generation = next((name for name, devices in GENERATIONS.items() if words[0] in devices), job.cluster.device.name)
-    return f"{generation}, {job.precision}"
+    device = job.cluster.device
+    return f"{device.generation or device.name}, {job.precision}"
 
 
 def evidence(job: Job) -> Evidence:

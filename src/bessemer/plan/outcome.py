@@ -85,7 +85,9 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     config, cluster = job.model, job.cluster
     asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
     storage = asked.storage_bandwidth * GB * cluster.nodes
-    between = failures.mtbf(cluster.devices, rate / DAYS_A_YEAR if rate else failures.FAILURES_PER_NODE_DAY)
+    between = failures.mtbf(
+        cluster.devices, rate / DAYS_A_YEAR if rate else failures.published_rate(device.generation)[0]
+    )
     save = failures.checkpoint(checkpoint_bytes(job), cluster.devices, storage)
     if goal.recipe.checkpoint.asynchronous is False:
         save = replace(save, stall=save.write)

@@ -247,6 +247,13 @@ def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
     return [each for each in divisors(model.num_experts) if ranks % each == 0]
 
 
+def _stages_each(blocks: int, pipeline: int) -> list[int]:
+    """Numbers of interleaved stages on a device: powers of two, and where these stop short of it as many as there are blocks for,
+    up to the largest power."""
+    most = min(blocks // pipeline, STAGES_EACH[-1])
+    return sorted({*STAGES_EACH[1:], *([most] if most > 1 else [])})
+
+
 def _schedules(
     job: Job, pipeline: int, given: frozenset[str], impossible: Counter[str]
 ) -> list[tuple[PipelineSchedule, int]]:
@@ -261,7 +268,7 @@ def _schedules(
     found: list[tuple[PipelineSchedule, int]] = []
     for name in names:
         own = SCHEDULES[name].stages_per_rank
-        several = STAGES_EACH[1:] if name == "interleaved" else (own,)
+        several = _stages_each(job.model.layers, pipeline) if name == "interleaved" else (own,)
         for virtual in (layout.virtual,) if "virtual" in given else several:
             if stages_complaint(name, virtual) is None and pipeline * virtual <= job.model.layers:
                 found.append((name, virtual))

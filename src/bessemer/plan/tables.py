@@ -375,6 +375,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
     cluster, device, framework = job.cluster, job.cluster.device, job.framework
     entry = f"the catalogue's entry for {device.name}"
     peak, rated = device.peak(job.precision), asked.failures_per_node_year
+    published, of_rate = failures.published_rate(device.generation)
     state = [f"{framework.weight_bytes:g} bytes a weight", f"{framework.gradient_bytes:g} a gradient"]
     state += [f"{framework.master_bytes:g} for its wider copy"] if framework.master_bytes else []
     state += [f"{framework.moment_bytes:g} for both moments", f"attention {framework.attention}"]
@@ -404,8 +405,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
         *routed,
         ("FLOPs", "every matmul, and the causal half of attention; MFU without what is recomputed, HFU with it",
          "Chowdhery et al. 2022, appendix B"),
-        ("Failures", f"{rated or DAYS_A_YEAR * failures.FAILURES_PER_NODE_DAY:.3g} of a node in a year",
-         "the recipe" if rated else failures.RATE_SOURCE),
+        ("Failures", f"{rated or DAYS_A_YEAR * published:.3g} of a node in a year", "the recipe" if rated else of_rate),
         ("After a failure",
          f"{failures.DETECTION_SECONDS / 60:.0f} min until it is found, {failures.RESTART_SECONDS / 60:.0f} min to restart",
          "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
