@@ -367,10 +367,16 @@ SWEEP_INTER = 25e9
 
 
 def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
-    """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured."""
+    """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured.
+
+    Where a file says more of a row (docs/plan-accuracy.md has what the sweep's whole table says): left_out: why it is no run of
+    this model and program; gathered: the share of gathered inputs that its version of the program kept.
+    """
     device = devices.find("H100 SXM")
-    for row in rows:
+    for row in (row for row in rows if not row.get("left_out")):
         shape = row["arch"]
+        framework = frameworks.find("nanotron")
+        framework = replace(framework, gathered=row.get("gathered", framework.gathered))
         model = llama(
             shape["hidden"], shape["layers"], shape["heads"], shape["kv_heads"], shape["ffn"], 4096, 131072, shape["tied"]
         )  # fmt: skip
@@ -378,9 +384,7 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
             replicate=1 if row["zero"] else row["dp"], shard=row["dp"] if row["zero"] else 1, zero=row["zero"], tensor=row["tp"],
             pipeline=row["pp"], micro_batch=row["mbs"],
         )  # fmt: skip
-        job = Job(
-            model, layout, cluster(device, row["gpus"], SWEEP_INTER), row["gbs"], "bf16", frameworks.find("nanotron")
-        )
+        job = Job(model, layout, cluster(device, row["gpus"], SWEEP_INTER), row["gbs"], "bf16", framework)
         rate, memory = row["tok_s_gpu"], row["mem_gb"]
         name = f"{row['model_b']}B-{row['nodes']}n-dp{row['dp']}-tp{row['tp']}-pp{row['pp']}-mbs{row['mbs']}-zero{row['zero']}"
         seconds = job.tokens / (rate * row["gpus"]) if row["status"] == "ok" and rate else None

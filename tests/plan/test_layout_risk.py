@@ -43,7 +43,7 @@ def test_the_risk_is_what_failed_of_the_models_that_it_was_not_fitted_to() -> No
     bands = [band for band in json.loads(results.read_text(encoding="utf-8"))["failures"] if not band["fitted"]]
     near = [band for band in bands if 0.7 <= band["from"] < 1.3]
     failed, expected = (sum(band[key] for band in near) for key in ("failed", "expected"))
-    assert sum(band["runs"] for band in near) > 40 and failed == pytest.approx(expected, rel=0.3)
+    assert sum(band["runs"] for band in near) > 30 and failed == pytest.approx(expected, rel=0.3)
 
 
 def test_the_risk_rises_with_the_memory_from_none_to_certain() -> None:

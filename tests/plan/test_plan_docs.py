@@ -40,7 +40,7 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
             {key: own[key] for key in ("low", "middle", "high")}, abs=1e-4
         )
         assert min(row["coverage_of_sources"], row["coverage_of_cases"]) >= 0.75, name
-        assert row["coverage_of_sources"] <= 0.93 and row["coverage_of_cases"] <= 0.93, name
+        assert row["coverage_of_sources"] <= 0.94 and row["coverage_of_cases"] <= 0.93, name
 
 
 def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:

@@ -79,6 +79,20 @@ def test_failures_are_counted_by_planned_memory(benchmarks: dict[str, ModuleType
     assert max(rows, key=lambda row: row["from"])["expected"] > 0.9
 
 
+def test_what_a_file_says_more_of_the_sweeps_rows(benchmarks: dict[str, ModuleType]) -> None:
+    arch = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "tied": True}
+    row = {
+        "arch": arch, "model_b": 1.34, "nodes": 1, "gpus": 8, "dp": 4, "tp": 2, "pp": 1, "mbs": 1, "gbs": 256, "zero": 1,
+        "tok_s_gpu": 1000.0, "mem_gb": 20.0, "status": "ok",
+    }  # fmt: skip
+    read = benchmarks["sets"].layouts_h100
+    plain, kept, none = read(
+        [row, row | {"gathered": 1.0}, row | {"gathered": 0.0}, row | {"left_out": "another model"}]
+    )
+    sizes = [memory(case.job).total for case in (none, plain, kept)]
+    assert sizes == sorted(set(sizes)) and plain.job.framework == frameworks.find("nanotron")
+
+
 def test_halves_share_no_run_and_scores_are_of_one(benchmarks: dict[str, ModuleType]) -> None:
     runs = benchmarks["runs"]
     some = [runs.PublishedRun(name, 1e9, 1e10, 1.0, "H100 SXM", 8, {}) for name in "abcde"]
