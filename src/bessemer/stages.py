@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class Session:
     is_of_folder: bool = False  # the recipe is the run's own, resolved
     has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     results: list[dict[str, Any]] = field(default_factory=list)
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
@@ -303,7 +305,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
-        with posting(run, recipe.report.webhook, recipe.report.webhook_from):
+        with posting(run, recipe.report.webhook, recipe.report.webhook_from, session.began):
             if recipe.parallel.world > 1:
                 made = TrainSummary(**start.train(recipe, run, profile))
             else:

@@ -260,7 +260,7 @@ def amount(number: float) -> str:
 
 def score(number: float) -> str:
     """A score: 0.2500, 202.1000, or of a perplexity without bounds 5.16M."""
-    return f"{number:.4f}" if abs(number) < 1e5 else amount(number)
+    return f"{number:.4f}" if abs(number) < 1e5 else amount(number) if abs(number) < 1e15 else f"{number:.1e}"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -39,7 +41,7 @@ def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 @pytest.mark.parametrize(
     ("least", "expected"),
     [
-        ("info", ["plateau", "spike", "lost", "finished"]),
+        ("info", ["plateau", "plateau", "spike", "lost", "finished"]),
         ("warning", ["spike", "lost", "finished"]),
         ("error", ["lost", "finished"]),
     ],
@@ -51,7 +53,10 @@ def test_incidents_are_posted_from_a_severity_on(
     run = RunFolder(tmp_path / "mine")
     run.path.mkdir()
     record(run.incidents, LOST, step=1, cause="before", action="it was posted then")
-    with posting(run, url, least):
+    sleep(0.002)  # times are of milliseconds
+    began = datetime.now(UTC)
+    record(run.incidents, PLATEAU, step=2, cause="of this command")
+    with posting(run, url, least, began):
         record(run.incidents, PLATEAU, step=5, cause="no progress")
         record(run.incidents, SPIKE, step=6, cause="the loss is 9", action="the update was skipped")
         record(run.incidents, LOST, step=7, cause="rank 1 was killed", action="restarting")

@@ -184,3 +184,12 @@ def test_a_model_that_had_learned_and_lost_it_has_not_learned_nothing(make_run: 
     with open(run.metrics, "a") as file:
         file.write(json.dumps({"kind": "validation", "step": 1200, "loss": 1.1 * guess}) + "\n")
     assert summary.learned_nothing(data.read(run)) == ""
+
+
+def test_a_cut_log_of_times_is_noted(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run(steps=20)
+    row = {"began": 0.0, "at": 10.0, "from": 0, "step": 20, "redone_steps": 0, "steps": 5.0}
+    run.times.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'at': 12.0})}\n")
+    assert not any("time.jsonl" in note for note in data.read(run).notes)
+    run.times.write_bytes(run.times.read_bytes()[:-20])
+    assert any("time.jsonl is damaged or was cut" in note for note in data.read(run).notes)

@@ -172,6 +172,8 @@ def no_text(kind: str, text_key: str, fields: Mapping[str, object]) -> str:
         fix = f'; {speaks[0]} holds conversations, which format = "chat"{key} reads, without pair_keys'
     elif made:
         fix = f"; set pair_keys = {json.dumps(made)}"
+    elif text_key == "messages":  # no string holds them
+        fix = '; none of them is a list of messages: name it by text_key, or take format = "jsonl" for text'
     elif likely and (likely == _known_name([likely]) or len(texts[likely]) > LONG_FIELD_CHARACTERS or not lists):
         fix = f'; set text_key = "{likely}"'
     elif lists:

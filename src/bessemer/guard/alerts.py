@@ -38,12 +38,13 @@ def severity_of(incident: dict[str, Any]) -> Severity:
 
 
 @contextmanager
-def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
-    """Around a training: post its incidents from a severity on, and always how it ended. Nothing without a URL."""
+def posting(run: RunFolder, url: str | None, least: Severity, since: datetime | None = None) -> Iterator[None]:
+    """Around a training: post its incidents from a severity on, and always how it ended. Nothing without a URL. since: post
+    those of before, too, from this time on."""
     if url is None:
         yield
         return
-    posts = _Posts(run, url, least)
+    posts = _Posts(run, url, least, since)
     thread = threading.Thread(target=posts.follow, name="alerts", daemon=True)
     thread.start()
     try:
@@ -58,10 +59,22 @@ def posting(run: RunFolder, url: str | None, least: Severity) -> Iterator[None]:
     posts.post("info", "finished", "all steps are trained", is_end=True)
 
 
+def _time_of(line: bytes) -> datetime:
+    """When an incident was recorded; long ago for a line that does not say so."""
+    try:
+        return datetime.fromisoformat(json.loads(line)["time"])
+    except (ValueError, TypeError, KeyError):
+        return datetime.fromtimestamp(0, UTC)
+
+
 class _Posts:
-    def __init__(self, run: RunFolder, url: str, least: Severity) -> None:
+    def __init__(self, run: RunFolder, url: str, least: Severity, since: datetime | None) -> None:
         self._run, self._url, self._least = run, url, least
-        self._at = run.incidents.stat().st_size if run.incidents.exists() else 0
+        lines = run.incidents.read_bytes().splitlines(keepends=True) if run.incidents.exists() else []
+        since = since and since.replace(microsecond=since.microsecond // 1000 * 1000)  # as incidents have it
+        while lines and since is not None and _time_of(lines[-1]) >= since:
+            lines.pop()
+        self._at = sum(map(len, lines))
         self._ended, self._has_failed = threading.Event(), False
 
     def follow(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.guard.incidents import RECORDED
+from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.recipe import keys as schema_keys
 from bessemer.report import curves, parts, summary
 from bessemer.report import data as run_data
@@ -175,7 +175,14 @@ def results(datas: Sequence[RunData], names: Sequence[str]) -> Table:
     row("Tokens per second (median)", [data.train.median("tokens_per_second") for data in datas], "{:,.0f}".format)
     again = any(number_or_0(data.times, "sessions") > 1 for data in datas)
     row(f"Memory at the peak{', since the last start' * again}", [data.peak_memory for data in datas], size)
-    acted = [sum(as_text(one, "action") != RECORDED for one in data.incidents) for data in datas]
+    no_acts = (RECORDED, "")
+    acted = [
+        sum(
+            as_text(one, "action") not in no_acts and as_text(one, "what") != RECIPE_CHANGED.name
+            for one in data.incidents
+        )
+        for data in datas
+    ]
     row("Incidents that were acted on", [float(number) for number in acted], "{:,.0f}".format)
     return ["", *(f"n|{name}" for name in names)], rows
 

@@ -246,7 +246,13 @@ class RunReader:
             self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
             recipe = {"run": recipe.get("run", {})}
         found: dict[str, Any] = {name: self._json_file(path) for name, path in self.files.items()}
-        if found["evaluation"] and not found["evaluation"].keys() & {"step", "loss", "bits_per_byte", "tasks", "samples"}:
+        if found["evaluation"] and not found["evaluation"].keys() & {
+            "step",
+            "loss",
+            "bits_per_byte",
+            "tasks",
+            "samples",
+        }:
             self._notes.append("evaluation.json has nothing of an evaluation and was left out.")
             found["evaluation"] = {}
         self._metrics.read(is_growing)
@@ -267,6 +273,11 @@ class RunReader:
                 "are left out, as the folder was not copied whole, or lost lines."
             )
             found["evaluation"] = {}
+        if not is_growing and run.times.exists() and _is_damaged(run.times):
+            self._notes.append(
+                "time.jsonl is damaged or was cut: where the time went is by the lines that are left, and counts what they lack "
+                "as steps."
+            )
         if trained and (lost := missing_lines(trained, int(trained[-1]))):
             self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
@@ -302,6 +313,12 @@ class RunReader:
         if self._known.get(path, (None, None))[0] != version:
             self._known[path] = version, load(path)
         return self._known[path][1]
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a file of JSON lines has others, or ends within one."""
+    data = path.read_bytes()
+    return bool(data) and (not data.endswith(b"\n") or len(read_json_lines(path)) < data.count(b"\n"))
 
 
 def file_version(path: Path) -> FileVersion:
