@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bessemer.guard.detection import Alarm, GuardReference, History, observe
+from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits, observe, spike_limits
 from bessemer.guard.incidents import DRIFT, NONFINITE, SPIKE
 from bessemer.guard.policy import GuardState, Verdict, judge
 from bessemer.parallel.mesh import ProcessMesh
@@ -265,3 +265,33 @@ def test_a_rate_that_the_schedule_raises_too_far_is_noticed_by_what_is_lost() ->
         history, alarm = observe(history, step, 3.0 + draw.normal(0, 0.3), 0.9, SCALE, loss_may_rise=True)
         found += [] if alarm is None else [(step, alarm.kind.name, alarm.onset)]
     assert found == [(447, "diverged", 441)]
+
+
+SPIKED = History(
+    recent=(9.0,) * 31, spike_losses=(1.0, 1.1) * 64, spike_norms=(0.0, 0.1) * 64, first_losses=(6.0,) * 4, level=1.0
+)
+
+
+def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
+    limits = spike_limits(SPIKED)
+    assert limits is not None and limits.num_steps == 128 and 1.1 < limits.loss < 3 and 1 < limits.grad_norm < 3
+    above = np.nextafter(limits.loss, 10), np.nextafter(limits.grad_norm, 10)
+    for loss, norm, is_spike in ((*above, True), (limits.loss, 9.0, False), (9.0, limits.grad_norm, False)):
+        assert limits.exceeded_by(loss, norm) == is_spike
+        alarm = observe(replace(SPIKED, quiet_until=99), 50, loss, norm, SCALE)[1]
+        assert (alarm is not None and alarm.kind is SPIKE) == is_spike
+    assert spike_limits(replace(SPIKED, spike_losses=(1.0,) * 15)) is None
+    assert SpikeLimits(1.0, 1.0, 16).exceeded_by(2.0, math.nan) is False
+
+
+def test_a_spike_that_the_device_held_back_is_no_update_whatever_else_it_raises() -> None:
+    """A step that is a spike and the last of a divergence: without a checkpoint to go back to, a CPU takes its update."""
+    plain = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE)
+    held = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE, was_held=True)
+    assert (plain.verdict, plain.updates, plain.state.skipped) == (Verdict.ROLL_BACK, True, 0)
+    assert (held.verdict, held.updates, held.state.skipped) == (Verdict.ROLL_BACK, False, 1)
+    assert held.alarm == plain.alarm and held.state.history == plain.state.history
+    quiet = replace(SPIKED, quiet_until=99)
+    for was_held in (False, True):
+        skipped = judge(GUARD, GuardState(history=quiet), 50, 9.0, 9.0, SCALE, was_held=was_held)
+        assert (skipped.verdict, skipped.updates, skipped.state.skipped) == (Verdict.SKIP, False, 1)

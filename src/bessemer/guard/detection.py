@@ -104,6 +104,18 @@ class History:
 
 
 @dataclass(frozen=True)
+class SpikeLimits:
+    """A step is a spike where loss and gradient norm both exceed these. num_steps: that they follow from."""
+
+    loss: float
+    grad_norm: float
+    num_steps: int
+
+    def exceeded_by(self, loss: float, grad_norm: float) -> bool:
+        return loss > self.loss and grad_norm > self.grad_norm
+
+
+@dataclass(frozen=True)
 class GuardReference:
     """Figures of the run that the rules use. uniform_loss: nats of a guess among all outcomes; clip_norm: of the gradients."""
 
@@ -178,19 +190,26 @@ def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[f
     return middle, max(spread, sorted(values)[math.ceil(UPPER_SHARE * len(values)) - 1] - middle)
 
 
-def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
+def spike_limits(history: History) -> SpikeLimits | None:
+    """The limits of the step after this history; None where it is too short."""
     window = len(history.spike_losses)
-    if window < SPIKE_MIN or grad_norm <= 0:
+    if window < SPIKE_MIN:
         return None
     deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # the spread of a shorter window is less certain
     middle, spread = _upper_centre(history.spike_losses)
     log_middle, log_spread = _upper_centre(history.spike_norms, is_log=True)
-    limit = middle + deviations * spread
     norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
-    if loss <= limit or grad_norm <= norm_limit:
+    return SpikeLimits(middle + deviations * spread, norm_limit, window)
+
+
+def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm | None:
+    limits = spike_limits(history)
+    if limits is None or not limits.exceeded_by(loss, grad_norm):
         return None
-    figures = f"loss {loss:.4f} (limit {limit:.4f}) and gradient norm {grad_norm:.4g} (limit {norm_limit:.4g})"
-    return Alarm(SPIKE, step, f"{figures} by the last {window} steps")
+    figures = (
+        f"loss {loss:.4f} (limit {limits.loss:.4f}) and gradient norm {grad_norm:.4g} (limit {limits.grad_norm:.4g})"
+    )
+    return Alarm(SPIKE, step, f"{figures} by the last {limits.num_steps} steps")
 
 
 def _shift(history: History, step: int, limit: float) -> Alarm | None:
