@@ -78,14 +78,24 @@ class GroupOptimizer(torch.optim.Optimizer):
         self._number_of = {parameter: number for number, parameter in enumerate(self._name_of)}
         super().__init__(groups, {})
 
+    @property
+    def can_hold(self) -> bool:
+        """Whether `step` takes `held`: moments in bf16 or 8 bits count their updates on the host, where offloaded ones are."""
+        return self.format == "fp32" and self.offload is None
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, held: Tensor | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient. held: a scalar on the device; where it is 1 all weights and states keep their
+        bits."""
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
             for weight in weights:
                 if not self.state[weight]:
                     self.state[weight] = self.initial_state(weight, group["rule"])
             states = [self.state[weight] for weight in weights]
+            if held is not None:
+                self._update_unless(held, weights, states, group)
+                continue
             if self.offload is None:
                 self._update(weights, states, group)
                 continue
@@ -111,6 +121,21 @@ class GroupOptimizer(torch.optim.Optimizer):
             device = weight.device if format == "fp32" else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         return state if self.offload is None else self.offload.place(state)
+
+    def _update_unless(self, held: Tensor, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        """`_update` where `held` is 0: torch's fused kernel leaves out the rest; of other rules what was before is put back, some
+        hundred megabytes at a time."""
+        assert self.can_hold
+        if group["rule"] == "adamw" and not (group["cautious"] and group["weight_decay"]):
+            self._update(weights, states, group | {"held": held})
+            return
+        is_held = held.bool()
+        for part in offload_batches(states):
+            values = [local(weight) for weight in weights[part]] + [x for state in states[part] for x in state.values()]
+            before = [value.clone() for value in values]
+            self._update(weights[part], states[part], group)
+            for value, old in zip(values, before, strict=True):
+                torch.where(is_held, old, value, out=value)
 
     def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
         """One step of a rule on local shards: as lists where the moments are fp32, else tensor by tensor. Muon gathers whole
@@ -239,9 +264,14 @@ class WeightAverage:
         self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Update the average after the update number `step` (0-based)."""
+    def update(self, step: int, held: Tensor | None = None) -> None:
+        """Update the average after the update number `step` (0-based). held: as of `GroupOptimizer.step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
+        if held is not None:
+            for name, average in self.tensors.items():
+                after = average.lerp(self._weights[name].float(), 1.0 - decay)
+                torch.where(held.bool(), average, after, out=average)
+            return
         averages = list(self.tensors.values())
         torch._foreach_lerp_(averages, [weight.float() for weight in self._weights.values()], 1.0 - decay)
 

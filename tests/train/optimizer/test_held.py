@@ -1,0 +1,59 @@
+"""An update that is held back changes no bit of weights, states and averages, whatever the gradients are; one that is not is the
+plain one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bessemer.train.optimizer import WeightAverage
+from tests.train.optimizer.conftest import Driven
+
+RULES: dict[str, dict[str, object]] = {
+    "adamw": {},
+    "cautious": {"cautious_decay": True},
+    "lion": {"kind": "lion"},
+    "muon": {"kind": "muon"},
+    "cautious muon": {"kind": "muon", "cautious_decay": True},
+}
+
+
+def bits(driven: Driven, average: WeightAverage) -> dict[str, Any]:
+    found = {name: weight.detach().clone() for name, weight in driven.model.named_parameters()}
+    for name, weight in driven.model.named_parameters():
+        found |= {f"{name}/{key}": value.clone() for key, value in driven.optimizer.state[weight].items()}
+    return found | {f"{name}/ema": value.clone() for name, value in average.tensors.items()}
+
+
+def step(
+    driven: Driven, average: WeightAverage, number: int, held: float | None, factor: float = 1.0
+) -> dict[str, Any]:
+    for name, weight in driven.model.named_parameters():
+        weight.grad = torch.from_numpy(driven.gradient(name, number)) * factor
+    scalar = None if held is None else torch.tensor(held)
+    driven.optimizer.step(scalar)
+    average.update(number, scalar)
+    return bits(driven, average)
+
+
+@pytest.mark.parametrize("settings", RULES.values(), ids=list(RULES))
+def test_a_held_update_changes_no_bit(driven: Callable[..., Driven], settings: dict[str, object]) -> None:
+    one, other = driven(**settings), driven(**settings)
+    averages = [WeightAverage(each.model, 0.9) for each in (one, other)]
+    for number in range(2):
+        plain, before = step(one, averages[0], number, None), step(other, averages[1], number, 0.0)
+        assert plain.keys() == before.keys() and all(torch.equal(plain[name], before[name]) for name in plain)
+    for factor in (math.nan, math.inf, 1e30):
+        after = step(other, averages[1], 7, 1.0, factor)
+        assert all(torch.equal(before[name].view(torch.int32), after[name].view(torch.int32)) for name in before)
+    plain, after = step(one, averages[0], 2, None), step(other, averages[1], 2, 0.0)
+    assert all(torch.equal(plain[name], after[name]) for name in plain)
+
+
+def test_moments_in_other_formats_cannot_hold(driven: Callable[..., Driven]) -> None:
+    assert driven().optimizer.can_hold
+    assert not driven(state="8bit").optimizer.can_hold and not driven(state="bf16").optimizer.can_hold
