@@ -44,9 +44,9 @@ def trained(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> A
     clock = {"now": 0.0}
     update = Trainer.update
 
-    def timed(self: Trainer, step: int, norm: float, factor: float) -> float:
+    def timed(self: Trainer, step: int, *more: Any) -> float:
         clock["now"] += clock["later"] if step >= clock["changes_at"] else clock["seconds"]
-        return update(self, step, norm, factor)
+        return update(self, step, *more)
 
     monkeypatch.setattr(Trainer, "update", timed)
     validate, save = loop.validate, Saver._write
@@ -127,12 +127,24 @@ def test_the_steps_follow_the_rate_and_so_does_a_resumed_run(
         assert weights_hash(again) == weights_hash(whole) and rates(again) == rates(whole)
 
 
+def test_deferred_steps_are_revised_alike(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a step is revised when the passes of the next are enqueued, and before its update is."""
+    kinds = ("train.schedule.kind=wsd", "train.schedule.decay_share=0.5", "checkpoint.every=40")
+    changed = {"changes_at": 40, "later": 0.03}
+    whole = trained("whole", 0.01, *kinds, **changed)
+    monkeypatch.setattr("bessemer.train.trainer.DEFERRING", ("cpu",))
+    deferred = trained("deferred", 0.01, *kinds, **changed)
+    one, other = load(whole / "recipe.toml").train, load(deferred / "recipe.toml").train
+    assert other == one and len(one.revised) > 1
+    assert weights_hash(deferred) == weights_hash(whole) and rates(deferred) == rates(whole)
+
+
 @pytest.mark.long
 def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times slower from step 30 on, after the first decision: without a look at the clock nearly nothing is left."""
     update = Trainer.update
 
-    def slower(self: Trainer, step: int, norm: float, factor: float) -> float:
+    def slower(self: Trainer, step: int, norm: float, factor: float, *held: Any) -> float:
         return update(self, step, update(self, step, norm, factor) if step > 30 else norm, factor)
 
     monkeypatch.setattr(Trainer, "update", slower)

@@ -129,25 +129,30 @@ def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:
 
 
 @torch.no_grad()
-def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) -> float:
-    """Sum of squares over local shards, weighted so that the sum over all processes counts each element once.
+def sum_of_squares(tensors: Sequence[tuple[Tensor, Tensor]], mesh: ProcessMesh) -> Tensor:
+    """Sum of squares over local shards, weighted so that the sum over all processes counts each element once: a float64 scalar
+    on their device, which is not waited for.
 
     tensors: (parameter, its gradient, update or the parameter itself), equally placed.
     """
     shards = [local(tensor) for _, tensor in tensors]
     if not shards:
-        return 0.0
-    weights = torch.tensor([1.0 / num_replicas(parameter, mesh) for parameter, _ in tensors], dtype=torch.float64)
-    norms = torch.stack(torch._foreach_norm(shards)).double().cpu()
-    return float((norms.square() * weights).sum())
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm(shards)).double()
+    weights = [1.0 / num_replicas(parameter, mesh) for parameter, _ in tensors]
+    on_host = torch.tensor(weights, dtype=torch.float64, pin_memory=norms.is_cuda)
+    return (norms.square() * on_host.to(norms.device, non_blocking=True)).sum()
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: float) -> None:
-    """Scale gradients of global norm `norm` to at most `clip_norm`, as torch's clip_grads_with_norm_."""
+def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float, norm: float | Tensor) -> None:
+    """Scale gradients of global norm `norm`, a number or a scalar on their device, to at most `clip_norm`, as torch's
+    clip_grads_with_norm_."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
-        factor = clip_norm / (torch.tensor(norm, dtype=gradients[0].dtype, device=gradients[0].device) + 1e-6)
+        if not isinstance(norm, Tensor):  # filled on the device, which waits for no copy
+            norm = torch.full((), norm, dtype=torch.float64, device=gradients[0].device)
+        factor = clip_norm / (norm.to(gradients[0].dtype) + 1e-6)
         torch._foreach_mul_(gradients, factor.clamp(max=1.0))
 
 

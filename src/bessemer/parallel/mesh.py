@@ -92,6 +92,14 @@ class ProcessMesh:
             dist.all_reduce(values, group=self.control)
         return values
 
+    def sum_on_device(self, values: Tensor) -> Tensor:
+        """The sum over all processes of a small tensor on their training devices, which no host waits for."""
+        if not self.is_single:
+            values = values.clone()
+            with traffic.not_counting():
+                dist.all_reduce(values)
+        return values
+
     def max(self, values: Tensor) -> Tensor:
         """The largest of each element over all processes, of a small CPU tensor."""
         if not self.is_single:

@@ -52,6 +52,7 @@ _KEY_SET = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _sent = dict.fromkeys(COMMUNICATION_KINDS, 0.0)
 _uncounted: set[str] = set()
+_is_counting = True
 _libraries: list[torch.library.Library] = []  # registrations last as long as these
 
 
@@ -78,9 +79,24 @@ def sent() -> dict[str, float]:
 
 def sent_by_all(add: Callable[[Tensor], Tensor], before: dict[str, float]) -> dict[str, int]:
     """Bytes that all processes have sent since each one's `before`, by kind. add: sums over all processes."""
-    now = sent()
-    totals = add(torch.tensor([now[kind] - before[kind] for kind in COMMUNICATION_KINDS], dtype=torch.float64)).tolist()
+    return sum_over_all(add, {kind: total - before[kind] for kind, total in sent().items()})
+
+
+def sum_over_all(add: Callable[[Tensor], Tensor], by_kind: dict[str, float]) -> dict[str, int]:
+    """Bytes of all processes from those of this one, by kind. add: sums over all processes."""
+    totals = add(torch.tensor([by_kind[kind] for kind in COMMUNICATION_KINDS], dtype=torch.float64)).tolist()
     return {kind: round(value) for kind, value in zip(COMMUNICATION_KINDS, totals, strict=True) if value}
+
+
+@contextmanager
+def not_counting() -> Iterator[None]:
+    """Context of bytes that no plan has: a step's few numbers, which a GPU's processes sum on their devices."""
+    global _is_counting
+    _is_counting = False
+    try:
+        yield
+    finally:
+        _is_counting = True
 
 
 def _counted(name: str, kind: str, argument: int, times: int) -> Callable[..., Any]:
@@ -88,7 +104,7 @@ def _counted(name: str, kind: str, argument: int, times: int) -> Callable[..., A
 
     def counted(*arguments: Any) -> Any:
         group = next(dist.ProcessGroup.unbox(one) for one in arguments if isinstance(one, torch.ScriptObject))
-        if group.group_name not in _uncounted:
+        if _is_counting and group.group_name not in _uncounted:
             size = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(arguments[argument]))
             world = group.size()
             _sent[kind] += size if kind == "send" else times * size * (world - 1) / world

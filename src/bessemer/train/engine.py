@@ -59,10 +59,18 @@ class MicroBatch(NamedTuple):
         columns: list[Any] = [repeat(None) if x is None else x.split(rows) for x in self]  # type: ignore[no-untyped-call]
         return [MicroBatch(*tensors) for tensors in zip(*columns, strict=False)]
 
-    def pinned(self) -> MicroBatch:
-        """A copy in memory from which a GPU reads while the program goes on."""
-        copies: list[Any] = [None if tensor is None else tensor.pin_memory() for tensor in self]
-        return MicroBatch(*copies)
+    def copied_ahead(self, device: torch.device, copying: torch.cuda.Stream) -> MicroBatch:
+        """A copy on a GPU, from pinned memory and on a stream of its own: ahead of what the GPU was given before and still
+        computes, and waited for by what it is given from now on."""
+        pinned: list[Any] = [None if tensor is None else tensor.pin_memory() for tensor in self]
+        computing = torch.cuda.current_stream(device)
+        with torch.cuda.stream(copying):
+            copies = MicroBatch(*pinned).to(device)
+        computing.wait_stream(copying)
+        for tensor in copies:
+            if tensor is not None:
+                tensor.record_stream(computing)
+        return copies
 
     def to(self, device: torch.device) -> MicroBatch:
         copies: list[Any] = [None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self]

@@ -22,7 +22,6 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
 from bessemer.terminal import counted, progress, say
 from bessemer.tokens.gate import summary
-from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import profile as profiles
@@ -30,11 +29,11 @@ from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
 from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
-from bessemer.train.rollback import compare_replicas, note_interrupted, respond
-from bessemer.train.session import Observer, Training, apply_step, judge_step, run_checkpoint, run_journal, set_up
+from bessemer.train.rollback import note_interrupted
+from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
+from bessemer.train.steps import CompletedStep, completed_steps
 from bessemer.train.task import config_of
-from bessemer.train.trainer import StepStats
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by schedulers before the time limit
@@ -146,21 +145,20 @@ def train(training: Training) -> TrainSummary:
             log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
         elif training.recipe.is_continued:
             scores = _validate(training, state)
-        for batch in training.batches():
-            stats, before = trainer.forward_backward(batch, state.scale), state.step
-            state, rate = _guarded_update(training, state, batch, stats)
-            if rate is None:  # rolled back
-                advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(before))
+        for step in completed_steps(training):
+            state = step.state
+            if step.rate is None:  # rolled back
+                advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
-            training.gate_log.stepped(state.step, batch)
+            training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            scores = _revise_log_validate(training, state, stats, rate) or scores
+            scores = _revise_log_validate(training, step) or scores
             is_last, stopped_by = state.step == horizon.steps, stop.received()
             if not is_last and stopped_by is None:
                 _save_where_due(training, state)
             training.clock.stepped(state.step, rates.data_wait)
-            note = f"loss {stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
+            note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
             if stopped_by and not is_last:
                 _save_now(training, state)
@@ -173,39 +171,22 @@ def train(training: Training) -> TrainSummary:
         return _finish(training, state, scores)
 
 
-def _guarded_update(
-    training: Training, state: TrainState, batch: Batch, stats: StepStats
-) -> tuple[TrainState, float | None]:
-    """Update the weights, unless the guard skips the step or rolls back. Returns the state after it and the learning rate: 0 of a
-    skipped update, None after a rollback."""
-    judgement = judge_step(training, state, stats)
-    restored = respond(training, state, judgement)
-    if restored is None:
-        with training.watch(state.step + 1, batch, judgement.updates):
-            state, rate = apply_step(training, state, batch, stats, judgement)
-        training.heartbeat.mark("step", state.step)
-        restored = compare_replicas(training, state)
-    return (state, rate) if restored is None else (restored, None)
-
-
-def _revise_log_validate(training: Training, state: TrainState, stats: StepStats, rate: float) -> Validation | None:
+def _revise_log_validate(training: Training, step: CompletedStep) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
-    horizon, log = training.horizon, training.log
+    horizon, log, state = training.horizon, training.log, step.state
     if horizon.revise(state.step):
         training.trainer.settings = horizon.recipe.train
         training.saver.follow(horizon.recipe)
         log.write("steps", state.step, steps=horizon.steps)
     settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
-        log.write("train", state.step, **_train_line(training, stats, rate, state))
-    if state.step % (settings.validate_every or horizon.steps) == 0 or is_last:
-        return _validate(training, state)
-    return None
+        log.write("train", state.step, **_train_line(training, step))
+    return _validate(training, state) if training.validates(state.step) else None
 
 
-def _train_line(training: Training, stats: StepStats, rate: float, state: TrainState) -> dict[str, object]:
+def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
-    device, sizes = training.trainer.device, training.horizon.sizes
+    device, sizes, state, stats = training.trainer.device, training.horizon.sizes, step.state, step.stats
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
     numbers: dict[str, object] = {
         "tokens": sizes.tokens_before(state.step),
@@ -216,11 +197,11 @@ def _train_line(training: Training, stats: StepStats, rate: float, state: TrainS
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:
         numbers["accuracy"] = stats.accuracy
-    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": rate}
+    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": step.rate}
     if training.trainer.qk_clip is not None:
         numbers |= training.trainer.qk_clip.metrics()
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
-    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile)}
+    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile, step.sent)}
     if device.precision.scaled:
         numbers |= {"loss_scale": stats.scale.value, "scale_skips": stats.scale.skipped}
     return numbers

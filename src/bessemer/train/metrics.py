@@ -170,23 +170,31 @@ class Rates:
         for batch in batches:
             self.data_wait, self._sent, self._waited = perf_counter() - started, traffic.sent(), traffic.waited()
             yield batch
-            started = self._mark = perf_counter()
+            started = perf_counter()
+
+    def mark(self) -> None:
+        """A step is completed: the time of the next one begins."""
+        self._mark = perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Since the current step began to wait for its data."""
+        """Since the step before was completed."""
         return perf_counter() - self._mark
+
+    def sent(self) -> dict[str, float]:
+        """Bytes that this process has sent since the last batch was read, by kind."""
+        return {kind: total - self._sent[kind] for kind, total in traffic.sent().items()}
 
     def busy(self) -> float:
         """Seconds of the current step so far, without waits for data and for other processes."""
         return perf_counter() - self._mark - self.data_wait - (traffic.waited() - self._waited)
 
-    def communicated(self, compiled: bool) -> dict[str, dict[str, int]]:
-        """Bytes that all processes sent in the current step, by kind; empty for one process, or where they cannot be counted.
-        Collective."""
+    def communicated(self, compiled: bool, sent: dict[str, float]) -> dict[str, dict[str, int]]:
+        """Bytes that all processes sent in a step, by kind; empty for one process, or where they cannot be counted. sent: by this
+        one. Collective."""
         if self.mesh.is_single or not traffic.covers(self.mesh.layout, compiled):
             return {}
-        return {"communicated_bytes": traffic.sent_by_all(self.mesh.sum, self._sent)}
+        return {"communicated_bytes": traffic.sum_over_all(self.mesh.sum, sent)}
 
     def now(self, batch_tokens: int) -> dict[str, float]:
         """Rates of the current step of `batch_tokens`, its wait for data included."""

@@ -30,7 +30,7 @@ from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
 from bessemer.train.recompute import blocks_recomputed
-from bessemer.train.session import Training, apply_step, judge_step, set_up
+from bessemer.train.session import Training, judge_step, set_up, state_after, update_weights
 from bessemer.train.task import config_of
 from bessemer.train.trainer import StepStats
 
@@ -172,7 +172,9 @@ class _Replay:
                     f"step {number}: {alarm.cause}, and so it was in the steps before: the replay cannot reach step {step}; "
                     f"diagnose step {alarm.onset}"
                 )
-            self.state, _ = apply_step(self.training, self.state, batch, stats, judgement)
+            if judgement.updates:
+                update_weights(self.training, self.state.step, stats.grad_norm)
+            self.state = state_after(self.training, self.state, batch, stats, judgement)
 
     def figures(self, step: int) -> LossAndNorm:
         """Of a step's batch with the current weights, which are not changed."""

@@ -89,12 +89,17 @@ def note_interrupted(training: Training) -> None:
         warn(f"the guard stopped this recipe at step {last.at} ({last.what}), {since}")
 
 
-def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
-    """Compare the weights of replicas where that is due, and always before they are saved. Returns the restored state after a
-    rollback, else None. Collective."""
-    mesh, step, every = training.trainer.mesh, state.step, training.recipe.guard.compare_replicas_every
+def compares_replicas(training: Training, step: int) -> bool:
+    """Whether the weights of replicas are compared after `step` steps: where that is due, and always before they are saved."""
+    every = training.recipe.guard.compare_replicas_every
     is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.horizon.steps
-    if mesh.is_single or not every or not (step % every == 0 or is_saved):
+    return not training.trainer.mesh.is_single and every > 0 and (step % every == 0 or is_saved)
+
+
+def compare_replicas(training: Training, state: TrainState) -> TrainState | None:
+    """Compare the weights of replicas where that is due. Returns the restored state after a rollback, else None. Collective."""
+    mesh, step = training.trainer.mesh, state.step
+    if not compares_replicas(training, step):
         return None
     sums_by_rank = mesh.gather(bit_sums(compared_parameters(training.trainer.model)))
     replicas, differing = training.replicas, differences(sums_by_rank)

@@ -1,5 +1,5 @@
 """The parts of a training on this process and their set-up: model and starting weights, data, guard, logs; and one step of it:
-the guard's verdict on its gradients, and the update unless that skips it."""
+the guard's verdict on its gradients, its limits for them, the update, and the state after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bessemer.checkpoint.in_memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
 from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import Damage, drop_newer
-from bessemer.guard.detection import GuardReference
+from bessemer.guard.detection import GuardReference, SpikeLimits, spike_limits
 from bessemer.guard.goodput import WallClock
 from bessemer.guard.heartbeat import Heartbeat
 from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
@@ -104,6 +104,10 @@ class Training:
     def batches(self) -> Iterator[Batch]:
         """The batches from the start state to the last step, timed; after a rollback those from the restored state on."""
         return self.observe(self.rates.timed(self.horizon.batches(self.loader, self.start_state.step)))
+
+    def validates(self, step: int) -> bool:
+        """Whether a validation follows `step` steps."""
+        return step == self.horizon.steps or step % (self.trainer.settings.validate_every or self.horizon.steps) == 0
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -271,36 +275,52 @@ def _trainer(
 
 
 def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judgement:
-    """Judge the step after `state`. The history is cleared at the start of a data phase and after a scheduled re-warm-up;
-    during a re-warm-up after a rollback, steps are judged but not added to the history. Collective."""
-    sizes, schedule = training.horizon.sizes, training.trainer.settings.schedule
-    first, end = state.samples, sizes.after(state.step + 1)
-    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    is_rewarming = schedule.is_rewarming(state.step)
-    guard = state.guard
-    if begins_phase or (schedule.is_rewarming(state.step - 1) and not is_rewarming):
-        guard = guard.restarted(keeps_level=not begins_phase)
+    """Judge the step after `state`; during a re-warm-up after a rollback, steps are judged but not added to the history.
+    Collective."""
+    limits = limits_of_step(training, state) if training.trainer.defers else None
     return judge(
-        training.recipe.guard, guard, state.step + 1, stats.loss, stats.grad_norm, training.reference,
+        training.recipe.guard, _guard_before(training, state), state.step + 1, stats.loss, stats.grad_norm, training.reference,
         overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
-        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0, loss_may_rise=is_rewarming,
-        mesh=training.trainer.mesh,
+        was_held=limits is not None and limits.exceeded_by(stats.loss, stats.grad_norm),
+        exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
+        loss_may_rise=training.trainer.settings.schedule.is_rewarming(state.step), mesh=training.trainer.mesh,
     )  # fmt: skip
 
 
-def apply_step(
+def limits_of_step(training: Training, state: TrainState) -> SpikeLimits | None:
+    """The loss and gradient norm beyond which the guard skips the step after `state`; None where it skips no spikes."""
+    if not training.recipe.guard.skip_spikes or training.trainer.settings.schedule.is_rewarming(state.step):
+        return None
+    return spike_limits(_guard_before(training, state).history)
+
+
+def _guard_before(training: Training, state: TrainState) -> GuardState:
+    """The state that judges the step after `state`: with another history at the start of a data phase, and after a scheduled
+    re-warm-up."""
+    sizes, schedule = training.horizon.sizes, training.trainer.settings.schedule
+    first, end = state.samples, sizes.after(state.step + 1)
+    begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
+    if begins_phase or (schedule.is_rewarming(state.step - 1) and not schedule.is_rewarming(state.step)):
+        return state.guard.restarted(keeps_level=not begins_phase)
+    return state.guard
+
+
+def update_weights(
+    training: Training, step: int, grad_norm: float | torch.Tensor, held: torch.Tensor | None = None
+) -> float:
+    """Update the weights for step number `step` (0-based), as `Trainer.update`. Returns the learning rate."""
+    last = training.journal.governing(step)
+    factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
+    return training.trainer.update(step, grad_norm, factor, held)
+
+
+def state_after(
     training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement
-) -> tuple[TrainState, float]:
-    """Update the weights, unless the judgement skips the update. Returns the state after the step and the learning rate, 0 of a
-    skipped update."""
-    rate, step = 0.0, state.step
-    if judgement.updates:
-        last = training.journal.governing(step)
-        factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
-        rate = training.trainer.update(step, stats.grad_norm, factor)
-    samples = batch.first + training.horizon.sizes.sequences(step)
+) -> TrainState:
+    """The state after the step of a batch."""
+    samples = batch.first + training.horizon.sizes.sequences(state.step)
     counts = state.counts.plus(batch, training.loader.mixture)
-    return TrainState(step + 1, samples, judgement.state, stats.scale, counts), rate
+    return TrainState(state.step + 1, samples, judgement.state, stats.scale, counts)
 
 
 def _rewarm_factor(journal: Journal, step: int) -> float:

@@ -1,4 +1,7 @@
-"""A training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update."""
+"""A training step: forward and backward over the micro-batches, the global gradient norm, clipping, the update.
+
+On a GPU the step waits for nothing (`Trainer.enqueue`, `update` with tensors): train/steps.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bessemer.guard.detection import SpikeLimits
 from bessemer.hashing import key_of
 from bessemer.model.dropout import sequence_keys
 from bessemer.model.transformer import Transformer
@@ -29,6 +33,8 @@ from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.split import Weights
 from bessemer.train.task import task_of
 
+DEFERRING = ("cuda",)  # devices that compute while the host goes on
+
 
 @dataclass(frozen=True)
 class StepStats:
@@ -47,6 +53,66 @@ class StepStats:
     scale: LossScale = FIRST_SCALE
     overflow: bool = False
     gated: int = 0
+
+
+class HostCopy:
+    """A tensor's values on their way to the host: a GPU copies them in its turn, into pinned memory."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event(blocking=True) if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> Tensor:
+        """The values, once they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values
+
+
+@dataclass(frozen=True)
+class DeferredStats:
+    """Statistics of a step that the device still computes.
+
+    loss, grad_norm: float64 scalars on the device; numbers: both, then nats and correct predictions by sequence of this process,
+    of which there are `num_nats` of nats; source_B: source of each sequence; targets, gated: as in StepStats.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    numbers: HostCopy
+    num_nats: int
+    source_B: Tensor
+    targets: list[int]
+    gated: int
+    mesh: ProcessMesh
+
+    def held(self, limits: SpikeLimits | None) -> Tensor:
+        """1 where the update must not reach the weights, since loss or norm is not finite or both exceed the limits, else 0: a
+        float32 scalar on the device, as torch's optimizers take it for found_inf."""
+        is_bad = ~(self.loss.isfinite() & self.grad_norm.isfinite())
+        if limits is not None:
+            is_bad |= (self.loss > limits.loss) & (self.grad_norm > limits.grad_norm)
+        return is_bad.float()
+
+    def read(self) -> StepStats:
+        """Wait for the device until the step's passes are done. Collective."""
+        host = self.numbers.read()
+        (loss, norm), nats_B, correct_B = host[:2].tolist(), host[2 : 2 + self.num_nats], host[2 + self.num_nats :]
+        sums = _sums(nats_B, correct_B, self.source_B, len(self.targets))
+        _, correct, num_scored, *nats = self.mesh.sum(float(self.mesh.is_loss_rank) * sums).tolist()
+        accuracy = correct / num_scored if num_scored else None
+        return StepStats(loss, norm, nats, self.targets, accuracy, gated=self.gated)
+
+
+def _sums(nats_B: Tensor, correct_B: Tensor, source_B: Tensor, num_sources: int) -> Tensor:
+    """Nats, correct predictions, scored targets, and nats by source, in float64 on the CPU."""
+    by_source = torch.zeros(num_sources, dtype=torch.float64)
+    if len(nats_B):
+        by_source.index_add_(0, source_B, nats_B)
+    of_all = torch.tensor([float(nats_B.sum()), float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
+    return torch.cat([of_all, by_source])
 
 
 class Trainer:
@@ -80,6 +146,10 @@ class Trainer:
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
+        self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]
+        # fp16's next loss scale and QK-clip's factors are decided on the host.
+        is_host_free = not device.precision.scaled and self.qk_clip is None and self.optimizer.can_hold
+        self.defers = device.torch_device.type in DEFERRING and is_host_free and not recipe.parallel.offload
 
     def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches. scale: of the loss, in fp16.
@@ -87,26 +157,21 @@ class Trainer:
         The sum of the losses is divided by the valid targets of the global batch, not of a micro-batch or a rank, so that the
         gradient does not depend on how the batch is divided.
         """
-        targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
-        counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
-        counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
-        counts[-1] = sum(piece.tokens for piece in batch.gated)
-        *counted, gated = self.mesh.sum_over_data(counts).tolist()
+        if self.defers:  # the same numbers, to the last bit
+            return self.enqueue(batch).read()
+        source_B, (*counted, gated) = torch.from_numpy(batch.source), self._counts(batch)
         num_targets = max(sum(counted), 1)
         scaled = self.device.precision.scaled
         factor = scale.value if scaled else 1.0
-        self._zero_gradients()
-        with contextlib.nullcontext() if self.qk_clip is None else self.qk_clip.recording():
-            losses = self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        losses = self._accumulate(batch, num_targets, factor)
+        gradients = self._gradients()
         if scaled:  # by a power of two, which is exact
             torch._foreach_mul_([local(gradient) for gradient in gradients], 1.0 / factor)
         if self.mesh.is_single:
             sums, norm = self._loss_sums(losses, source_B, nn.utils.get_total_norm(gradients))
         else:
             sums, _ = self._loss_sums(losses, source_B)
-            pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
-            square = torch.tensor([sum_of_squares(pairs, self.mesh)], dtype=torch.float64)
+            square = self._sum_of_squares().cpu().reshape(1)
             reduced = self.mesh.sum(torch.cat([square, float(self.mesh.is_loss_rank) * sums]))
             norm, sums = math.sqrt(reduced[0]), reduced[1:]
         total, correct, num_scored = float(sums[0]), float(sums[1]), int(sums[2])
@@ -116,6 +181,51 @@ class Trainer:
             scale = scale.after(math.isfinite(norm))
         accuracy = correct / num_scored if num_scored else None
         return StepStats(loss, norm, sums[3:].tolist(), counted, accuracy, scale, overflow, gated)
+
+    def enqueue(self, batch: Batch) -> DeferredStats:
+        """As `forward_backward`, in any precision but fp16, without waiting for the device."""
+        *counted, gated = self._counts(batch)
+        losses = self._accumulate(batch, max(sum(counted), 1), 1.0)
+        device = self.device.torch_device
+        nats = [loss.nats_B for loss in losses]
+        correct = [loss.correct_B for loss in losses if loss.correct_B is not None]
+        none = torch.zeros(0, dtype=torch.float64, device=device)
+        by_sequence_N, num_nats = torch.cat([none, *(x.double() for x in (*nats, *correct))]), sum(map(len, nats))
+        total = by_sequence_N[:num_nats].sum()
+        if self.mesh.is_single:
+            norm = nn.utils.get_total_norm(self._gradients()).double()
+        else:
+            square = self._sum_of_squares().to(device)
+            pair = torch.stack([square, float(self.mesh.is_loss_rank) * total])
+            square, total = self.mesh.sum_on_device(pair).unbind()
+            norm = square.sqrt()
+        # A tensor: kernels multiply by the reciprocal of a number.
+        loss = total / torch.full_like(total, max(sum(counted), 1))
+        numbers = HostCopy(torch.cat([torch.stack([loss, norm]), by_sequence_N]))
+        return DeferredStats(
+            loss, norm, numbers, num_nats, torch.from_numpy(batch.source), counted, gated, self.mesh
+        )  # fmt: skip
+
+    def _counts(self, batch: Batch) -> list[int]:
+        """Targets of the global batch by source, and those that the gate took away. Collective."""
+        targets_BS, source_B = torch.from_numpy(batch.targets), torch.from_numpy(batch.source)
+        counts = torch.zeros(self.num_sources + 1, dtype=torch.int64)
+        counts.index_add_(0, source_B, (targets_BS >= 0).sum(dim=1))
+        counts[-1] = sum(piece.tokens for piece in batch.gated)
+        return self.mesh.sum_over_data(counts).tolist()
+
+    def _accumulate(self, batch: Batch, num_targets: int, factor: float) -> list[MicroBatchLoss]:
+        self._zero_gradients()
+        with contextlib.nullcontext() if self.qk_clip is None else self.qk_clip.recording():
+            return self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def _sum_of_squares(self) -> Tensor:
+        """Of this process's part of the gradient."""
+        pairs = [(p, p.grad) for _, p in owned_parameters(self.model) if p.grad is not None]
+        return sum_of_squares(pairs, self.mesh)
 
     def _loss_sums(
         self, losses: list[MicroBatchLoss], source_B: Tensor, norm: Tensor | None = None
@@ -129,40 +239,38 @@ class Trainer:
             return torch.zeros(3 + self.num_sources, dtype=torch.float64), 0.0
         host = torch.cat([x.double() for x in (*nats, *correct, *numbers)]).cpu()
         nats_B, correct_B, numbers_1 = host.split([sum(map(len, x)) for x in (nats, correct, numbers)])  # type: ignore[no-untyped-call]
-        by_source = torch.zeros(self.num_sources, dtype=torch.float64)
-        if nats:
-            by_source.index_add_(0, source_B, nats_B)
-        of_all = torch.tensor([float(nats_B.sum()), float(correct_B.sum()), len(correct_B)], dtype=torch.float64)
-        return torch.cat([of_all, by_source]), float(numbers_1.sum())
+        return _sums(nats_B, correct_B, source_B, self.num_sources), float(numbers_1.sum())
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         dropout_B = None
         if self.settings.dropout.is_on:
             dropout_B = sequence_keys(self.dropout_key, torch.from_numpy(batch.samples))
         whole = MicroBatch.of(batch, dropout_B)
-        if self.device.is_cuda:
-            whole = whole.pinned()
+        if self._copying is not None:
+            whole = whole.copied_ahead(self.device.torch_device, self._copying)
         return whole.split(self.settings.micro_batch or len(batch.inputs))
 
     def _zero_gradients(self) -> None:
         # DDP keeps buckets for all gradients; set to None, gradients would be allocated besides them.
         self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
-    def update(self, step: int, grad_norm: float, rate_factor: float = 1.0) -> float:
-        """Clip to the global norm and take the optimizer step number `step` (0-based). Returns the learning rate, with the
-        factor."""
+    def update(
+        self, step: int, grad_norm: float | Tensor, rate_factor: float = 1.0, held: Tensor | None = None
+    ) -> float:
+        """Clip to the global norm and take the optimizer step number `step` (0-based). held: a scalar on the device, 1 where
+        weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config = self.settings.optimizer
         assert config.learning_rate is not None, "the recipe is resolved"
         rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, self.settings.steps_at(step))
         rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
-        self.optimizer.step()
+        self.optimizer.step(held)
         if self.qk_clip is not None:
             self.qk_clip.clip(self.model)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
-            self.average.update(step)
+            self.average.update(step, held)
         return rate
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:

@@ -38,10 +38,14 @@ class Watch:
     def __init__(self, trainer: Trainer, log: MetricsLog, trends: Trends, every: int) -> None:
         self.trainer, self.log, self.trends, self.every = trainer, log, trends, every
 
+    def is_due(self, number: int) -> bool:
+        """Whether the update of step `number` (1-based) is measured."""
+        return self.every > 0 and number % self.every == 0
+
     @contextmanager
     def __call__(self, number: int, batch: Batch, updates: bool = True) -> Iterator[None]:
         """Context of the update of step `number` (1-based), after its backward pass. updates: False where it is skipped."""
-        if not updates or not self.every or number % self.every:
+        if not updates or not self.is_due(number):
             yield
             return
         started, model, mesh = perf_counter(), self.trainer.model, self.trainer.mesh
@@ -111,7 +115,7 @@ def gradient_norms(model: nn.Module, mesh: ProcessMesh = SINGLE_PROCESS) -> Valu
             groups.setdefault(group_of(name), []).append((parameter, parameter.grad))
     if mesh.is_single:  # in one transfer
         return _to_host({name: nn.utils.get_total_norm([g for _, g in pairs]) for name, pairs in groups.items()})
-    return _global_norms({name: sum_of_squares(pairs, mesh) for name, pairs in groups.items()}, mesh)
+    return _global_norms({name: float(sum_of_squares(pairs, mesh)) for name, pairs in groups.items()}, mesh)
 
 
 @torch.no_grad()
