@@ -52,6 +52,7 @@ PARTS = (
     Part("losses", ("gpu_parts.py", "losses", "--out", "{json}", "{tiny}"), 90.0),
     Part("precisions", ("gpu_parts.py", "precisions", "--out", "{json}", "{tiny}"), 150.0),
     step_part("step_1b", 100.0, "1.3B", "1.3B plain", "1.3B fp8"),
+    Part("waits", ("gpu_parts.py", "waits", "--out", "{json}", "{tiny}"), 60.0),
     Part("memory", ("gpu_parts.py", "memory", "--out", "{json}", "{tiny}"), 60.0),
     step_part("step_3b", 100.0, "3B", "3B fp8"),
     Part("checkpoint", ("checkpoint.py", "--layers", "{layers}", "--width", "{width}", "--tokens", "4096", "--rounds", "2",
