@@ -100,11 +100,12 @@ class ProcessMesh:
                 dist.all_reduce(values)
         return values
 
-    def max(self, values: Tensor) -> Tensor:
-        """The largest of each element over all processes, of a small CPU tensor."""
+    def max_on_device(self, values: Tensor) -> Tensor:
+        """The largest of each element over all processes, as `sum_on_device`."""
         if not self.is_single:
             values = values.clone()
-            dist.all_reduce(values, dist.ReduceOp.MAX, group=self.control)
+            with traffic.not_counting():
+                dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def sum_over_data(self, values: Tensor) -> Tensor:

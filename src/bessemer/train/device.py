@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 import torch.utils.deterministic
+from torch import Tensor
 
 from bessemer.environment import available_memory
 from bessemer.errors import InputError
@@ -45,6 +46,22 @@ class Device:
     def dtype(self) -> torch.dtype:
         """Dtype of the activations and, except in fp8, of the operands of matmuls."""
         return self.precision.dtype
+
+
+class HostCopy:
+    """A tensor's values on their way to the host: a GPU copies them in its turn, into pinned memory."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event(blocking=True) if values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> Tensor:
+        """The values, once they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values
 
 
 def choose(train: Train, local_rank: int = 0) -> Device:

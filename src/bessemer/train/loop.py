@@ -32,7 +32,7 @@ from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
-from bessemer.train.steps import CompletedStep, completed_steps
+from bessemer.train.steps import CompletedStep, Update, completed_steps
 from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
 
@@ -147,13 +147,13 @@ def train(training: Training) -> TrainSummary:
             scores = _validate(training, state)
         for step in completed_steps(training):
             state = step.state
-            if step.rate is None:  # rolled back
+            if step.update is None:  # rolled back
                 advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            scores = _revise_log_validate(training, step) or scores
+            scores = _revise_log_validate(training, step, step.update) or scores
             is_last, stopped_by = state.step == horizon.steps, stop.received()
             if not is_last and stopped_by is None:
                 _save_where_due(training, state)
@@ -171,7 +171,7 @@ def train(training: Training) -> TrainSummary:
         return _finish(training, state, scores)
 
 
-def _revise_log_validate(training: Training, step: CompletedStep) -> Validation | None:
+def _revise_log_validate(training: Training, step: CompletedStep, update: Update) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
     horizon, log, state = training.horizon, training.log, step.state
     if horizon.revise(state.step):
@@ -180,11 +180,11 @@ def _revise_log_validate(training: Training, step: CompletedStep) -> Validation 
         log.write("steps", state.step, steps=horizon.steps)
     settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
-        log.write("train", state.step, **_train_line(training, step))
+        log.write("train", state.step, **_train_line(training, step, update))
     return _validate(training, state) if training.validates(state.step) else None
 
 
-def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
+def _train_line(training: Training, step: CompletedStep, update: Update) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
     device, sizes, state, stats = training.trainer.device, training.horizon.sizes, step.state, step.stats
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
@@ -197,11 +197,12 @@ def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:
         numbers["accuracy"] = stats.accuracy
-    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": step.rate}
-    if training.trainer.qk_clip is not None:
-        numbers |= training.trainer.qk_clip.metrics()
+    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": update.rate}
+    if update.clipping is not None:
+        logit, heads = update.clipping.read().tolist()
+        numbers |= {"attention_logit_max": logit, "clipped_heads": int(heads)}
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
-    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile, step.sent)}
+    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile, update.sent)}
     if device.precision.scaled:
         numbers |= {"loss_scale": stats.scale.value, "scale_skips": stats.scale.skipped}
     return numbers

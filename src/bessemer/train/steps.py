@@ -13,10 +13,11 @@ are those of a guard that waits. Where a checkpoint or a validation follows a st
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bessemer.guard.policy import Judgement
 from bessemer.tokens.loader import Batch
+from bessemer.train.device import HostCopy
 from bessemer.train.rollback import compare_replicas, compares_replicas, respond
 from bessemer.train.session import Training, judge_step, limits_of_step, state_after, update_weights
 from bessemer.train.state import TrainState
@@ -24,26 +25,39 @@ from bessemer.train.trainer import DeferredStats, StepStats
 
 
 @dataclass(frozen=True)
+class Update:
+    """An update that was enqueued or skipped. rate: its learning rate, 0 of a skipped one; sent: bytes that this process sent in
+    the step, by kind; clipping: figures of QK-clip."""
+
+    rate: float
+    sent: dict[str, float]
+    clipping: HostCopy | None
+
+    @classmethod
+    def made(cls, training: Training, rate: float) -> Update:
+        clip = training.trainer.qk_clip
+        return cls(rate, training.rates.sent(), None if clip is None else HostCopy(clip.figures()))
+
+
+@dataclass(frozen=True)
 class CompletedStep:
-    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback; rate: its learning
-    rate, 0 of a skipped update, None after a rollback; sent: bytes that this process sent in it, by kind."""
+    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback, where `update` is
+    None."""
 
     before: int
     state: TrainState
     batch: Batch
     stats: StepStats
-    rate: float | None
-    sent: dict[str, float]
+    update: Update | None
 
 
 @dataclass(frozen=True)
 class _PendingStep:
-    """A step whose update is enqueued, and whose numbers are not read. rate: 0 where the journal skips it."""
+    """A step whose update is enqueued, unless the journal skips it, and whose numbers are not read."""
 
     batch: Batch
     stats: DeferredStats
-    rate: float
-    sent: dict[str, float]
+    update: Update
 
 
 def completed_steps(training: Training) -> Iterator[CompletedStep]:
@@ -61,7 +75,7 @@ def completed_steps(training: Training) -> Iterator[CompletedStep]:
                 state = done.state
                 yield done
                 training.rates.mark()
-                if done.rate is None or state.step >= training.horizon.steps:  # rolled back; train.minutes are over
+                if done.update is None or state.step >= training.horizon.steps:  # rolled back; train.minutes are over
                     continue
             pending = _enqueue_update(training, state, batch, stats)
             if not _settles_at_once(training, number):
@@ -81,7 +95,7 @@ def _step(training: Training, state: TrainState, batch: Batch) -> CompletedStep:
         with training.watch(state.step + 1, batch, judgement.updates):
             if judgement.updates:
                 rate = update_weights(training, state.step, stats.grad_norm)
-    return _completed(training, state, batch, stats, judgement, restored, rate, training.rates.sent())
+    return _completed(training, state, batch, stats, judgement, restored, Update.made(training, rate))
 
 
 def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: DeferredStats) -> _PendingStep:
@@ -89,7 +103,7 @@ def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: 
     if not training.journal.skips_step(state.step + 1):
         held = stats.held(limits_of_step(training, state))
         rate = update_weights(training, state.step, stats.grad_norm, held)
-    return _PendingStep(batch, stats, rate, training.rates.sent())
+    return _PendingStep(batch, stats, Update.made(training, rate))
 
 
 def _settle(training: Training, state: TrainState, pending: _PendingStep) -> CompletedStep:
@@ -97,13 +111,13 @@ def _settle(training: Training, state: TrainState, pending: _PendingStep) -> Com
     stats = pending.stats.read()
     judgement = judge_step(training, state, stats)
     restored = respond(training, state, judgement)
-    rate = pending.rate if judgement.updates else 0.0
-    return _completed(training, state, pending.batch, stats, judgement, restored, rate, pending.sent)
+    update = pending.update if judgement.updates else replace(pending.update, rate=0.0)
+    return _completed(training, state, pending.batch, stats, judgement, restored, update)
 
 
 def _completed(
     training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement,
-    restored: TrainState | None, rate: float, sent: dict[str, float],
+    restored: TrainState | None, update: Update,
 ) -> CompletedStep:  # fmt: skip
     """The step after `state`, once its weights are compared with their replicas where that is due. restored: by a rollback."""
     if restored is None:
@@ -111,8 +125,8 @@ def _completed(
         training.heartbeat.mark("step", after.step)
         restored = compare_replicas(training, after)
         if restored is None:
-            return CompletedStep(state.step, after, batch, stats, rate, sent)
-    return CompletedStep(state.step, restored, batch, stats, None, sent)
+            return CompletedStep(state.step, after, batch, stats, update)
+    return CompletedStep(state.step, restored, batch, stats, None)
 
 
 def _settles_at_once(training: Training, step: int) -> bool:

@@ -25,7 +25,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train import optimizer as optimizers
 from bessemer.train import precision as precisions
 from bessemer.train import recompute, split
-from bessemer.train.device import Device
+from bessemer.train.device import Device, HostCopy
 from bessemer.train.engine import MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
 from bessemer.train.optimizer.qk_clip import QkClip
@@ -53,22 +53,6 @@ class StepStats:
     scale: LossScale = FIRST_SCALE
     overflow: bool = False
     gated: int = 0
-
-
-class HostCopy:
-    """A tensor's values on their way to the host: a GPU copies them in its turn, into pinned memory."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._values = values.to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event(blocking=True) if values.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
-            self._copied.record()
-
-    def read(self) -> Tensor:
-        """The values, once they are there."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values
 
 
 @dataclass(frozen=True)
@@ -147,9 +131,9 @@ class Trainer:
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]
-        # fp16's next loss scale and QK-clip's factors are decided on the host.
-        is_host_free = not device.precision.scaled and self.qk_clip is None and self.optimizer.can_hold
-        self.defers = device.torch_device.type in DEFERRING and is_host_free and not recipe.parallel.offload
+        # The host chooses fp16's next loss scale, and updates what lies in its memory.
+        is_on_device = not device.precision.scaled and self.optimizer.can_hold and not recipe.parallel.offload
+        self.defers = device.torch_device.type in DEFERRING and is_on_device
 
     def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
         """Accumulate the gradients of the global batch's mean loss over its micro-batches. scale: of the loss, in fp16.
@@ -267,7 +251,7 @@ class Trainer:
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         self.optimizer.step(held)
         if self.qk_clip is not None:
-            self.qk_clip.clip(self.model)
+            self.qk_clip.clip(self.model, held)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
             self.average.update(step, held)

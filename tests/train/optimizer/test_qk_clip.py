@@ -103,10 +103,7 @@ def test_a_step_by_hand(recipe_file: Path, rule: str, kv_heads: int) -> None:
     wanted, found = step(plain, data), step(clipping, data)
     assert clipping.qk_clip is not None
     np.testing.assert_allclose(clipping.qk_clip.largest_LH.numpy(), logits, rtol=1e-12)
-    assert clipping.qk_clip.metrics() == {
-        "attention_logit_max": pytest.approx(logits.max(), rel=1e-12),
-        "clipped_heads": above.sum(),
-    }
+    assert clipping.qk_clip.figures().tolist() == [pytest.approx(logits.max(), rel=1e-12), above.sum()]
     for name, weight in wanted.items():
         if "attention.qkv" in name:
             layer = int(name.split(".")[1])
@@ -164,11 +161,25 @@ def test_a_skipped_step_and_infinite_logits_scale_nothing(recipe_file: Path) -> 
     step(trainer, batch())
     assert clip.num_clipped > 0
     trainer.forward_backward(batch())  # and no update
-    assert clip.metrics()["clipped_heads"] == 0
+    assert clip.figures()[1] == 0
     before = copy.deepcopy(trainer.model.state_dict())
     clip.largest_LH = torch.full_like(clip.largest_LH, torch.inf)
     clip.clip(trainer.model)
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_step_that_the_device_holds_back_scales_nothing(recipe_file: Path) -> None:
+    trainer = trainer_of(recipe_file, *NO_NORM, CLIPPED)
+    clip = trainer.qk_clip
+    assert clip is not None
+    trainer.forward_backward(batch())
+    before = copy.deepcopy(trainer.model.state_dict())
+    clip.clip(trainer.model, torch.tensor(1.0))
+    assert clip.figures()[1] == 0
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    clip.clip(trainer.model, torch.tensor(0.0))
+    assert clip.figures()[1] > 0
+    assert not torch.equal(trainer.model.state_dict()["blocks.0.attention.qkv"], before["blocks.0.attention.qkv"])
 
 
 def test_what_cannot_be_clipped_is_refused_before_the_corpus_is_read(recipe_file: Path, tmp_path: Path) -> None:
@@ -227,7 +238,7 @@ def trained(recipe: Recipe, mesh: ProcessMesh) -> dict[str, Any]:
         data = Batch.next_token(number * ROWS, draw.integers(0, 64, (ROWS, LENGTH + 1)), np.zeros(ROWS, dtype=np.int64))
         part = data.part(mesh.data_rank, mesh.layout.data)
         trainer.update(number, trainer.forward_backward(part).grad_norm)
-        steps.append((trainer.qk_clip.largest_LH.numpy(), trainer.qk_clip.num_clipped))
+        steps.append((trainer.qk_clip.largest_LH.numpy(), int(trainer.qk_clip.num_clipped)))
     weights = {
         name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().numpy()
         for name, weight in owned_parameters(trainer.model)

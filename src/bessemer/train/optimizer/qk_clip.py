@@ -44,15 +44,15 @@ def require_clippable(config: ModelConfig) -> None:
 class QkClip:
     """Measures the largest logit of every head in a step's forward passes, and scales the weights of those above `tau`.
 
-    largest_LH: of the last step by layer and head, the same on all processes; num_clipped: heads that its update scaled.
+    largest_LH: of the last step by layer and head, the same on all processes; num_clipped: heads that its update scaled. Both are
+    on the device, and nothing here waits for it.
     """
 
     def __init__(self, config: ModelConfig, tau: float, mesh: ProcessMesh, is_compiled: bool) -> None:
         """Raises InputError as `require_clippable`. is_compiled: whether blocks are, which must leave the measuring out."""
         require_clippable(config)
         self.config, self.tau, self.mesh, self.is_compiled = config, tau, mesh, is_compiled
-        self.largest_LH = torch.empty(0)
-        self.num_clipped = 0
+        self.largest_LH, self.num_clipped = torch.empty(0), torch.zeros(())
         self._is_recording = False
         self._seen: dict[int, list[Tensor]] = {}  # by layer, (H,) of each micro-batch; two threads may append at a time
 
@@ -77,7 +77,7 @@ class QkClip:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Context of a step's forward and backward passes; other passes, as of a validation, are not measured. Collective."""
-        self.num_clipped, self._is_recording = 0, True
+        self._is_recording = True
         for seen in self._seen.values():
             seen.clear()
         try:
@@ -85,6 +85,7 @@ class QkClip:
         finally:
             self._is_recording = False
         self.largest_LH = self._largest()
+        self.num_clipped = self.largest_LH.new_zeros(())
 
     def _record(self, layer: int, q_BHLK: Tensor, k_BGTK: Tensor, scope: AttentionScope) -> None:
         # A recomputed forward pass, which runs inside of the backward pass, has the logits of the first.
@@ -92,37 +93,41 @@ class QkClip:
             self._seen[layer].append(largest_logits(q_BHLK.detach(), k_BGTK.detach(), scope))
 
     def _largest(self) -> Tensor:
-        """The largest logits over all micro-batches and processes, (layers, H), in float64 on the CPU; NaN as infinity."""
+        """The largest logits over all micro-batches and processes, (layers, H), in float64; NaN as infinity."""
         heads = self.config.heads // self.mesh.size("tensor")
         first = self.mesh.coordinate("tensor") * heads
-        largest_LH = torch.full((self.config.layers, self.config.heads), -torch.inf, dtype=torch.float64)
         assert all(self._seen.values()), "every block attended"
-        local_LH = torch.stack([torch.stack(seen).amax(dim=0) for seen in self._seen.values()]).double().cpu()
-        largest_LH[list(self._seen), first : first + heads] = local_LH.masked_fill(local_LH.isnan(), torch.inf)
-        return self.mesh.max(largest_LH)
+        by_layer = {layer: torch.stack(seen).amax(dim=0).double() for layer, seen in self._seen.items()}
+        size, device = (self.config.layers, self.config.heads), next(iter(by_layer.values())).device
+        largest_LH = torch.full(size, -torch.inf, dtype=torch.float64, device=device)
+        for layer, local_H in by_layer.items():
+            largest_LH[layer, first : first + heads] = local_H.masked_fill(local_H.isnan(), torch.inf)
+        return self.mesh.max_on_device(largest_LH)
 
     @torch.no_grad()
-    def clip(self, model: Transformer) -> None:
+    def clip(self, model: Transformer, held: Tensor | None = None) -> None:
         """Scale the query and key weights and biases of the heads above tau, after the step's update. Every process scales what
-        it holds, replicas by the same factors."""
+        it holds, replicas by the same factors. held: a scalar on the device; where it is 1 no weight changes."""
         is_clipped_LH = (self.largest_LH > self.tau) & self.largest_LH.isfinite()
-        self.num_clipped = int(is_clipped_LH.sum())
+        if held is not None:
+            is_clipped_LH &= held == 0
+        self.num_clipped = is_clipped_LH.sum()
         gamma_LGR = torch.where(is_clipped_LH, self.tau / self.largest_LH, 1.0).unflatten(1, (self.config.kv_heads, -1))  # type: ignore[no-untyped-call]
         queries = gamma_LGR.shape[2]
-        factor_LGN = torch.ones(*gamma_LGR.shape[:2], queries + 2, dtype=torch.float64)  # of queries, key and value
+        factor_LGN = gamma_LGR.new_ones(*gamma_LGR.shape[:2], queries + 2)  # of queries, key and value
         if queries == 1:
             factor_LGN[:, :, :2] = gamma_LGR.sqrt()
         else:
             factor_LGN[:, :, :-2] = gamma_LGR
         for name, parameter in model.named_parameters():
             layer = int(name.split(".")[1]) if name.endswith(("attention.qkv", "attention.qkv_bias")) else None
-            if layer is None or not is_clipped_LH[layer].any():
+            if layer is None:
                 continue
             _, offset, shard = local_shard(parameter)
             rows, columns = (slice(at, at + size) for at, size in zip(offset[:2], shard.shape[:2], strict=True))
-            factor = factor_LGN[layer, rows, columns].to(shard.device, shard.dtype)
+            factor = factor_LGN[layer, rows, columns].to(shard.dtype)  # 1 leaves every bit as it is
             shard.mul_(factor.view(*factor.shape, *[1] * (shard.dim() - 2)))
 
-    def metrics(self) -> dict[str, float]:
-        """What a logged step says."""
-        return {"attention_logit_max": float(self.largest_LH.max()), "clipped_heads": self.num_clipped}
+    def figures(self) -> Tensor:
+        """Of the last step, on the device: the largest logit, and the number of heads that were clipped."""
+        return torch.stack([self.largest_LH.max(), self.num_clipped.double()])
