@@ -199,7 +199,7 @@ def waits(tiny: bool) -> Rows:
             stats = other.enqueue(batch)
             if pending is not None:
                 losses.append(pending.read().loss)
-            other.update(0, stats.grad_norm, 1.0, stats.held(None))
+            other.update(0, stats.grad_norm, 1.0, stats.skip_flag(None))
             pending = stats
         return [*losses, pending.read().loss] if pending is not None else losses
 

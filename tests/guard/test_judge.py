@@ -284,14 +284,14 @@ def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
     assert SpikeLimits(1.0, 1.0, 16).exceeded_by(2.0, math.nan) is False
 
 
-def test_a_spike_that_the_device_held_back_is_no_update_whatever_else_it_raises() -> None:
+def test_a_spike_that_the_device_skipped_is_no_update_whatever_else_it_raises() -> None:
     """A step that is a spike and the last of a divergence: without a checkpoint to go back to, a CPU takes its update."""
     plain = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE)
-    held = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE, was_held=True)
+    skipped = judge(GUARD, GuardState(history=SPIKED), 50, 9.0, 9.0, SCALE, skipped_on_device=True)
     assert (plain.verdict, plain.updates, plain.state.skipped) == (Verdict.ROLL_BACK, True, 0)
-    assert (held.verdict, held.updates, held.state.skipped) == (Verdict.ROLL_BACK, False, 1)
-    assert held.alarm == plain.alarm and held.state.history == plain.state.history
+    assert (skipped.verdict, skipped.updates, skipped.state.skipped) == (Verdict.ROLL_BACK, False, 1)
+    assert skipped.alarm == plain.alarm and skipped.state.history == plain.state.history
     quiet = replace(SPIKED, quiet_until=99)
-    for was_held in (False, True):
-        skipped = judge(GUARD, GuardState(history=quiet), 50, 9.0, 9.0, SCALE, was_held=was_held)
+    for skipped_on_device in (False, True):
+        skipped = judge(GUARD, GuardState(history=quiet), 50, 9.0, 9.0, SCALE, skipped_on_device=skipped_on_device)
         assert (skipped.verdict, skipped.updates, skipped.state.skipped) == (Verdict.SKIP, False, 1)

@@ -127,7 +127,7 @@ def test_a_learning_rate_far_too_high_for_a_while_is_undone(
     healthy = train(recipe_file, copied(runs, "healthy"), *sets)
     honest, updates = Trainer.update, list[int]()
 
-    def update(self: Trainer, number: int, grad_norm: float, factor: float = 1.0, *held: Any) -> float:
+    def update(self: Trainer, number: int, grad_norm: float, factor: float = 1.0, *skip: Any) -> float:
         if number >= 600 and len(updates) < 6:
             updates.append(number)
             factor *= 30

@@ -144,7 +144,7 @@ def test_a_machine_that_slows_down_leaves_the_decay_its_share(trained: Any, monk
     """Three times slower from step 30 on, after the first decision: without a look at the clock nearly nothing is left."""
     update = Trainer.update
 
-    def slower(self: Trainer, step: int, norm: float, factor: float, *held: Any) -> float:
+    def slower(self: Trainer, step: int, norm: float, factor: float, *skip: Any) -> float:
         return update(self, step, update(self, step, norm, factor) if step > 30 else norm, factor)
 
     monkeypatch.setattr(Trainer, "update", slower)

@@ -278,7 +278,7 @@ def test_a_step_reads_nothing_before_its_update_is_enqueued(
     with Unreadable():
         for step in range(2):
             stats = trainer.enqueue(batch())
-            trainer.update(step, stats.grad_norm, 1.0, stats.held(SpikeLimits(3.0, 1.0, 20)))
+            trainer.update(step, stats.grad_norm, 1.0, stats.skip_flag(SpikeLimits(3.0, 1.0, 20)))
     assert [len(values) for values in copied_to_host] == [2 + 8] * 2
     with pytest.raises(RuntimeError):
         float(stats.loss)
@@ -318,11 +318,11 @@ def test_numbers_are_those_of_a_step_that_is_read_at_once(recipe_file: Path) -> 
     data, limits = batch(), SpikeLimits(0.0, 0.0, 20)
     expected, stats = one.forward_backward(data), other.enqueue(data)
     assert stats.read() == expected
-    assert (float(stats.held(None)), float(stats.held(limits))) == (0.0, 1.0)
+    assert (float(stats.skip_flag(None)), float(stats.skip_flag(limits))) == (0.0, 1.0)
     beyond_one = SpikeLimits(expected.loss, 0.0, 20), SpikeLimits(0.0, expected.grad_norm, 20)
-    assert [float(stats.held(one)) for one in beyond_one] == [0.0, 0.0], "a spike exceeds both limits"
+    assert [float(stats.skip_flag(one)) for one in beyond_one] == [0.0, 0.0], "a spike exceeds both limits"
     below = SpikeLimits(np.nextafter(expected.loss, 0), np.nextafter(expected.grad_norm, 0), 20)
-    assert float(stats.held(below)) == 1.0
+    assert float(stats.skip_flag(below)) == 1.0
 
 
 @pytest.mark.gpu
@@ -346,7 +346,7 @@ def test_a_gpu_is_not_waited_for(recipe_file: Path, sets: tuple[str, ...]) -> No
         torch.cuda.set_sync_debug_mode("error")
         try:
             stats = trainer.enqueue(batch())
-            trainer.update(step, stats.grad_norm, 1.0, stats.held(SpikeLimits(100.0, 100.0, 20)))
+            trainer.update(step, stats.grad_norm, 1.0, stats.skip_flag(SpikeLimits(100.0, 100.0, 20)))
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert stats is not None and math.isfinite(stats.read().loss)

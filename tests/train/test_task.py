@@ -112,6 +112,13 @@ def test_a_text_is_classed_as_if_it_stood_alone(recipe_file: Path, family: tuple
     assert found.targets == [4, 4]
 
 
+@pytest.mark.parametrize(("objective", "data"), [(MASKED, masked_batch()), (CLASSIFY, labelled_batch())])
+def test_numbers_that_are_read_later_are_the_same(recipe_file: Path, objective: tuple[str, ...], data: Batch) -> None:
+    one, other = trainer_of(recipe_file, *objective), trainer_of(recipe_file, *objective)
+    expected = one.forward_backward(data)
+    assert other.enqueue(data).read() == expected and (expected.accuracy is None) == (objective is MASKED)
+
+
 def test_the_pooling_left_out_is_the_kinds(recipe_file: Path) -> None:
     assert trainer_of(recipe_file, *CLASSIFY).model.config.pooling == "last"
     assert trainer_of(recipe_file, *CLASSIFY, *ENCODER).model.config.pooling == "first"

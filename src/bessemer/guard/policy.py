@@ -56,30 +56,30 @@ class GuardState:
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on a step, the state after it, the alarm that it raised, whether loss and gradients are finite, and whether
-    the device held the update back as that of a spike."""
+    the device skipped the update as that of a spike."""
 
     verdict: Verdict
     state: GuardState
     alarm: Alarm | None = None
     is_finite: bool = True
-    was_held: bool = False
+    skipped_on_device: bool = False
 
     @property
     def updates(self) -> bool:
         """Whether the optimizer takes the step: also where no checkpoint allowed a rollback, but never with values that are not
         finite."""
-        return self.is_finite and not self.was_held and self.verdict in (Verdict.APPLY, Verdict.ROLL_BACK)
+        return self.is_finite and not self.skipped_on_device and self.verdict in (Verdict.APPLY, Verdict.ROLL_BACK)
 
 
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    overflow: bool = False, was_skipped: bool = False, was_held: bool = False, exclude_from_history: bool = False,
+    overflow: bool = False, was_skipped: bool = False, skipped_on_device: bool = False, exclude_from_history: bool = False,
     loss_may_rise: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
-    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; was_held: the device held
-    the update back, since the step is a spike; exclude_from_history, loss_may_rise: as `detection.observe`.
+    overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; skipped_on_device: by the
+    device, since the step is a spike; exclude_from_history, loss_may_rise: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
@@ -97,12 +97,12 @@ def judge(
     if not any_nonfinite:
         if not skips_spike and was_skipped:  # it was a hardware fault that did not recur
             return Judgement(Verdict.SKIP, replace(state, nonfinite_in_a_row=0, skipped=state.skipped + 1))
-        skipped = state.skipped + (skips_spike or was_held)
+        skipped = state.skipped + (skips_spike or skipped_on_device)
         after = replace(state, nonfinite_in_a_row=0, skipped=skipped, history=history)
         if alarm is not None and alarm.kind.response != "record":
             after = replace(after, healthy_until=alarm.onset - 1)
         verdict = Verdict.ROLL_BACK if needs_rollback else Verdict.SKIP if skips_spike else Verdict.APPLY
-        return Judgement(verdict, after, alarm, was_held=was_held)
+        return Judgement(verdict, after, alarm, skipped_on_device=skipped_on_device)
     if not any_broken:
         return Judgement(Verdict.RESCALE, state, is_finite=False)
     cause = f"the loss is {loss}"

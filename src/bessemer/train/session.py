@@ -281,7 +281,7 @@ def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judge
     return judge(
         training.recipe.guard, _guard_before(training, state), state.step + 1, stats.loss, stats.grad_norm, training.reference,
         overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
-        was_held=limits is not None and limits.exceeded_by(stats.loss, stats.grad_norm),
+        skipped_on_device=limits is not None and limits.exceeded_by(stats.loss, stats.grad_norm),
         exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
         loss_may_rise=training.trainer.settings.schedule.is_rewarming(state.step), mesh=training.trainer.mesh,
     )  # fmt: skip
@@ -306,12 +306,12 @@ def _guard_before(training: Training, state: TrainState) -> GuardState:
 
 
 def update_weights(
-    training: Training, step: int, grad_norm: float | torch.Tensor, held: torch.Tensor | None = None
+    training: Training, step: int, grad_norm: float | torch.Tensor, skip: torch.Tensor | None = None
 ) -> float:
     """Update the weights for step number `step` (0-based), as `Trainer.update`. Returns the learning rate."""
     last = training.journal.governing(step)
     factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
-    return training.trainer.update(step, grad_norm, factor, held)
+    return training.trainer.update(step, grad_norm, factor, skip)
 
 
 def state_after(

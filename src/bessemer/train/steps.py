@@ -1,7 +1,7 @@
 """The steps of a training in order, each with the guard's verdict: before its update, or on a GPU one step later.
 
 Deferred (`Trainer.defers`): between the start of a step and its update the host does not wait for the device. Whether an update
-may reach the weights is decided there, by the guard's limits on loss and gradient norm (`DeferredStats.held`). Both numbers are
+may reach the weights is decided there, by the guard's limits on loss and gradient norm (`DeferredStats.skip_flag`). Both are
 copied to the host in the background, and read once the passes of the next step are enqueued:
 
     enqueue the passes of step k; read the numbers of step k - 1, judge and log it; enqueue the update of step k
@@ -101,8 +101,8 @@ def _step(training: Training, state: TrainState, batch: Batch) -> CompletedStep:
 def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: DeferredStats) -> _PendingStep:
     rate = 0.0
     if not training.journal.skips_step(state.step + 1):
-        held = stats.held(limits_of_step(training, state))
-        rate = update_weights(training, state.step, stats.grad_norm, held)
+        skip = stats.skip_flag(limits_of_step(training, state))
+        rate = update_weights(training, state.step, stats.grad_norm, skip)
     return _PendingStep(batch, stats, Update.made(training, rate))
 
 

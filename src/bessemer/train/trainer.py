@@ -72,7 +72,7 @@ class DeferredStats:
     gated: int
     mesh: ProcessMesh
 
-    def held(self, limits: SpikeLimits | None) -> Tensor:
+    def skip_flag(self, limits: SpikeLimits | None) -> Tensor:
         """1 where the update must not reach the weights, since loss or norm is not finite or both exceed the limits, else 0: a
         float32 scalar on the device, as torch's optimizers take it for found_inf."""
         is_bad = ~(self.loss.isfinite() & self.grad_norm.isfinite())
@@ -132,7 +132,7 @@ class Trainer:
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
         self._copying = torch.cuda.Stream(device.torch_device) if device.is_cuda else None  # type: ignore[no-untyped-call]
         # The host chooses fp16's next loss scale, and updates what lies in its memory.
-        is_on_device = not device.precision.scaled and self.optimizer.can_hold and not recipe.parallel.offload
+        is_on_device = not device.precision.scaled and self.optimizer.can_skip_on_device and not recipe.parallel.offload
         self.defers = device.torch_device.type in DEFERRING and is_on_device
 
     def forward_backward(self, batch: Batch, scale: LossScale = FIRST_SCALE) -> StepStats:
@@ -239,9 +239,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=not self.mesh.layout.uses_ddp)
 
     def update(
-        self, step: int, grad_norm: float | Tensor, rate_factor: float = 1.0, held: Tensor | None = None
+        self, step: int, grad_norm: float | Tensor, rate_factor: float = 1.0, skip: Tensor | None = None
     ) -> float:
-        """Clip to the global norm and take the optimizer step number `step` (0-based). held: a scalar on the device, 1 where
+        """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
         config = self.settings.optimizer
         assert config.learning_rate is not None, "the recipe is resolved"
@@ -249,12 +249,12 @@ class Trainer:
         rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
-        self.optimizer.step(held)
+        self.optimizer.step(skip)
         if self.qk_clip is not None:
-            self.qk_clip.clip(self.model, held)
+            self.qk_clip.clip(self.model, skip)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
-            self.average.update(step, held)
+            self.average.update(step, skip)
         return rate
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:

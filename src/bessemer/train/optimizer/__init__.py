@@ -79,13 +79,13 @@ class GroupOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {})
 
     @property
-    def can_hold(self) -> bool:
-        """Whether `step` takes `held`: moments in bf16 or 8 bits count their updates on the host, where offloaded ones are."""
+    def can_skip_on_device(self) -> bool:
+        """Whether `step` takes `skip`: moments in bf16 or 8 bits count their updates on the host, where offloaded ones are."""
         return self.format == "fp32" and self.offload is None
 
     @torch.no_grad()
-    def step(self, held: Tensor | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient. held: a scalar on the device; where it is 1 all weights and states keep their
+    def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient. skip: a scalar on the device; where it is 1 all weights and states keep their
         bits."""
         for group in self.param_groups:
             weights: list[Tensor] = [weight for weight in group["params"] if weight.grad is not None]
@@ -93,8 +93,8 @@ class GroupOptimizer(torch.optim.Optimizer):
                 if not self.state[weight]:
                     self.state[weight] = self.initial_state(weight, group["rule"])
             states = [self.state[weight] for weight in weights]
-            if held is not None:
-                self._update_unless(held, weights, states, group)
+            if skip is not None:
+                self._update_unless(skip, weights, states, group)
                 continue
             if self.offload is None:
                 self._update(weights, states, group)
@@ -122,20 +122,22 @@ class GroupOptimizer(torch.optim.Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         return state if self.offload is None else self.offload.place(state)
 
-    def _update_unless(self, held: Tensor, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
-        """`_update` where `held` is 0: torch's fused kernel leaves out the rest; of other rules what was before is put back, some
+    def _update_unless(self, skip: Tensor, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
+        """`_update` where `skip` is 0: torch's fused kernel leaves out the rest; of other rules what was before is put back, some
         hundred megabytes at a time."""
-        assert self.can_hold
+        assert self.can_skip_on_device
         if group["rule"] == "adamw" and not (group["cautious"] and group["weight_decay"]):
-            self._update(weights, states, group | {"held": held})
+            self._update(weights, states, group | {"found_inf": skip})
             return
-        is_held = held.bool()
-        for part in offload_batches(states):
+        is_skipped = skip.bool()
+        # Muon gathers whole matrices: every process must take the same ones at a time, whatever it holds of them.
+        is_gathered = group["rule"] == "muon" and any(map(is_dtensor, weights))
+        for part in [slice(None)] if is_gathered else offload_batches(states):
             values = [local(weight) for weight in weights[part]] + [x for state in states[part] for x in state.values()]
             before = [value.clone() for value in values]
             self._update(weights[part], states[part], group)
             for value, old in zip(values, before, strict=True):
-                torch.where(is_held, old, value, out=value)
+                torch.where(is_skipped, old, value, out=value)
 
     def _update(self, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
         """One step of a rule on local shards: as lists where the moments are fp32, else tensor by tensor. Muon gathers whole
@@ -264,13 +266,13 @@ class WeightAverage:
         self.tensors = {name: weight.float().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
-    def update(self, step: int, held: Tensor | None = None) -> None:
-        """Update the average after the update number `step` (0-based). held: as of `GroupOptimizer.step`."""
+    def update(self, step: int, skip: Tensor | None = None) -> None:
+        """Update the average after the update number `step` (0-based). skip: as of `GroupOptimizer.step`."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        if held is not None:
+        if skip is not None:
             for name, average in self.tensors.items():
                 after = average.lerp(self._weights[name].float(), 1.0 - decay)
-                torch.where(held.bool(), average, after, out=average)
+                torch.where(skip.bool(), average, after, out=average)
             return
         averages = list(self.tensors.values())
         torch._foreach_lerp_(averages, [weight.float() for weight in self._weights.values()], 1.0 - decay)

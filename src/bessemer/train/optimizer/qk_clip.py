@@ -105,12 +105,12 @@ class QkClip:
         return self.mesh.max_on_device(largest_LH)
 
     @torch.no_grad()
-    def clip(self, model: Transformer, held: Tensor | None = None) -> None:
+    def clip(self, model: Transformer, skip: Tensor | None = None) -> None:
         """Scale the query and key weights and biases of the heads above tau, after the step's update. Every process scales what
-        it holds, replicas by the same factors. held: a scalar on the device; where it is 1 no weight changes."""
+        it holds, replicas by the same factors. skip: a scalar on the device; where it is 1 no weight changes."""
         is_clipped_LH = (self.largest_LH > self.tau) & self.largest_LH.isfinite()
-        if held is not None:
-            is_clipped_LH &= held == 0
+        if skip is not None:
+            is_clipped_LH &= skip == 0
         self.num_clipped = is_clipped_LH.sum()
         gamma_LGR = torch.where(is_clipped_LH, self.tau / self.largest_LH, 1.0).unflatten(1, (self.config.kv_heads, -1))  # type: ignore[no-untyped-call]
         queries = gamma_LGR.shape[2]

@@ -122,14 +122,14 @@ def _width_rate(kind: Kind, rule: str, config: OptimizerConfig, width: int) -> f
 def adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
     """AdamW (Loshchilov and Hutter 2019, algorithm 2), in place, by torch's fused kernel.
 
-    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. A group's `held` is a
-    scalar on the device: where it is 1 the kernel changes nothing, and the step is taken back.
+    Each state has `exp_avg`, `exp_avg_sq` and `step`, the number of updates so far, which is incremented. A group's `found_inf`
+    is a scalar on the device: where it is 1 the kernel changes nothing, and the increment is undone.
     """
     fused_adamw(
         weights, gradients, [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [],
         [state["step"] for state in states], fused=True, amsgrad=False, beta1=group["betas"][0], beta2=group["betas"][1],
         lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
-        found_inf=group.get("held"),
+        found_inf=group.get("found_inf"),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""An update that is held back changes no bit of weights, states and averages, whatever the gradients are; one that is not is the
+"""An update that the device skips changes no bit of weights, states and averages, whatever the gradients are; one that is not is the
 plain one."""
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def bits(driven: Driven, average: WeightAverage) -> dict[str, Any]:
 
 
 def step(
-    driven: Driven, average: WeightAverage, number: int, held: float | None, factor: float = 1.0
+    driven: Driven, average: WeightAverage, number: int, skip: float | None, factor: float = 1.0
 ) -> dict[str, Any]:
     for name, weight in driven.model.named_parameters():
         weight.grad = torch.from_numpy(driven.gradient(name, number)) * factor
-    scalar = None if held is None else torch.tensor(held)
+    scalar = None if skip is None else torch.tensor(skip)
     driven.optimizer.step(scalar)
     average.update(number, scalar)
     return bits(driven, average)
 
 
 @pytest.mark.parametrize("settings", RULES.values(), ids=list(RULES))
-def test_a_held_update_changes_no_bit(driven: Callable[..., Driven], settings: dict[str, object]) -> None:
+def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], settings: dict[str, object]) -> None:
     one, other = driven(**settings), driven(**settings)
     averages = [WeightAverage(each.model, 0.9) for each in (one, other)]
     for number in range(2):
@@ -54,6 +54,8 @@ def test_a_held_update_changes_no_bit(driven: Callable[..., Driven], settings: d
     assert all(torch.equal(plain[name], after[name]) for name in plain)
 
 
-def test_moments_in_other_formats_cannot_hold(driven: Callable[..., Driven]) -> None:
-    assert driven().optimizer.can_hold
-    assert not driven(state="8bit").optimizer.can_hold and not driven(state="bf16").optimizer.can_hold
+def test_moments_in_other_formats_cannot_be_skipped_there(driven: Callable[..., Driven]) -> None:
+    assert driven().optimizer.can_skip_on_device
+    assert (
+        not driven(state="8bit").optimizer.can_skip_on_device and not driven(state="bf16").optimizer.can_skip_on_device
+    )
