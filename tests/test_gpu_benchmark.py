@@ -19,10 +19,10 @@ def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_parts_run_and_leave_what_they_found(tmp_path: Path) -> None:
-    done = run(tmp_path, "--parts", "losses", "step_8b")
+    done = run(tmp_path, "--parts", "losses", "waits", "step_8b")
     assert done.returncode == 0, done.stdout + done.stderr
     ended = {row["part"]: row["ended"] for row in json.loads((tmp_path / "summary.json").read_text())["parts"]}
-    assert ended == {"losses": "passed", "step_8b": "passed"}
+    assert ended == {"losses": "passed", "waits": "passed", "step_8b": "passed"}
     rows = json.loads((tmp_path / "losses.json").read_text())
     assert len(rows) == 10 and all(row["ok"] and row["loss"] == 0.0 for row in rows)
     assert {case["case"] for case in json.loads((tmp_path / "step_8b.json").read_text())["cases"]} == {
