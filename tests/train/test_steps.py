@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bessemer.train import trainer as trainers
 from bessemer.train.device import Device, choose
 from bessemer.train.loop import StopSignal, train_here
 from bessemer.train.measure import RunTiming
-from bessemer.train.precision import PRECISIONS
+from bessemer.train.precision import PRECISIONS, LossScale
 from bessemer.train.trainer import DeferredStats, Trainer
 from tests.choose import long_but
 from tests.parallel.processes import run_on
@@ -81,9 +82,9 @@ def defer(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         events.append(("enqueue", batch.first))
         return stats
 
-    def was_read(self: DeferredStats) -> Any:
+    def was_read(self: DeferredStats, *scale: Any) -> Any:
         events.append(("read", steps[id(self)]))
-        return read(self)
+        return read(self, *scale)
 
     def updated(self: Trainer, *arguments: Any) -> float:
         events.append(("update", arguments[0]))
@@ -330,6 +331,8 @@ def test_numbers_are_those_of_a_step_that_is_read_at_once(recipe_file: Path) -> 
     data, limits = batch(), SpikeLimits(0.0, 0.0, 20)
     expected, stats = one.forward_backward(data), other.enqueue(data)
     assert stats.read() == expected
+    scale = LossScale(8.0, 3, 1)  # of a run that began in fp16
+    assert other.enqueue(data).read(scale) == one.forward_backward(data, scale) == replace(expected, scale=scale)
     assert (float(stats.skip_flag(None)), float(stats.skip_flag(limits))) == (0.0, 1.0)
     beyond_one = SpikeLimits(expected.loss, 0.0, 20), SpikeLimits(0.0, expected.grad_norm, 20)
     assert [float(stats.skip_flag(one)) for one in beyond_one] == [0.0, 0.0], "a spike exceeds both limits"

@@ -108,7 +108,7 @@ def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: 
 
 def _settle(training: Training, state: TrainState, pending: _PendingStep) -> CompletedStep:
     """Read the numbers of the step after `state`, whose update is enqueued, and judge it."""
-    stats = pending.stats.read()
+    stats = pending.stats.read(state.scale)
     judgement = judge_step(training, state, stats)
     restored = respond(training, state, judgement)
     update = pending.update if judgement.updates else replace(pending.update, rate=0.0)

@@ -80,14 +80,14 @@ class DeferredStats:
             is_bad |= (self.loss > limits.loss) & (self.grad_norm > limits.grad_norm)
         return is_bad.float()
 
-    def read(self) -> StepStats:
-        """Wait for the device until the step's passes are done. Collective."""
+    def read(self, scale: LossScale = FIRST_SCALE) -> StepStats:
+        """Wait for the device until the step's passes are done. scale: the state's, which stays as it is. Collective."""
         host = self.numbers.read()
         (loss, norm), nats_B, correct_B = host[:2].tolist(), host[2 : 2 + self.num_nats], host[2 + self.num_nats :]
         sums = _sums(nats_B, correct_B, self.source_B, len(self.targets))
         _, correct, num_scored, *nats = self.mesh.sum(float(self.mesh.is_loss_rank) * sums).tolist()
         accuracy = correct / num_scored if num_scored else None
-        return StepStats(loss, norm, nats, self.targets, accuracy, gated=self.gated)
+        return StepStats(loss, norm, nats, self.targets, accuracy, scale, gated=self.gated)
 
 
 def _sums(nats_B: Tensor, correct_B: Tensor, source_B: Tensor, num_sources: int) -> Tensor:
@@ -142,7 +142,7 @@ class Trainer:
         gradient does not depend on how the batch is divided.
         """
         if self.defers:  # the same numbers, to the last bit
-            return self.enqueue(batch).read()
+            return self.enqueue(batch).read(scale)
         source_B, (*counted, gated) = torch.from_numpy(batch.source), self._counts(batch)
         num_targets = max(sum(counted), 1)
         scaled = self.device.precision.scaled
