@@ -69,7 +69,7 @@ def test_the_numbers_of_the_plan_stand_in_the_text() -> None:
     device = out.job.cluster.device
     assert device.source in said
     assert out.bill.price_date is not None and f"asked on {out.bill.price_date}" in said
-    assert "Besiroglu et al. 2024, table 1" in said and "Kokolis et al. 2024" in said
+    assert "Besiroglu et al. 2024, table 1" in said and "Llama 3, H100: Grattafiori et al. 2024" in said
 
 
 def test_the_page_loads_nothing() -> None:
