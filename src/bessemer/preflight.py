@@ -14,6 +14,7 @@ from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
 from bessemer.run import RunFolder
+from bessemer.run_store import RunStore
 from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.pretrained import tokenizer_file
@@ -46,6 +47,8 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
+    if (store := RunStore.of(recipe, run)) is not None:
+        store.require_writable()
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train.optimizer.qk_clip import require_clippable

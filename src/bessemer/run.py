@@ -24,6 +24,10 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.terminal import LOG, log, variable, warn
 
 STAGE_FILE = "stage.json"
+STORE_RECORD, STORE_LOCK = (
+    ".store.json",
+    ".store.lock",
+)  # what the run folder knows of its copy in a store (run_store.py)
 OUT = "out"  # within the work of a resumable stage, what will be published
 
 
@@ -74,6 +78,12 @@ class RunFolder:
         """Whether a checkpoint was published here once, even where none is left."""
         return (self.checkpoints / LATEST).exists()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the folder has more than what a command that was refused leaves."""
+        refused = {".lock", self.log.name, STORE_RECORD, STORE_LOCK}
+        return self.path.is_dir() and not {entry.name for entry in self.path.iterdir()} <= refused
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the run folder for one writer; a second one is refused. The lock dies with its process."""
@@ -100,7 +110,7 @@ class RunFolder:
             with _logging_to(self.log):
                 yield
         finally:
-            if is_new and {entry.name for entry in self.path.iterdir()} <= {lock.name, self.log.name}:
+            if is_new and not self.has_begun:
                 shutil.rmtree(self.path, ignore_errors=True)  # a refusal leaves no trace
             os.close(handle)
 

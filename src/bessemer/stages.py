@@ -54,6 +54,7 @@ class Session:
     has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     results: list[dict[str, Any]] = field(default_factory=list)
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
+    on_stage: Callable[[], None] = lambda: None  # called when a stage is done
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
         """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
@@ -73,6 +74,7 @@ class Session:
             say(f"[green]✓[/] [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
         if self.run.path.exists():
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
+            self.on_stage()
 
     def _stopped_in(self, name: str) -> str:
         kept = ", ".join(row["name"] for row in self.results)

@@ -165,6 +165,16 @@ def answering(path: str) -> Iterator[None]:
         raise failure(path, error) from None
 
 
+@contextmanager
+def requiring_answer(key: str) -> Iterator[None]:
+    """Raise InputError, with what to check, where a store that a key of the recipe names refuses."""
+    try:
+        yield
+    except BessemerError as error:
+        why = str(error).removeprefix("corpus: ")
+        raise InputError(f"{key}: {why}") from None
+
+
 def failure(path: str, error: BaseException, waited: str = "") -> StoreError:
     """The error for a store that does not answer, or refuses. waited: how long it was asked again."""
     failed = StoreError(f"corpus: {path}: the object store failed{waited}: {redacted(error)}; {_advice(error)}")
@@ -269,7 +279,7 @@ def _begin_waiting(store: str, error: BaseException) -> None:
 
 def redacted(error: BaseException) -> str:
     """The first line of an error without credentials and signed parts of URLs."""
-    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,")
+    message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,").removeprefix("corpus: ")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
@@ -308,13 +318,15 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
 
-def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | None = None) -> None:
-    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied.
-    Raises OSError, BessemerError."""
+def put_file(
+    source: Path, place: str, on_block: Callable[[bytes], object] | None = None, max_bytes: int | None = None
+) -> None:
+    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied;
+    max_bytes: of the beginning of a log that grows. Raises OSError, BessemerError."""
     files, target = open_filesystem(place)
     size = 0
     with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
-        while block := file.read(COPIED_BYTES):
+        while block := file.read(COPIED_BYTES if max_bytes is None else min(COPIED_BYTES, max_bytes - size)):
             stream.write(block)
             if on_block is not None:
                 on_block(block)

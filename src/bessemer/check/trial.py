@@ -97,7 +97,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
         "model": recipe.model.model_copy(update=model),
         "train": train.model_copy(update=changes),
         "guard": recipe.guard.model_copy(update={"hang_seconds": 0.0}),
-        "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3}),
+        "checkpoint": recipe.checkpoint.model_copy(update={"every": STEPS, "keep": 3, "mirror": None}),
         "evaluate": recipe.evaluate.model_copy(update={"max_tokens": LOSS_SEQUENCES * length}),
         "report": Report(tensorboard=False),
     }), said  # fmt: skip
@@ -114,7 +114,9 @@ def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str
     run = RunFolder(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
-    write_atomic(run.recipe, dump(recipe.model_copy(update={"run": recipe.run.changed(name=name, dir=str(place))})))
+    write_atomic(
+        run.recipe, dump(recipe.model_copy(update={"run": recipe.run.changed(name=name, dir=str(place), store=None)}))
+    )
     write_json(run.plan, plan)
     return run
 

@@ -8,16 +8,11 @@ The mirror has the checkpoints that the run keeps; only what this run has copied
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
-from pathlib import Path
-from threading import Lock, Thread
 
 from bessemer import storage
-from bessemer.checkpoint.files import BLOCK_BYTES
 from bessemer.checkpoint.format import MANIFEST, load_manifest
 from bessemer.checkpoint.protocol import Damage, verify
 from bessemer.errors import BessemerError, InputError
@@ -33,12 +28,13 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )
+from bessemer.run_store import RunStore
+from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
 RUN_FILES = ("recipe.toml", "given.json", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
-FINISH_SECONDS = 600.0  # that the end of a run waits for copies
 
 
 def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
@@ -46,9 +42,9 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
 
     Raises InputError where the mirror cannot be listed or written: the run would start at step 0, or have no copies.
     """
-    if recipe.checkpoint.mirror is None or published(run.checkpoints):
+    mirror = Mirror.of(recipe, run)
+    if mirror is None or published(run.checkpoints):
         return None
-    mirror = Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
     try:
         mirror.steps()
         storage.require_writable(mirror.place)
@@ -66,26 +62,17 @@ def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, str] | None:
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
     """
     mirror = mirror_of_fresh(recipe, run)
-    if mirror is None or not (steps := mirror.steps()):
+    if mirror is None or (step := mirror.restore_newest()) is None:
         return None
-    step = mirror.restore(steps, warn)
-    if step is None:
-        raise InputError(
-            f"{mirror.place}: none of its {len(steps)} checkpoints is whole, and none is in {run.checkpoints}; put one back, "
-            "or name another folder"
-        )
     say(f"  no checkpoint in {run.checkpoints}: restored that of step {step}, and the run's logs, from {mirror.place}")
     return step, mirror.place
 
 
-UNREACHABLE = (BessemerError, OSError, ValueError)  # of a store; ValueError: pyarrow's ArrowInvalid
-
-
 def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
     """Fetch a checkpoint that is damaged here from the run's mirror. Returns whether it is whole now."""
-    if recipe.checkpoint.mirror is None:
+    mirror = Mirror.of(recipe, run)
+    if mirror is None:
         return False
-    mirror = Mirror(recipe.checkpoint.mirror, recipe.run.name, run)
     try:
         if step not in mirror.steps():
             return False
@@ -97,51 +84,32 @@ def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
     return True
 
 
-class Mirror:
+class Mirror(BackgroundCopy):
     """The mirror of a run. Use from one process."""
 
     def __init__(self, url: str, name: str, run: RunFolder) -> None:
         """url: checkpoint.mirror, an absolute folder, s3:// or gs://."""
-        self.place, self._run = f"{url.rstrip('/')}/{name}", run
-        self._thread: Thread | None = None
-        self._lock, self._has_more = Lock(), False
+        super().__init__(f"{url.rstrip('/')}/{name}", "this mirror of the checkpoints")
+        self._run, self._there = run, StoreFolder(self.place)
+        self.first: RunStore | None = None  # updated before it, so that no checkpoint there is newer than the journal
+
+    @classmethod
+    def of(cls, recipe: Recipe, run: RunFolder) -> Mirror | None:
+        """That of a run, with its store as `first` where they are in one place; None where the recipe names none."""
+        if recipe.checkpoint.mirror is None:
+            return None
+        mirror, store = cls(recipe.checkpoint.mirror, recipe.run.name, run), RunStore.of(recipe, run)
+        mirror.first = store if store is not None and store.place == mirror.place else None
+        return mirror
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are whole there, ascending. Raises BessemerError where it cannot be reached."""
         return sorted(step for step, files in self._listed().items() if MANIFEST in files)
 
-    def follow(self, on_failure: Callable[[str], None]) -> None:
-        """Copy what is published and remove what no longer is, in a thread. on_failure: called with a message."""
-
-        def work() -> None:
-            while True:
-                with self._lock:
-                    if not self._has_more:
-                        self._thread = None  # within the lock: who calls `follow` from now on starts another one
-                        return
-                    self._has_more = False
-                try:
-                    self.update()
-                except UNREACHABLE as error:
-                    on_failure(
-                        f"{self.place}: this mirror of the checkpoints is not up to date: {storage.redacted(error)}"
-                    )
-
-        with self._lock:
-            self._has_more = True
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = Thread(target=work, name="mirror", daemon=True)
-                self._thread.start()
-
-    def finish(self) -> bool:
-        """Wait for the copies, for some minutes. Returns whether they are done."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(FINISH_SECONDS)
-        return thread is None or not thread.is_alive()
-
     def update(self) -> None:
         """Make the mirror have what is published. Raises BessemerError, OSError."""
+        if self.first is not None:
+            self.first.update()
         there, own, here = self._listed(), self._copied(), published(self._run.checkpoints)
         if foreign := sorted(set(there) - own):
             raise BessemerError(f"it has a checkpoint of step {foreign[-1]} from another training; name another folder")
@@ -150,16 +118,16 @@ class Mirror:
         if new:
             for pattern in RUN_FILES:
                 for path in sorted(self._run.path.glob(pattern)):
-                    self._put(path, path.name)
+                    self._there.put(path, path.name)
         for step in reversed(new):
             folder = self._run.checkpoints / checkpoint_name(step)
             if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
                 self._remove(step, there[step])
             try:
                 for name, of in load_manifest(folder).files.items():
-                    if self._put(folder / name, f"{folder.name}/{name}") != of["sha256"]:
+                    if self._there.put(folder / name, f"{folder.name}/{name}") != of["sha256"]:
                         raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
-                self._put(folder / MANIFEST, f"{folder.name}/{MANIFEST}")
+                self._there.put(folder / MANIFEST, f"{folder.name}/{MANIFEST}")
             except (BessemerError, FileNotFoundError):
                 if folder.exists():  # else newer ones have taken its place meanwhile
                     raise
@@ -172,6 +140,18 @@ class Mirror:
             self._remove(step, there[step])
         self._note({*here, *kept})
 
+    def restore_newest(self) -> int | None:
+        """Fetch the newest checkpoint that verifies, as `restore`; None where there is none. Raises InputError where none of
+        those there is whole."""
+        if not (steps := self.steps()):
+            return None
+        if (step := self.restore(steps, warn)) is None:
+            raise InputError(
+                f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
+                "back, or name another folder"
+            )
+        return step
+
     def restore(self, steps: list[int], on_damage: Callable[[Damage], None]) -> int | None:
         """Fetch the newest of these checkpoints that verifies, and the run's files that are missing here. Returns its step."""
         for step in sorted(steps, reverse=True):
@@ -180,8 +160,9 @@ class Mirror:
             except UNREACHABLE as error:
                 on_damage(Damage(f"{self.place}: step {step}: {storage.redacted(error)}", "it is left out"))
                 continue
-            for name in self._run_files():
-                if not (self._run.path / name).exists() and (data := self._get(name)) is not None:
+            names = [name for name, size in self._there.entries().items() if size is not None]
+            for name in (name for name in names if any(fnmatch(name, pattern) for pattern in RUN_FILES)):
+                if not (self._run.path / name).exists() and (data := self._there.read(name)) is not None:
                     write_atomic(self._run.path / name, data)
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
             self._note({*steps})
@@ -195,9 +176,9 @@ class Mirror:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            self._get(f"{target.name}/{MANIFEST}", temporary / MANIFEST)
+            self._there.get(f"{target.name}/{MANIFEST}", temporary / MANIFEST)
             for name in load_manifest(temporary).files:
-                self._get(f"{target.name}/{name}", temporary / name)
+                self._there.get(f"{target.name}/{name}", temporary / name)
             verify(temporary)
             publish_folder(temporary, target)
         finally:
@@ -222,64 +203,18 @@ class Mirror:
             if folder.exists():
                 raise
             return False  # newer ones have taken its place meanwhile
-        return self._get(f"{folder.name}/{MANIFEST}") != manifest
-
-    def _files(self) -> list[tuple[str, str, int]]:
-        """Folder, name and size of each file."""
-        from pyarrow import fs
-
-        files, path = storage.open_filesystem(self.place)
-        try:
-            infos = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
-        except (OSError, ValueError) as error:
-            raise BessemerError(f"{self.place}: cannot be listed: {storage.redacted(error)}") from None
-        paths = ((str(info.path).split("/"), info.size) for info in infos if info.type == fs.FileType.File)
-        return [(path[-2], path[-1], size) for path, size in paths]
+        return self._there.read(f"{folder.name}/{MANIFEST}") != manifest
 
     def _listed(self) -> dict[int, dict[str, int]]:
         """Size of each file of the checkpoints, by step and name."""
         found: dict[int, dict[str, int]] = {}
-        for folder, name, size in self._files():
-            if folder.startswith("step-") and folder[5:].isdigit():
-                found.setdefault(int(folder[5:]), {})[name] = size
-        return found
-
-    def _run_files(self) -> list[str]:
-        """Names of the run's files there."""
-        home = self.place.rpartition("/")[2]
-        return [
-            name for folder, name, _ in self._files()
-            if folder == home and any(fnmatch(name, pattern) for pattern in RUN_FILES)
-        ]  # fmt: skip
-
-    def _put(self, source: Path, name: str) -> str:
-        """Copy a file there, and check its size. Returns the SHA-256 of what was copied."""
-        digest = hashlib.sha256()
-        storage.make_folder(f"{self.place}/{name}".rpartition("/")[0])
-        storage.put_file(source, f"{self.place}/{name}", digest.update)
-        return digest.hexdigest()
-
-    def _get(self, name: str, target: Path | None = None) -> bytes | None:
-        """Copy a file from there; without a target its content, None where it is not there."""
-        files, path = storage.open_filesystem(self.place)
-        try:
-            stream = files.open_input_stream(f"{path}/{name}")
-        except FileNotFoundError:
-            if target is None:
-                return None
-            raise
-        with stream:
-            if target is None:
-                return bytes(stream.read())
-            with open(target, "wb") as file:
-                while block := stream.read(BLOCK_BYTES):
-                    file.write(block)
-                file.flush()
-                os.fsync(file.fileno())
-        return None
+        for folder, size in self._there.entries().items():
+            if size is None and folder.startswith("step-") and folder[5:].isdigit():
+                files = self._there.entries(folder)
+                found[int(folder[5:])] = {name: size for name, size in files.items() if size is not None}
+        return {step: files for step, files in found.items() if files}
 
     def _remove(self, step: int, names: dict[str, int]) -> None:
-        files, path = storage.open_filesystem(self.place)
         for name in sorted(names, key=lambda name: name != MANIFEST):
-            files.delete_file(f"{path}/{checkpoint_name(step)}/{name}")
+            self._there.remove(f"{checkpoint_name(step)}/{name}")
         storage.remove_folder(f"{self.place}/{checkpoint_name(step)}")

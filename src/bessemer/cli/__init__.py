@@ -55,6 +55,7 @@ def run_command(arguments: Sequence[str]) -> int:
     interrupt.listen()
     try:
         with nullcontext() if args.command in ("chat", "watch") else working(args.command):
+            _refuse_urls(args)
             result = args.do(args)
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)
@@ -71,6 +72,17 @@ def run_command(arguments: Sequence[str]) -> int:
     except MemoryError:
         return _failed(args, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
     return int(getattr(args, "exit_code", 0))  # of a verdict that was printed
+
+
+def _refuse_urls(args: argparse.Namespace) -> None:
+    """Raise InputError for a run in a store where a folder or a recipe is to be given."""
+    for name in ("run", "recipe", "measured"):
+        given = getattr(args, name, None)
+        for place in given if isinstance(given, list) else [given]:
+            if isinstance(place, str) and place.startswith(("s3://", "gs://")):
+                raise InputError(
+                    f"{place}: a run in a store; bring it to this machine with `bessemer fetch {place}`, then give its folder"
+                )
 
 
 class _Parser(argparse.ArgumentParser):

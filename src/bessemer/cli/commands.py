@@ -210,6 +210,11 @@ COMMANDS = (
         option("--markdown", "write Markdown for a README instead, with its figures as SVG files", metavar="FILE"),
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
     )),
+    Command("fetch", "bring a run that is in a store (run.store) to a folder of this machine", inspection.fetch, (
+        option("url", "where it is, as s3://BUCKET/PATH/RUN", metavar="URL/RUN"),
+        option("folder", "a folder that does not exist (default: runs/RUN)", nargs="?"),
+        flag("--all", "all checkpoints, not the newest alone"),
+    )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
         *OF_RECIPE,
         option("--design", "ratio (default): a fixed number of tokens a parameter; isoflop: several sizes at each of several "

@@ -1,4 +1,5 @@
-"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
+"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys; `fetch`
+brings a run here."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> 
 
 def _folders(args: argparse.Namespace) -> list[RunFolder]:
     """The runs that `args.run` names, each once."""
-    folders = [runs.folder_of(place, args.overrides) for place in args.run]
+    folders = [runs.folder_of(place, args.overrides, args.command) for place in args.run]
     if len({run.path.resolve() for run in folders}) < len(folders):
         raise InputError(f"{args.command}: one run is given twice; name each once")
     return folders
@@ -175,6 +176,13 @@ def report(args: argparse.Namespace) -> Any:
         if len(places) == 1 and (compared := planned_against_measured(places[0])):
             print(compared)
     return {"report": written}
+
+
+def fetch(args: argparse.Namespace) -> Any:
+    """Bring a run from a store to a folder."""
+    from bessemer.fetch import fetch_run
+
+    return fetch_run(args.url, None if args.folder is None else Path(args.folder), args.all)
 
 
 def recipe(args: argparse.Namespace) -> Any:

@@ -24,7 +24,7 @@ def evaluate(args: argparse.Namespace) -> Any:
     if args.task:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
-    with session.run.writing():
+    with runs.writing(session, adds_to_it=True):
         scores = stages.evaluate(session, resolved, _average(args), args.forget)
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before

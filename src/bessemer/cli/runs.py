@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import InputError
-from bessemer.terminal import say
+from bessemer.errors import BessemerError, InputError
+from bessemer.terminal import say, warn
 
 if TYPE_CHECKING:
     import argparse
@@ -15,9 +18,17 @@ if TYPE_CHECKING:
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
+    from bessemer.run_store import RunStore
     from bessemer.stages import Session
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
+
+
+# Commands that fetch a run that is in a store (run.store) and not on this machine: those that go on with it, and need its newest
+# checkpoint; those of its model; those that only show it.
+CONTINUING = ("run", "demo", "corpus", "tokens", "train")
+OF_A_MODEL = ("evaluate", "export", "generate", "chat", "diagnose")
+LOOKING = ("report", "watch", "trace")
 
 
 def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
@@ -26,6 +37,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
     fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
     """
     from bessemer import derived
+    from bessemer.fetch import fetch_missing
     from bessemer.recipe import is_text, load
     from bessemer.run import RunFolder
     from bessemer.stages import Session
@@ -40,6 +52,9 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
         session.accept_changes = getattr(args, "accept_changes", False)
         return session
     recipe = followed(load(args.recipe, args.overrides))
+    if (command := getattr(args, "command", "")) in (*CONTINUING, *OF_A_MODEL, *LOOKING):
+        is_shown, count = command in LOOKING, getattr(args, "average", 1)
+        fetch_missing(recipe, RunFolder(recipe.run.folder), 0 if is_shown else count, goes_on=command in CONTINUING)
     folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
     if fill_derived and folder.derived.exists():
         recipe = derived.filled(recipe, folder)
@@ -94,7 +109,7 @@ def open_run(args: argparse.Namespace) -> Session:
     return Session(recipe, run, is_of_folder=True)
 
 
-def folder_of(place: str, overrides: list[str]) -> RunFolder:
+def folder_of(place: str, overrides: list[str], command: str) -> RunFolder:
     """The run folder to look at, whatever lies in it so far: a folder, or that of a recipe. Raises InputError."""
     from bessemer.recipe import is_text
     from bessemer.run import RunFolder
@@ -103,7 +118,7 @@ def folder_of(place: str, overrides: list[str]) -> RunFolder:
     if not path.is_dir():
         from argparse import Namespace
 
-        return open_run(Namespace(run=place, overrides=overrides)).run
+        return open_run(Namespace(run=place, overrides=overrides, command=command)).run
     run = RunFolder(path)
     if overrides:
         raise InputError(f"--set: {place} is a run folder, whose files are shown as they are; leave --set out")
@@ -126,12 +141,14 @@ def _nearby_runs(folder: Path) -> str:
 def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
     """A trained run, with its resolved recipe; overrides apply on top."""
     from bessemer.changed_recipe import require_unedited
+    from bessemer.fetch import fetch_checkpoints
     from bessemer.recipe import load
 
     session = open_run(args)
     if not session.run.recipe.exists():
         raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
     require_unedited(session.run)
+    fetch_checkpoints(session.recipe, session.run, getattr(args, "average", 1))
     return session, load(session.run.recipe, args.overrides)
 
 
@@ -144,6 +161,34 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
     store, restored = opened(resolved, session.run)
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
     return store, tokenizer, restored.trainer.model
+
+
+@contextmanager
+def writing(session: Session, adds_to_it: bool = False) -> Iterator[None]:
+    """Hold a run for one writer: its folder, and its copy in a store (`run.store`), which is brought up to date after each stage
+    and at the end. adds_to_it: the command adds results to a trained run, and does so without the copy where that is another
+    machine's. Raises BessemerError."""
+    with session.run.writing(), ExitStack() as copying:
+        from bessemer.run_store import RunStore
+
+        store = RunStore.of(session.recipe, session.run)
+        if store is not None and (not adds_to_it or _may_copy(store)):
+            copying.enter_context(store.writing())
+            session.on_stage = partial(store.follow, lambda message: warn(f"{message}; the next stage tries again"))
+        yield
+
+
+def _may_copy(store: RunStore) -> bool:
+    """Whether results that are added to a run go to its copy in a store; says why not."""
+    try:
+        store.require_free()
+        store.require_writable()
+        why = "" if store.knows(store.copy()) else f"{store.place}: has no copy of this folder"
+    except BessemerError as error:
+        why = str(error)
+    if why:
+        warn(f"{why}; what is made now stays in the run folder")
+    return not why
 
 
 def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:
@@ -165,8 +210,9 @@ def restart(args: argparse.Namespace, session: Session) -> None:
         mirror = Mirror(url, session.recipe.run.name, session.run)
         if steps := mirror.steps():
             raise InputError(
-                f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; name "
-                "another folder with --set checkpoint.mirror=URL, or remove them"
+                f"--restart: {mirror.place} has checkpoints of the earlier training, the newest of step {steps[-1]}; "
+                "give the new one a name of its own with --set run.name=NAME, name another folder with --set "
+                "checkpoint.mirror=URL, or remove them"
             )
     if args.restart and (place := set_aside(session.run)) is not None:
         say(f"what was trained before is in {place}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,7 +34,7 @@ def train(args: argparse.Namespace) -> Any:
     session.recipe.checkpoint.require_nodes(1)
     preflight.check(session.recipe, session.run, args.recipe)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
-    with session.run.writing():
+    with runs.writing(session):
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
     if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then
@@ -62,6 +63,7 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer import stages
     from bessemer.launch.member import MemberTask, run_member
+    from bessemer.run_store import RunStore
 
     def opened() -> tuple[Recipe, RunFolder]:
         if args.restart:
@@ -69,8 +71,11 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
         session = runs.open_recipe(args)
         return session.recipe, session.run
 
-    def prepare() -> None:
-        stages.prepare(runs.open_recipe(args))
+    def prepare(until_the_end: ExitStack) -> None:
+        session = runs.open_recipe(args)
+        if (store := RunStore.of(session.recipe, session.run)) is not None:
+            until_the_end.enter_context(store.writing())
+        stages.prepare(session)
 
     run_member(MemberTask(opened, prepare, args.profile, args.json))
 

@@ -40,7 +40,7 @@ from rich.markup import escape
 
 from bessemer import store_path
 from bessemer.corpus import owners
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError
 from bessemer.run import (
     STAGE_FILE,
     RunFolder,
@@ -54,7 +54,7 @@ from bessemer.run import (
     write_atomic,
     write_json,
 )
-from bessemer.storage import answering, asked, require_writable
+from bessemer.storage import answering, asked, require_writable, requiring_answer
 from bessemer.store_path import STORED_AT, StorePath
 from bessemer.terminal import counted, say, warn
 
@@ -211,7 +211,7 @@ def end_publishing(place: StorePath, inputs: str, written: dict[str, int]) -> di
 
 def _begin_stored(folder: StorePath) -> None:
     """Mark a work folder in a store as begun; what is left of one that was being removed goes first. Raises InputError."""
-    with _requiring_answer("corpus.work"):
+    with requiring_answer("corpus.work"):
         if not (folder / BEGUN).exists():
             store_path.remove_tree(folder)
             (folder / BEGUN).write_bytes(b"1")
@@ -221,18 +221,8 @@ def require_publishable(stage: Path, url: str) -> None:
     """Raise InputError where the large files of a stage could not be written at the end. url: `corpus.publish`,
     `tokens.publish`."""
     place = f"{url.rstrip('/')}/{stage.parent.absolute().name}"
-    with _requiring_answer(f"{stage.name}.publish"), answering(place):
+    with requiring_answer(f"{stage.name}.publish"), answering(place):
         asked(place, lambda: require_writable(place))
-
-
-@contextmanager
-def _requiring_answer(key: str) -> Iterator[None]:
-    """Raise InputError, with what to check, where a store that a key of the recipe names refuses."""
-    try:
-        yield
-    except BessemerError as error:
-        why = str(error).removeprefix("corpus: ")
-        raise InputError(f"{key}: {why}") from None
 
 
 def _remove_stored(stage: Path, inputs: str | None = None) -> list[str]:

@@ -216,7 +216,7 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
     made = planned.changed(
-        run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed},
+        run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed, "store": None},
         model=rung.size.model,
         train={
             "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,
@@ -224,7 +224,7 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
             "optimizer": {"learning_rate": rung.learning_rate},
         },
         parallel=Parallel(),
-        checkpoint={"every": max(steps // 4, 1), "keep": 1},
+        checkpoint={"every": max(steps // 4, 1), "keep": 1, "mirror": None},
         export={"hf": False},
     )  # fmt: skip
     return parse(dump(made), f"rung {rung.name}")

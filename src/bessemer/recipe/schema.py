@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -23,7 +22,7 @@ from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
-from bessemer.recipe.section import Positive, Section, Words, repeated
+from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, repeated
 from bessemer.recipe.tokens import TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import Train
 
@@ -34,6 +33,7 @@ class Run(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str = "runs"
     seed: int = Field(0, ge=0)
+    store: StoreOrFolder = None
 
     @property
     def folder(self) -> Path:
@@ -49,21 +49,7 @@ class Checkpoint(Section):
     asynchronous: bool | None = None
     memory_every: int = Field(0, ge=0)
     memory_replicas: int = Field(0, ge=0)
-    mirror: str | None = None
-
-    @field_validator("mirror")
-    @classmethod
-    def _is_a_place(cls, mirror: str | None) -> str | None:
-        if mirror is None:
-            return None
-        scheme, bucket = urlsplit(mirror).scheme, urlsplit(mirror).netloc
-        if "@" in bucket:
-            raise ValueError(
-                "leave credentials out of the URL; they are taken from the environment or the machine's role"
-            )
-        if not (bucket if scheme in ("s3", "gs") else Path(mirror).expanduser().is_absolute()):
-            raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
-        return mirror
+    mirror: StoreOrFolder = None
 
     def _complaints(self) -> Iterator[str]:
         if self.memory_replicas and not self.memory_every:
@@ -218,7 +204,7 @@ class Recipe(Section):
     def _complaints(self) -> Iterator[str]:
         yield from self._objective_fits()
         yield from self._sources_fit()
-        yield from self._mirror_is_elsewhere()
+        yield from self._copies_are_elsewhere()
         yield from self._tokens_fit()
         yield from self._batch_fits()
 
@@ -271,12 +257,13 @@ class Recipe(Section):
             if phase.from_ == "decay" and self.train.schedule.kind != "wsd":
                 yield f"{where} has no decay phase to begin with; set train.schedule.kind = wsd"
 
-    def _mirror_is_elsewhere(self) -> Iterator[str]:
-        mirror, folder = self.checkpoint.mirror, self.run.folder.absolute()
-        if mirror is not None and mirror.startswith(("/", "~")):
-            place = Path(mirror).expanduser() / self.run.name
-            if place == folder or folder in place.parents:
-                yield f"checkpoint.mirror = {mirror} would lie in the run's own folder, {folder}; name another disk"
+    def _copies_are_elsewhere(self) -> Iterator[str]:
+        folder = self.run.folder.absolute()
+        for key, url in (("run.store", self.run.store), ("checkpoint.mirror", self.checkpoint.mirror)):
+            if url is not None and url.startswith(("/", "~")):
+                place = Path(url).expanduser() / self.run.name
+                if place == folder or folder in place.parents:
+                    yield f"{key} = {url} would lie in the run's own folder, {folder}; name another disk"
 
     def _tokens_fit(self) -> Iterator[str]:
         if self.tokens.gate and self.train.objective != "causal":

@@ -35,7 +35,19 @@ def in_a_store(url: str | None) -> str | None:
     return url
 
 
+def store_or_folder(place: str | None) -> str | None:
+    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
+    if place is None or urlsplit(place).scheme in ("s3", "gs"):
+        return in_a_store(place)
+    if "@" in urlsplit(place).netloc:
+        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
+    if not Path(place).expanduser().is_absolute():
+        raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
+    return place
+
+
 StoreURL = Annotated[str | None, AfterValidator(in_a_store)]
+StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]
 DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
 )

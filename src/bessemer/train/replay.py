@@ -212,7 +212,13 @@ def _on_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
     train = recipe.train if precision is None else recipe.train.model_copy(update={"precision": precision})
     checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False, "mirror": None})
     return recipe.model_copy(
-        update={"train": train, "checkpoint": checkpoint, "parallel": Parallel(), "report": Report(tensorboard=False)}
+        update={
+            "train": train,
+            "checkpoint": checkpoint,
+            "parallel": Parallel(),
+            "report": Report(tensorboard=False),
+            "run": recipe.run.changed(store=None),
+        }
     )
 
 

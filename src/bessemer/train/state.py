@@ -30,6 +30,8 @@ from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.run_store import RunStore
+from bessemer.store_folder import BackgroundCopy
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import optimizer as optimizers
@@ -149,10 +151,8 @@ class Saver:
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
-        self._mirror: Mirror | None = None
-        if config.mirror is not None and trainer.mesh.is_main:
-            self._mirror = Mirror(config.mirror, recipe.run.name, run)
-            self._follow()  # checkpoints that a killed run had not copied
+        self._copies = _copies(recipe, run) if trainer.mesh.is_main else []
+        self._follow()  # checkpoints that a killed run had not copied
 
     def follow(self, recipe: Recipe) -> None:
         self._recipe, self._decay_start = recipe, _decay_start_step(recipe.train)
@@ -209,9 +209,9 @@ class Saver:
         self._follow()
 
     def _follow(self) -> None:
-        """Have the mirror copy what was published."""
-        if self._mirror is not None:
-            self._mirror.follow(self._report_mirror)
+        """Have the mirror copy what was published, and the store what else the run has written."""
+        for copy in self._copies:
+            copy.follow(self._report_mirror)
 
     def _report_mirror(self, message: str) -> None:
         warn(f"{message}; training goes on, the next checkpoint tries again")
@@ -262,8 +262,15 @@ class Saver:
             if self._async is not None:
                 self._async.__exit__(*error)
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
-        if self._mirror is not None and ends_well and not self._mirror.finish():
-            self._report_mirror(f"{self._mirror.place}: this mirror of the checkpoints still copies and is left behind")
+        for copy in self._copies if ends_well else ():
+            if not copy.finish():
+                self._report_mirror(f"{copy.place}: {copy.what} is still written and is left behind")
+
+
+def _copies(recipe: Recipe, run: RunFolder) -> list[BackgroundCopy]:
+    """The copies of a run elsewhere; one after the other where they are in one place."""
+    store, mirror = RunStore.of(recipe, run), Mirror.of(recipe, run)
+    return [copy for copy in (store, mirror) if copy is not None and not (mirror and mirror.first and copy is store)]
 
 
 def _decay_start_step(train: Train) -> int | None:
