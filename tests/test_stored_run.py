@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from bessemer import run_store
+from bessemer import run_store, storage
+from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import parse
 from bessemer.run import RunFolder, read_json, read_steps
 from bessemer.run_store import RunStore, run_files
 from bessemer.train.loop import StopSignal
+from tests.conftest import recipe_text, write_text
 from tests.corpus.object_store import Store
 from tests.newest import weights_hash
 from tests.test_stored_corpus import what_is_said
@@ -254,3 +259,129 @@ def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path) 
     assert four.report.exists() and four.evaluation.exists(), "what was added is there"
     assert not four.checkpoints.exists()
     assert losses(one) == losses(quiet)[: len(losses(one))] != losses(quiet)
+
+
+def test_what_cannot_go_on_is_refused(
+    command: Any, prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    shutil.copytree(prepared / "runs" / "small", tmp_path / "one" / "small")
+    for name in ("tokens", "train", "check"):
+        said = command(name, "one", 'run.store="s3://none/runs"', code=2)
+        assert "run.store: s3://none/runs/small: the object store failed" in said and "no such bucket" in said, said
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", 0.5)
+    for answer, says in (
+        (bucket.refuse, "check the credentials"),
+        (bucket.fail, "run the command again once it answers"),
+    ):
+        answer()
+        said = command("tokens", "two", STORE, code=2)  # a machine with the recipe alone
+        assert "run.store: s3://b/runs/small" in said and says in said and "a-secret" not in said
+        assert not (tmp_path / "two").exists(), "a refusal leaves no trace"
+        bucket.answer()
+    command("tokens", "one", STORE)
+    assert not list((bucket.folder / "b").rglob("owner.json"))
+    shutil.copytree(prepared / "runs" / "small", tmp_path / "three" / "small")
+    assert "another run of this name" in command("check", "three", STORE, code=2)
+    # What is there, and damaged, is not taken for whole.
+    kept = next(path for path in (bucket.folder / "b").rglob("*") if path.name.startswith("tokenizer.json."))
+    kept.write_bytes(kept.read_bytes()[:-1] + b" ")
+    assert f"{kept.name}: missing or damaged" in command("report", "four", STORE, code=2)
+    assert not (tmp_path / "four" / "small").exists()
+    kept.unlink()
+    command("tokens", "one", STORE)  # which copies it again
+    command("report", "four", STORE)
+    # A store that goes away meanwhile costs no result.
+    with monkeypatch.context() as patched:
+        patched.setattr(RunStore, "update", lambda self: bucket.fail() or self._there.entries())  # type: ignore[func-returns-value]
+        said = command("tokens", "one", STORE, "tokens.seed=5", code=1)
+    assert (
+        "run.store: s3://b/runs/small is not up to date: " in said and "the same command brings it up to date" in said
+    )
+    bucket.answer()
+    assert "unchanged" in command("tokens", "one", STORE, "tokens.seed=5")
+
+    def said_of(*arguments: str, code: int = 0) -> str:
+        return what_is_said(list(arguments), [], code, capsys)
+
+    with monkeypatch.context() as patched:
+        patched.chdir(tmp_path)
+        for arguments in (
+            ["report", "s3://b/runs/small"],
+            ["chat", "s3://b/runs/small"],
+            ["train", "s3://b/runs/small"],
+        ):
+            assert "bring it to this machine with `bessemer fetch s3://b/runs/small`" in said_of(*arguments, code=2)
+        assert "no run there" in run_fetch("s3://b/runs/other", 2, capsys)
+        assert "give s3://BUCKET/PATH/RUN" in run_fetch("s3://b", 2, capsys)
+
+
+def run_fetch(url: str, code: int, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    capsys.readouterr()
+    assert run_command(["fetch", url, *more]) == code
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [[], ["parallel.replicate=2"]])
+def test_a_whole_run_goes_from_machine_to_machine(
+    layout: list[str],
+    tmp_path: Path,
+    bucket: Store,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Built, trained, stopped, its machine lost; gone on with, killed, lost; finished; looked at where there are no sources."""
+    write_text(tmp_path / "text")
+    (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    def keys(machine: str, *more: str) -> list[str]:
+        sets = [f'run.dir="{tmp_path / machine}"', "train.steps=120", "checkpoint.every=20", *layout, *more]
+        return [part for one in sets for part in ("--set", one)]
+
+    def do(name: str, machine: str, *more: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run_command([name, str(tmp_path / "small.toml"), *keys(machine, *more)]) == code
+        said = capsys.readouterr()
+        return " ".join((said.out + said.err).split())
+
+    def ended_by(number: signal.Signals, machine: str, step: int) -> None:
+        line = [sys.executable, "-m", "bessemer", "run", str(tmp_path / "small.toml"), *keys(machine, STORE)]
+        process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 120
+        checkpoint = bucket.folder / "b" / "runs" / "small" / f"step-{step:08d}" / "manifest.json"
+        while not checkpoint.exists() and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        error = process.communicate(timeout=120)[1]
+        assert process.returncode == (75 if number == signal.SIGTERM else -number), error
+
+    quiet = RunFolder(tmp_path / "quiet" / "small")
+    do("run", "quiet")
+    ended_by(signal.SIGTERM, "one", 20)
+    built = read_json(tmp_path / "one" / "small" / "corpus" / "stage.json")
+    shutil.rmtree(tmp_path / "one")
+    ended_by(signal.SIGKILL, "two", 60)
+    assert read_json(tmp_path / "two" / "small" / "corpus" / "stage.json") == built
+    shutil.rmtree(tmp_path / "two")
+    said = do("run", "three", STORE)
+    assert "the checkpoint of step " in said and "corpus unchanged, skipped" in said and "tokens unchanged" in said, (
+        said
+    )
+    three = RunFolder(tmp_path / "three" / "small")
+    assert weights_hash(three.path) == weights_hash(quiet.path) and losses(three) == losses(quiet)
+    shutil.rmtree(tmp_path / "three")
+    shutil.rmtree(tmp_path / "text")
+    said = do("run", "four", STORE)
+    assert "going on with the corpus as it was built" in said and said.count("unchanged") >= 4
+    mine, url = str(tmp_path / "mine"), "s3://b/runs/small"
+    assert "and the checkpoint of step 120 fetched from s3://b/runs/small" in run_fetch(url, 0, capsys, mine, "--all")
+    assert len(list((tmp_path / "mine" / "checkpoints").glob("step-*"))) == 3
+    assert "nothing fetched" in run_fetch(url, 0, capsys, mine, "--all")
+    assert "has another run, or another state" in run_fetch(url, 2, capsys, str(quiet.path))
+    for name in (["evaluate", mine], ["report", mine], ["export", mine, f"{mine}-hf"], ["generate", mine, "The "]):
+        assert run_command([*name, *(["--max-tokens", "3"] if name[0] == "generate" else [])]) == 0
+    there = {path.name for path in (bucket.folder / "b" / "runs").iterdir()}
+    assert there == {"small"} and not (bucket.folder / "b" / "runs" / "small" / "owner.json").exists()
+    assert (bucket.folder / "b" / "others" / "object").read_bytes() == b"not mine"

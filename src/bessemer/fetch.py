@@ -13,6 +13,7 @@ from bessemer.recipe.section import store_or_folder
 from bessemer.run import STORE_LOCK, RunFolder, published, sync_folder
 from bessemer.run_store import RunStore, locked, run_files
 from bessemer.storage import patient, requiring_answer
+from bessemer.store_folder import StoreFolder
 from bessemer.terminal import counted, say, size
 
 
@@ -128,7 +129,10 @@ def _mirror_url(run: RunFolder, base: str) -> str:
 def _checkpoints(mirror_url: str, name: str, run: RunFolder, count: int | None) -> int | None:
     """Fetch those of the `count` newest checkpoints, None: all, that are not here. Returns the step of the newest that was
     fetched. None newer than one that is here is fetched: the folder's logs would not reach it."""
-    from bessemer.checkpoint.mirror import Mirror
+    there = StoreFolder(f"{mirror_url.rstrip('/')}/{name}")
+    if not any(entry.startswith("step-") for entry in there.entries()):
+        return None
+    from bessemer.checkpoint.mirror import Mirror  # loads torch, which a machine that builds a corpus need not have
 
     mirror, here = Mirror(mirror_url, name, run), published(run.checkpoints)
     newest = here[-1] if here else mirror.restore_newest()

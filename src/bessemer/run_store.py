@@ -170,9 +170,8 @@ class RunStore(BackgroundCopy):
             facts = {"run": record["run"], "host": socket.gethostname(), "time": time(), "files": files}
             data = json.dumps({**facts, "checksum": digest(facts)}, indent=1).encode()
             copy = hashlib.sha256(data).hexdigest()
-            self._write(
-                {**record, "copies": [*record["copies"], copy]}
-            )  # before it is there, so that a kill leaves it known
+            # Before it is there, so that a kill leaves it known.
+            self._write({**record, "copies": [*record["copies"], copy]})
             self._there.write(RUN, data)
             record["copies"] = [copy]
             named = {_object(name, row[1]) for name, row in files.items()}
@@ -249,14 +248,11 @@ class RunStore(BackgroundCopy):
 
     def _owner(self) -> dict[str, Any] | None:
         try:
-            found = json.loads(self._there.read(OWNER) or b"null")
-            return (
-                found
-                if isinstance(found, dict) and {"folder", "host", "process", "time", "boot"} <= found.keys()
-                else None
-            )
+            found = json.loads(self._there.read(OWNER) or b"{}")
         except ValueError:
             return None
+        is_whole = isinstance(found, dict) and {"folder", "host", "process", "time", "boot"} <= found.keys()
+        return found if is_whole else None
 
     def _other_owner(self) -> dict[str, Any] | None:
         """The owner, where it is another folder, on this machine or elsewhere, and has not been gone for long."""
@@ -267,17 +263,12 @@ class RunStore(BackgroundCopy):
         return None if is_here and not _is_running(owner["process"]) else owner
 
     def _sign(self) -> None:
-        owner = {
-            "folder": self._record()["folder"],
-            "host": socket.gethostname(),
-            "boot": _boot(),
-            "process": os.getpid(),
-        }
-        self._there.write(OWNER, json.dumps({**owner, "time": time()}).encode())
+        folder, here = self._record()["folder"], {"host": socket.gethostname(), "boot": _boot(), "process": os.getpid()}
+        self._there.write(OWNER, json.dumps({"folder": folder, **here, "time": time()}).encode())
 
     def _renew(self, stop: Event) -> None:
         while not stop.wait(RENEW_SECONDS):
-            with suppress(*UNREACHABLE):  # the next time it may answer
+            with suppress(KeyboardInterrupt, *UNREACHABLE):  # the next time it may answer
                 if (other := self._other_owner()) is not None:
                     warn(
                         f"{self.place}: {_named(other)} writes this run now, so it is no longer copied from here; {_ADVICE}"
@@ -296,13 +287,8 @@ class RunStore(BackgroundCopy):
         return self._fresh()
 
     def _fresh(self) -> dict[str, Any]:
-        return {
-            "place": self.place,
-            "folder": secrets.token_hex(8),
-            "run": secrets.token_hex(8),
-            "copies": [],
-            "files": {},
-        }
+        names = {"folder": secrets.token_hex(8), "run": secrets.token_hex(8)}
+        return {"place": self.place, **names, "copies": [], "files": {}}
 
     def _write(self, record: dict[str, Any]) -> None:
         write_json(self._run.path / STORE_RECORD, record)

@@ -53,7 +53,7 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
         return session
     recipe = followed(load(args.recipe, args.overrides))
     if (command := getattr(args, "command", "")) in (*CONTINUING, *OF_A_MODEL, *LOOKING):
-        is_shown, count = command in LOOKING, getattr(args, "average", 1)
+        is_shown, count = command in LOOKING, max(getattr(args, "average", 1), 1)
         fetch_missing(recipe, RunFolder(recipe.run.folder), 0 if is_shown else count, goes_on=command in CONTINUING)
     folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
     if fill_derived and folder.derived.exists():
@@ -180,15 +180,20 @@ def writing(session: Session, adds_to_it: bool = False) -> Iterator[None]:
 
 def _may_copy(store: RunStore) -> bool:
     """Whether results that are added to a run go to its copy in a store; says why not."""
+    from bessemer.storage import patient
+
     try:
+        with patient():
+            copy = store.copy()
+        if copy is None:
+            raise BessemerError(f"{store.place}: has no copy of this folder")
+        store.require_same(copy)
         store.require_free()
         store.require_writable()
-        why = "" if store.knows(store.copy()) else f"{store.place}: has no copy of this folder"
     except BessemerError as error:
-        why = str(error)
-    if why:
-        warn(f"{why}; what is made now stays in the run folder")
-    return not why
+        warn(f"{error}; what is made now stays in the run folder")
+        return False
+    return True
 
 
 def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:
