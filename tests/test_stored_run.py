@@ -26,6 +26,7 @@ from bessemer.train.loop import StopSignal
 from tests.conftest import recipe_text, write_text
 from tests.corpus.object_store import Store
 from tests.newest import weights_hash
+from tests.ports import free_port
 from tests.test_stored_corpus import what_is_said
 
 STORE = 'run.store="s3://b/runs"'
@@ -316,6 +317,18 @@ def test_what_cannot_go_on_is_refused(
         assert "give s3://BUCKET/PATH/RUN" in run_fetch("s3://b", 2, capsys)
 
 
+def test_tokens_that_are_read_from_disks_are_files_of_the_run(
+    command: Any, prepared: Path, tmp_path: Path, bucket: Store
+) -> None:
+    shutil.copytree(prepared / "runs" / "small", tmp_path / "one" / "small")
+    command("tokens", "one", STORE, 'tokens.packing="best-fit"')
+    said = command("tokens", "two", STORE, 'tokens.packing="best-fit"')
+    assert "tokens unchanged" in said and " is not on this machine" in said
+    one, two = (RunFolder(tmp_path / name / "small") for name in ("one", "two"))
+    assert contents(one.tokens) == contents(two.tokens)
+    assert {".bin", ".pack"} <= {path.suffix for path in two.tokens.iterdir()}
+
+
 def run_fetch(url: str, code: int, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     capsys.readouterr()
     assert run_command(["fetch", url, *more]) == code
@@ -385,3 +398,36 @@ def test_a_whole_run_goes_from_machine_to_machine(
     there = {path.name for path in (bucket.folder / "b" / "runs").iterdir()}
     assert there == {"small"} and not (bucket.folder / "b" / "runs" / "small" / "owner.json").exists()
     assert (bucket.folder / "b" / "others" / "object").read_bytes() == b"not mine"
+
+
+@pytest.mark.long
+def test_processes_of_a_launcher_fetch_it_once(prepared: Path, tmp_path: Path, bucket: Store) -> None:
+    """Two machines with the recipe alone, and a folder in common: one process fetches, both train, and the copy is up to date."""
+
+    def train(machine: str, *more: str) -> list[str]:
+        sets = [f'run.dir="{tmp_path / machine}"', STORE, "parallel.replicate=2", "checkpoint.every=6", *more]
+        line = ["train", str(prepared / "small.toml"), *(part for one in sets for part in ("--set", one))]
+        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bessemer", *line], stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **places, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        said = [process.communicate(timeout=150)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+        return said
+
+    shutil.copytree(prepared / "runs" / "small", tmp_path / "one" / "small")
+    train("one")
+    said = train("two", "train.steps=30", "train.schedule.kind=cosine")
+    assert "small is not on this machine" in said[0] and "and the checkpoint of step 24 fetched" in " ".join(
+        said[0].split()
+    )
+    two = RunFolder(tmp_path / "two" / "small")
+    assert len(losses(two)) == 30 and [row["what"] for row in read_steps(two.incidents)].count("restored") == 1
+    there = RunStore("s3://b/runs", "small", two)
+    copy = there.copy()
+    assert there.knows(copy) and copy is not None and there._there.read("owner.json") is None
+    assert copy["files"]["metrics.jsonl"][0] == two.metrics.stat().st_size
