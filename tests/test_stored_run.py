@@ -329,6 +329,17 @@ def test_tokens_that_are_read_from_disks_are_files_of_the_run(
     assert {".bin", ".pack"} <= {path.suffix for path in two.tokens.iterdir()}
 
 
+def test_what_is_refused_begins_no_copy(command: Any, prepared: Path, tmp_path: Path, bucket: Store) -> None:
+    shutil.copytree(prepared / "runs" / "small", tmp_path / "one" / "small")
+    command("train", "one", "train.steps=2")
+    assert "Give more steps" in command("train", "one", STORE, "train.steps=1", code=2)
+    assert not [path for path in (bucket.folder / "b" / "runs").rglob("*") if path.is_file()]
+    assert command("check", "five", STORE)
+    assert {path.name for path in (bucket.folder / "b" / "runs").iterdir()} == {"small"} and not (
+        tmp_path / "five"
+    ).exists()
+
+
 def run_fetch(url: str, code: int, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     capsys.readouterr()
     assert run_command(["fetch", url, *more]) == code

@@ -196,9 +196,10 @@ class RunStore(BackgroundCopy):
         thread.start()
         try:
             yield
-        except BaseException:
+        except BaseException as ended_by:
             try:
-                self._finish()
+                if self._record()["copies"] or not isinstance(ended_by, InputError):  # what is refused begins no copy
+                    self._finish()
             except UNREACHABLE as error:
                 warn(f"run.store: {self.place} is not up to date: {storage.redacted(error)}")
             raise
