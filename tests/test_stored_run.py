@@ -101,7 +101,7 @@ def test_it_is_copied_and_fetched(url: str, tmp_path: Path, bucket: Store, monke
     again.update()
     a_run(two.path, **{"evaluation.json": "{}"})
     again.update()
-    with pytest.raises(InputError, match=r"gone on elsewhere \(written by .*Move this folder away"):
+    with pytest.raises(InputError, match=r"gone on elsewhere \(written by .*Give the recipe in place"):
         store.update()
     with pytest.raises(InputError, match="another run of this name"):
         RunStore(url, "x", a_run(tmp_path / "three" / "x")).update()
@@ -248,9 +248,13 @@ def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path) 
     assert weights_hash(two.path) == weights_hash(quiet.path) and losses(two) == losses(quiet)
     assert two.corpus.is_dir() and [row["what"] for row in read_steps(two.incidents)] == ["restored"]
     # The first machine comes back: its folder is older now.
-    assert "the run has gone on elsewhere" in command("train", "one", STORE, code=2)
-    assert "restored" not in command("evaluate", "one", STORE)
-    assert "unchanged" in command("tokens", "two", STORE)
+    before = losses(one)
+    assert before == losses(quiet)[: len(before)] != losses(quiet)
+    assert "the run has gone on elsewhere" in command("evaluate", "one", STORE)
+    assert losses(one) == before
+    assert f"what was here is in {one.path}.older-1" in command("train", "one", STORE)
+    assert losses(one) == losses(two) and losses(RunFolder(tmp_path / "one" / "small.older-1")) == before
+    assert "unchanged" in command("tokens", "one", STORE)
     scored = command("evaluate", "three", STORE)
     assert "the checkpoint of step 24 fetched from s3://b/runs/small" in scored
     three = RunFolder(tmp_path / "three" / "small")
@@ -259,7 +263,6 @@ def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path) 
     four = RunFolder(tmp_path / "four" / "small")
     assert four.report.exists() and four.evaluation.exists(), "what was added is there"
     assert not four.checkpoints.exists()
-    assert losses(one) == losses(quiet)[: len(losses(one))] != losses(quiet)
 
 
 def test_what_cannot_go_on_is_refused(
@@ -327,6 +330,27 @@ def test_tokens_that_are_read_from_disks_are_files_of_the_run(
     one, two = (RunFolder(tmp_path / name / "small") for name in ("one", "two"))
     assert contents(one.tokens) == contents(two.tokens)
     assert {".bin", ".pack"} <= {path.suffix for path in two.tokens.iterdir()}
+
+
+def test_text_with_other_times_is_the_same_text(
+    tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text(tmp_path / "text")
+    (tmp_path / "small.toml").write_text(recipe_text(tmp_path))
+
+    def do(name: str) -> str:
+        return what_is_said([name, str(tmp_path / "small.toml")], [STORE], 0, capsys)
+
+    do("corpus")
+    do("tokens")
+    shutil.rmtree(tmp_path / "runs")
+    for path in (tmp_path / "text").rglob("*.*"):
+        os.utime(path, (1e9, 1e9))
+    assert "corpus unchanged" in do("corpus") and "tokens unchanged" in do("tokens")
+    (tmp_path / "text" / "prose" / "000.txt").write_text(
+        "Another text of some length, that was not there before.\n" * 9
+    )
+    assert "unchanged" not in do("corpus")
 
 
 def test_what_is_refused_begins_no_copy(command: Any, prepared: Path, tmp_path: Path, bucket: Store) -> None:
@@ -438,6 +462,10 @@ def test_processes_of_a_launcher_fetch_it_once(prepared: Path, tmp_path: Path, b
     )
     two = RunFolder(tmp_path / "two" / "small")
     assert len(losses(two)) == 30 and [row["what"] for row in read_steps(two.incidents)].count("restored") == 1
+    said = train("one", "train.steps=36", "train.schedule.kind=cosine")  # whose folder is older now
+    assert "what was here is in" in "".join(said) and (tmp_path / "one" / "small.older-1").is_dir(), said
+    assert len(losses(RunFolder(tmp_path / "one" / "small"))) == 36
+    two = RunFolder(tmp_path / "one" / "small")
     there = RunStore("s3://b/runs", "small", two)
     copy = there.copy()
     assert there.knows(copy) and copy is not None and there._there.read("owner.json") is None

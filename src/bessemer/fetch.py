@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ def fetch_missing(recipe: Recipe, run: RunFolder, num_checkpoints: int, goes_on:
     """Where this machine has nothing of a run that is in a store, fetch it, with its newest checkpoints. goes_on: the run is to
     go on, which another machine that writes it forbids. Raises InputError, BessemerError."""
     store = RunStore.of(recipe, run)
-    if store is None or run.has_begun:
+    if store is None:
+        return
+    if run.has_begun and goes_on:
+        _set_aside_older(store, run)
+    if run.has_begun:
         return
     if goes_on:
         store.require_free()
@@ -29,18 +34,37 @@ def fetch_missing(recipe: Recipe, run: RunFolder, num_checkpoints: int, goes_on:
         if (copy := store.copy()) is None:
             return
         step = _bring(recipe.run.store or "", recipe.run.name, run, copy, num_checkpoints, goes_on)
-    say(f"  {run.path} is not on this machine: {_brought(copy, step)} fetched from {store.place}")
+    older = sorted(run.path.parent.glob(f"{run.path.name}.older-*"))  # perhaps by another process of this training
+    why = f"has gone on elsewhere (what was here is in {older[-1]})" if older else "is not on this machine"
+    say(f"  {run.path} {why}: {_brought(copy, step)} fetched from {store.place}")
 
 
-def fetch_checkpoints(recipe: Recipe, run: RunFolder, count: int) -> None:
-    """Fetch those of a run's `count` newest checkpoints that are not here, where the run is in a store."""
-    if recipe.run.store is None or recipe.checkpoint.mirror is None or len(published(run.checkpoints)) >= count:
+def _set_aside_older(store: RunStore, run: RunFolder) -> None:
+    """Set a run folder aside where another machine has gone on from it, by way of the store. Raises BessemerError where one is
+    doing so."""
+    with requiring_answer("run.store"), patient():
+        copy = store.copy()
+    if not store.is_older_than(copy):
+        return
+    store.require_free()
+    with locked(lock := run.path.with_name(f".{run.path.name}.older")):
+        if store.is_older_than(copy):  # else another process of this training has done it
+            places = (run.path.with_name(f"{run.path.name}.older-{number}") for number in count(1))
+            place = next(place for place in places if not place.exists())
+            with run.writing():
+                os.rename(run.path, place)
+        lock.unlink(missing_ok=True)
+
+
+def fetch_checkpoints(recipe: Recipe, run: RunFolder, num_checkpoints: int) -> None:
+    """Fetch those of a run's `num_checkpoints` newest checkpoints that are not here, where the run is in a store."""
+    url, name = recipe.checkpoint.mirror, recipe.run.name
+    if recipe.run.store is None or url is None or len(published(run.checkpoints)) >= num_checkpoints:
         return
     with requiring_answer("checkpoint.mirror"), patient():
-        if (step := _checkpoints(recipe.checkpoint.mirror, recipe.run.name, run, count)) is not None:
-            say(
-                f"  the checkpoint of step {step:,} was fetched from {recipe.checkpoint.mirror.rstrip('/')}/{recipe.run.name}"
-            )
+        step = _checkpoints(url, name, run, num_checkpoints)
+    if step is not None:
+        say(f"  the checkpoint of step {step:,} was fetched from {url.rstrip('/')}/{name}")
 
 
 def fetch_run(url: str, folder: Path | None, has_all: bool) -> dict[str, Any]:
@@ -126,9 +150,9 @@ def _mirror_url(run: RunFolder, base: str) -> str:
     return (load(run.recipe).checkpoint.mirror if run.recipe.exists() else None) or base
 
 
-def _checkpoints(mirror_url: str, name: str, run: RunFolder, count: int | None) -> int | None:
-    """Fetch those of the `count` newest checkpoints, None: all, that are not here. Returns the step of the newest that was
-    fetched. None newer than one that is here is fetched: the folder's logs would not reach it."""
+def _checkpoints(mirror_url: str, name: str, run: RunFolder, num_checkpoints: int | None) -> int | None:
+    """Fetch those of the `num_checkpoints` newest checkpoints, None: all, that are not here. Returns the step of the newest that
+    was fetched. None newer than one that is here is fetched: the folder's logs would not reach it."""
     there = StoreFolder(f"{mirror_url.rstrip('/')}/{name}")
     if not any(entry.startswith("step-") for entry in there.entries()):
         return None
@@ -138,7 +162,7 @@ def _checkpoints(mirror_url: str, name: str, run: RunFolder, count: int | None) 
     newest = here[-1] if here else mirror.restore_newest()
     if newest is None:
         return None
-    wanted = [step for step in mirror.steps() if step <= newest][-count if count else 0 :]
+    wanted = [step for step in mirror.steps() if step <= newest][-num_checkpoints if num_checkpoints else 0 :]
     missing = [step for step in wanted if step not in published(run.checkpoints)]
     for step in missing:
         mirror.fetch(step)

@@ -21,7 +21,17 @@ from bessemer.corpus import owners
 from bessemer.corpus.work import note_replaced
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.run import STAGE_FILE, RunFolder, checkpoint_name, link, published, stage_facts, stage_is_current, staging
+from bessemer.run import (
+    STAGE_FILE,
+    STORE_RECORD,
+    RunFolder,
+    checkpoint_name,
+    link,
+    published,
+    stage_facts,
+    stage_is_current,
+    staging,
+)
 from bessemer.store_path import StorePath, is_published, published_folder
 from bessemer.terminal import counted, say, warn
 
@@ -117,10 +127,13 @@ def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[],
     """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
     checkpoints were trained on what is there, and it is of something else."""
     built = stage_facts(folder)
-    if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
+    is_stored = (
+        run.path / STORE_RECORD
+    ).exists()  # built perhaps on another machine, where the same files have other times
+    if built.get("inputs") == inputs or not folder.exists() or not (run.was_saved or is_stored):
         return _is_whole(folder, inputs)
     if not built or built.get("content") != content():
-        return None
+        return None if run.was_saved else False
     say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
     return _is_whole(folder, built["inputs"])
 

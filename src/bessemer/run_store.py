@@ -105,14 +105,14 @@ class RunStore(BackgroundCopy):
         if copy is None or self.knows(copy):
             return
         by = f"written by {copy['host']}, {duration(max(time() - copy['time'], 0.0))} ago"
-        if copy["run"] != self._record()["run"]:
+        if not self.is_older_than(copy):
             raise InputError(
                 f"{self.place}: has another run of this name than {self._run.path} ({by}). Give this run a name of its own with "
                 "--set run.name=NAME, or name another store; to have the run that is there, move the folder away"
             )
         raise InputError(
-            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. Move this folder away: the same "
-            "command then fetches the run as it is now"
+            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. Give the recipe in place of the "
+            "folder: the command then sets the folder aside and fetches the run as it is now"
         )
 
     def require_owner(self) -> None:
@@ -123,6 +123,10 @@ class RunStore(BackgroundCopy):
     def knows(self, copy: dict[str, Any] | None) -> bool:
         """Whether this folder has written a copy, or was fetched from it."""
         return copy is not None and copy["sha256"] in self._record()["copies"]
+
+    def is_older_than(self, copy: dict[str, Any] | None) -> bool:
+        """Whether a copy is of this run and not of this folder: another one has gone on with it."""
+        return copy is not None and copy["run"] == self._record()["run"] and not self.knows(copy)
 
     # --- Copying ------------------------------------------------------------------------------------------------------
 
