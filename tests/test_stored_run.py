@@ -295,6 +295,19 @@ def test_what_cannot_go_on_is_refused(
     kept.unlink()
     command("tokens", "one", STORE)  # which copies it again
     command("report", "four", STORE)
+    # Another machine is writing the run: it gives another sign of life.
+    place, owner = kept.parents[2] / "owner.json", {"folder": "x", "host": "other", "boot": "", "process": 7}
+
+    def signed(_: float) -> None:
+        place.write_text(json.dumps({**owner, "time": time.time()}))
+
+    signed(0)
+    monkeypatch.setattr(run_store, "sleep", signed)
+    for machine in ("one", "five"):
+        said = command("train", machine, STORE, code=1)
+        assert "process 7 of other (last heard of " in said and "is writing this run: two machines" in said, said
+    assert not (tmp_path / "five").exists() and json.loads(place.read_text())["process"] == 7
+    place.unlink()
     # A store that goes away meanwhile costs no result.
     with monkeypatch.context() as patched:
         patched.setattr(RunStore, "update", lambda self: bucket.fail() or self._there.entries())  # type: ignore[func-returns-value]
