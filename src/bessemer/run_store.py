@@ -218,7 +218,7 @@ class RunStore(BackgroundCopy):
                 ) from None
         finally:
             stop.set()
-            thread.join()
+            thread.join(RENEW_SECONDS)  # it may wait for the store
             with suppress(*UNREACHABLE):
                 if (owner := self._owner()) and owner["folder"] == self._record()["folder"]:
                     self._there.remove(OWNER)
