@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from bessemer.corpus import owners
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.section import store_or_folder
@@ -34,6 +35,8 @@ def fetch_missing(recipe: Recipe, run: RunFolder, num_checkpoints: int, goes_on:
         if (copy := store.copy()) is None:
             return
         step = _bring(recipe.run.store or "", recipe.run.name, run, copy, num_checkpoints, goes_on)
+        if goes_on:
+            owners.take_over(run.path)
     older = sorted(run.path.parent.glob(f"{run.path.name}.older-*"))  # perhaps by another process of this training
     why = f"has gone on elsewhere (what was here is in {older[-1]})" if older else "is not on this machine"
     say(f"  {run.path} {why}: {_brought(copy, step)} fetched from {store.place}")

@@ -336,7 +336,7 @@ def _is_running(process: int) -> bool:
 
 
 def _boot() -> str:
-    """Tells this start of this machine from others: only there the number of a process has a meaning."""
+    """The id of this start of this machine: only there the number of a process has a meaning."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

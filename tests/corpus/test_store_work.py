@@ -423,3 +423,12 @@ def test_a_file_of_which_a_part_arrived_is_reported(
     monkeypatch.setattr(storage, "open_filesystem", lambda place: (Short(), place.removeprefix("s3://")))
     with pytest.raises(BessemerError, match="s3://b/x: 0 bytes arrived of 5"):
         storage.put_file(tmp_path / "file", "s3://b/x")
+
+
+def test_a_run_that_was_fetched_keeps_what_it_published(tmp_path: Path) -> None:
+    first, second = (tmp_path / name / "x" / "corpus" for name in ("one", "two"))
+    place = owners.published_place(first, "0" * 64, "s3://b/corpora")
+    shutil.copytree(first.parent, second.parent)
+    assert owners.is_own(first, place) and not owners.is_own(second, place), "a copy may be anybody's"
+    owners.take_over(second.parent)
+    assert owners.is_own(second, place) and owners.published_place(second, "0" * 64, "s3://b/corpora") == place
