@@ -64,6 +64,14 @@ def test_an_answer_is_a_number_a_letter_or_a_text(tmp_path: Path, answer: Any, r
     assert item.right == right
 
 
+@pytest.mark.parametrize(("answer", "right"), [(" b", 1), ("b", 1), ("a", 0), (" a", 2), ("B", 1)])
+def test_white_space_is_part_of_a_choice_and_may_be_left_out_of_an_answer(
+    tmp_path: Path, answer: str, right: int
+) -> None:
+    (item,) = task(tmp_path, CHOICE, [{"q": "q", "a": answer, "c": ["a", " b", " a"]}]).items
+    assert item.right == right
+
+
 def test_a_number_as_text_is_one_where_it_says_so(tmp_path: Path) -> None:
     rows = [{"q": "2 - 1", "a": "1", "c": ["3", "4", "1"]}, {"q": "2 - 2", "a": "0", "c": ["0", "4"]}]
     by_number = task(tmp_path, CHOICE.replace('"a"\n', '"a | int"\n'), rows).items

@@ -73,11 +73,14 @@ def generate(args: argparse.Namespace) -> Any:
 
 def chat(args: argparse.Namespace) -> Any:
     from bessemer.evaluate.chat import Chat, Template
+    from bessemer.tokens.pretrained import chat_template
 
     sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)
     template = Template.choose(args.template, store.folder, tokenizer)
     conversation = Chat(model, tokenizer, template, sampling, args.system, store.ends)
+    if args.template is None and chat_template(store.folder) is None:
+        say("  this model was trained on no conversations: it goes on with text that looks like one (--template plain)")
     shown = not args.json
     interactive = shown and sys.stdin.isatty()
     if interactive:

@@ -309,9 +309,13 @@ class _Filler:
             place = int(text)
         letter = "ABCDEFGHIJKLMNOPQRSTUVWXYZ".find(text.upper()) if len(text) == 1 else -1
         by_letter = letter if 0 <= letter < len(choices) else None
-        if text in choices and (is_field or place is None or isinstance(answer, str)):
-            found, other = choices.index(text), by_letter if place is None else place
-            if other not in (None, found):
+        # White space around a choice is part of it; an answer without it means the one choice that is alike otherwise.
+        whole, bare = str(answer), [choice.strip() for choice in choices]
+        is_text = whole in choices or bare.count(text) == 1
+        if is_text and (is_field or place is None or isinstance(answer, str)):
+            found = choices.index(whole) if whole in choices else bare.index(text)
+            other = by_letter if place is None else place
+            if other not in (None, found) and not (whole != text and whole in choices):
                 key = self._file.answer
                 what, code = "number of a choice from 0", f"{key} | int"
                 if place is None:

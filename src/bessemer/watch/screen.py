@@ -8,6 +8,7 @@ from time import sleep
 
 import numpy as np
 
+from bessemer.report import compare
 from bessemer.report.curves import smooth, thin
 from bessemer.report.data import Column
 from bessemer.report.story import story
@@ -24,7 +25,7 @@ def follow(runs: Sequence[RunFolder]) -> None:
     """Show runs until none goes on, or until Ctrl-C; once where standard output is no terminal."""
     followers = [RunFollower(run) for run in runs]
     if not sys.stdout.isatty():
-        print("\n\n".join(screen(follower.watched()) for follower in followers))
+        print(_screens([follower.watched() for follower in followers]))
         return
     from rich.console import Console
     from rich.live import Live
@@ -33,7 +34,7 @@ def follow(runs: Sequence[RunFolder]) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as shown:
         while True:
             found = [follower.watched() for follower in followers]
-            shown.update(Text("\n\n".join(map(screen, found))), refresh=True)
+            shown.update(Text(_screens(found)), refresh=True)
             if not any(one.status.is_live for one in found):
                 return
             try:
@@ -42,9 +43,15 @@ def follow(runs: Sequence[RunFolder]) -> None:
                 return
 
 
-def screen(one: Watched) -> str:
+def _screens(found: Sequence[Watched]) -> str:
+    names = compare.names_of([one.data for one in found], [one.run.path for one in found])
+    return "\n\n".join(screen(one, name) for one, name in zip(found, names, strict=True))
+
+
+def screen(one: Watched, name: str | None = None) -> str:
+    """A run as text, under its own name or another one."""
     data, status = one.data, one.status
-    lines = [f"{one.name}  {status.sentence}"]
+    lines = [f"{name or one.name}  {status.sentence}"]
     if status.steps:
         done = round(status.share * 40)
         left = "" if status.seconds_left is None else f"  about {duration(status.seconds_left)} left"
