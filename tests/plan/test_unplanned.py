@@ -94,6 +94,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "checkpoint.asynchronous": ({}, "false"),
     "checkpoint.memory_replicas": ({"checkpoint.memory_every": "10"}, "1"),
     "checkpoint.mirror": ({}, '"/elsewhere"'),
+    "run.store": ({}, '"/elsewhere"'),
     "report.webhook": ({}, '"https://example.org/hook"'),
     "evaluate.tasks": ({}, '["arc:x"]'),
 }  # fmt: skip
