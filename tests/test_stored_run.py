@@ -18,7 +18,7 @@ import pytest
 
 from bessemer import run_store, storage
 from bessemer.cli import run_command
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import parse
 from bessemer.run import RunFolder, read_json, read_steps
 from bessemer.run_store import RunStore, run_files
@@ -101,7 +101,7 @@ def test_it_is_copied_and_fetched(url: str, tmp_path: Path, bucket: Store, monke
     again.update()
     a_run(two.path, **{"evaluation.json": "{}"})
     again.update()
-    with pytest.raises(InputError, match=r"gone on elsewhere \(written by .*Give the recipe in place"):
+    with pytest.raises(BessemerError, match="another machine has gone on with this run"):
         store.update()
     with pytest.raises(InputError, match="another run of this name"):
         RunStore(url, "x", a_run(tmp_path / "three" / "x")).update()
@@ -136,6 +136,30 @@ def test_a_copy_that_is_cut_short_leaves_the_one_before(
     (place / "run.json").write_text((place / "run.json").read_text().replace('"host"', '"hast"'))
     with pytest.raises(InputError, match=r"x/run\.json: damaged, so the copy"):
         store.copy()
+
+
+def test_what_made_nothing_makes_no_copy(url: str, tmp_path: Path, bucket: Store) -> None:
+    run = a_run(tmp_path / "one" / "x")
+    store, two = RunStore(url, "x", run), RunFolder(tmp_path / "two" / "x")
+    store.update()
+    before = store.copy()
+    assert before is not None
+    two.path.mkdir(parents=True)
+    other = RunStore(url, "x", two)
+    other.fetch(before)
+    a_run(two.path, **{"log.txt": "refused", "incidents.jsonl": "{}", "stages.json": "{}"})
+    other.update()
+    assert other.copy() == before and store.knows(other.copy()), "the first folder is not older now"
+
+    def is_taken_over() -> None:
+        with store.writing():
+            a_run(two.path, **{"evaluation.json": "{}"})
+            store._there.remove("owner.json")
+            other.update()
+            raise Stopped("stopped by SIGTERM; everything is saved")
+
+    with pytest.raises(Stopped, match="^stopped by SIGTERM; another machine has taken this run over"):
+        is_taken_over()
 
 
 def test_files_that_are_replaced_meanwhile_are_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +222,13 @@ def test_two_machines(url: str, tmp_path: Path, bucket: Store, monkeypatch: pyte
             one.follow(warned.append)
             one.finish()
 
-    with pytest.raises(BessemerError, match="is not up to date: .*process 7 of other"):
+    with pytest.raises(BessemerError, match="another machine has taken this run over: what was made here since"):
         is_taken_over()
     assert "process 7 of other" in warned[0] and "no longer copied from here" in warned[0]
-    assert "this copy of the run is not up to date" in warned[1]
+    assert "this copy of the run is not up to date" in warned[1] and one.is_taken_over
+    num_warned = len(warned)
+    one.follow(warned.append)
+    assert one.finish() and len(warned) == num_warned, "said once"
     assert json.loads(one._there.read("owner.json") or b"")["process"] == 7, "that of another stays"
 
 

@@ -25,11 +25,11 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from bessemer import interrupt, storage
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe
 from bessemer.run import STORE_LOCK, STORE_RECORD, RunFolder, read_json_again, write_json
-from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder
+from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder, TakenOver
 from bessemer.store_path import in_parallel
 from bessemer.terminal import duration, say, warn
 
@@ -40,6 +40,8 @@ _ADVICE = (
     "run.name=NAME"
 )
 SETTLE_TRIES = 5  # times that files which were replaced while they were copied are copied again
+# Files that alone make no copy worth another: where nothing else has changed, nothing was trained, made or scored
+UNWORTHY = {"log.txt", "stages.json", "incidents.jsonl", "report.html"}
 UNCOPIED = ("checkpoints", "corpus.work", "tokens.work")  # of a run folder; names that begin with a dot are temporary
 
 
@@ -111,14 +113,14 @@ class RunStore(BackgroundCopy):
                 "--set run.name=NAME, or name another store; to have the run that is there, move the folder away"
             )
         raise InputError(
-            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. Give the recipe in place of the "
-            "folder: the command then sets the folder aside and fetches the run as it is now"
+            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. The same command by its "
+            "recipe, not by the folder, sets the folder aside and fetches the run as it is now"
         )
 
     def require_owner(self) -> None:
         """Raise BessemerError where another machine, or another folder of this one, is writing the run."""
         if (owner := self._other_owner()) is not None:
-            raise BessemerError(f"{self.place}: {_named(owner)} is writing this run: {_ADVICE}")
+            raise TakenOver(f"{self.place}: {_named(owner)} is writing this run: {_ADVICE}")
 
     def knows(self, copy: dict[str, Any] | None) -> bool:
         """Whether this folder has written a copy, or was fetched from it."""
@@ -135,17 +137,32 @@ class RunStore(BackgroundCopy):
         with locked(self._run.path / STORE_LOCK):
             self.require_owner()
             there, record = self.copy(), self._record()
+            if self.is_older_than(there):
+                raise TakenOver(f"{self.place}: another machine has gone on with this run")
             self.require_same(there)
             for _ in range(SETTLE_TRIES):
-                files = run_files(self._run.path)
+                files, before = run_files(self._run.path), record["files"]
                 if files.keys() <= {self._run.log.name}:  # of a command that was refused
                     return
-                record["files"] = known = self._copied(files, record["files"])
+                known = self._copied({name: path for name, path in files.items() if name not in UNWORTHY}, before)
+                if there is not None and self.knows(there) and self._made_nothing(known, there["files"]):
+                    self._write({**record, "files": {**before, **known}})
+                    return
+                record["files"] = known = self._copied(files, {**before, **known})
                 if all(_is_settled(path, known[name]) for name, path in files.items() if name in known):
                     break
             else:
                 raise BessemerError("files of the run are replaced faster than they are copied")
             self._publish(record, there)
+
+    def _made_nothing(self, known: dict[str, list[Any]], there: dict[str, list[Any]]) -> bool:
+        """Whether a copy that is whole has all of these files, but for UNWORTHY ones."""
+        names = self._there.entries(FILES, is_recursive=True)
+        logs = [_object(name, row[1]) for name, row in there.items() if name in UNWORTHY]
+        rows = {name: row for name, row in there.items() if name not in UNWORTHY}
+        return rows == {name: [row[0], row[3]] for name, row in known.items()} and all(
+            log.partition("/")[2] in names for log in logs
+        )
 
     def _copied(self, files: dict[str, Path], known: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Copy the files that the store lacks. Returns size, time, inode and SHA-256 of each."""
@@ -206,11 +223,15 @@ class RunStore(BackgroundCopy):
                     self._finish()
             except UNREACHABLE as error:
                 warn(f"run.store: {self.place} is not up to date: {storage.redacted(error)}")
+                if isinstance(ended_by, Stopped) and isinstance(error, TakenOver):
+                    raise Stopped(f"{str(ended_by).partition(';')[0]}; {self._taken_over()}") from None
             raise
         else:
             try:
                 with storage.patient():
                     self._finish()
+            except TakenOver:
+                raise BessemerError(f"run.store: {self._taken_over()}") from None
             except UNREACHABLE as error:
                 why = storage.redacted(error)
                 raise BessemerError(
@@ -222,6 +243,12 @@ class RunStore(BackgroundCopy):
             with suppress(*UNREACHABLE):
                 if (owner := self._owner()) and owner["folder"] == self._record()["folder"]:
                     self._there.remove(OWNER)
+
+    def _taken_over(self) -> str:
+        return (
+            f"another machine has taken this run over: what was made here since then is in {self._run.path} alone, which the "
+            f"same command by its recipe sets aside to go on from {self.place}"
+        )
 
     def _finish(self) -> None:
         self.finish()

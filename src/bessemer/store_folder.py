@@ -21,8 +21,14 @@ UNREACHABLE = (BessemerError, OSError, ValueError)  # of a store; ValueError: py
 Result = TypeVar("Result")
 
 
+class TakenOver(BessemerError):
+    """Another machine writes what is copied, or has gone on from it: this one copies it no more."""
+
+
 class BackgroundCopy(ABC):
     """A copy that a thread brings up to date. Use from one process."""
+
+    is_taken_over = False
 
     def __init__(self, place: str, what: str) -> None:
         self.place, self.what = place, what
@@ -48,8 +54,11 @@ class BackgroundCopy(ABC):
                 except KeyboardInterrupt:  # a stop while it waited for the store: the end of the command copies
                     pass
                 except UNREACHABLE as error:
+                    self.is_taken_over |= isinstance(error, TakenOver)
                     on_failure(f"{self.place}: {self.what} is not up to date: {storage.redacted(error)}")
 
+        if self.is_taken_over:  # which was said once
+            return
         with self._lock:
             self._has_more = True
             if self._thread is None or not self._thread.is_alive():

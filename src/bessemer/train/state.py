@@ -214,7 +214,9 @@ class Saver:
             copy.follow(self._report_mirror)
 
     def _report_mirror(self, message: str) -> None:
-        warn(f"{message}; training goes on, the next checkpoint tries again")
+        is_over = any(copy.is_taken_over for copy in self._copies)
+        then = "what is trained here stays here alone" if is_over else "the next checkpoint tries again"
+        warn(f"{message}; training goes on, {then}")
         step = (published(self._run.checkpoints) or [0])[-1]
         record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
 
