@@ -72,6 +72,16 @@ def test_white_space_is_part_of_a_choice_and_may_be_left_out_of_an_answer(
     assert item.right == right
 
 
+def test_line_ends_of_a_text_are_those_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_bytes(b"a\r\nb\rc\n")
+    assert open_task("text:own.txt", tmp_path).items[0].continuations == ("a\nb\nc\n",)
+
+
+def test_half_a_character_is_refused_by_its_row(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"data\.jsonl, row 1: half of a character"):
+        task(tmp_path, CHOICE, [{"q": "\ud800", "a": 0, "c": ["a", "b"]}])
+
+
 def test_a_number_as_text_is_one_where_it_says_so(tmp_path: Path) -> None:
     rows = [{"q": "2 - 1", "a": "1", "c": ["3", "4", "1"]}, {"q": "2 - 2", "a": "0", "c": ["0", "4"]}]
     by_number = task(tmp_path, CHOICE.replace('"a"\n', '"a | int"\n'), rows).items

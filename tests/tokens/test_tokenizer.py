@@ -106,3 +106,9 @@ def test_a_pickled_tokenizer_is_the_same(prepared: Path) -> None:
         again = pickle.loads(pickle.dumps(one))
         assert again.encode("is <|endoftext|> text? yes") == ids and one.end_of_text not in ids
         assert (again.way, again.sha256, again.special) == (one.way, one.sha256, one.special)
+
+
+def test_what_is_no_text_is_refused(tokenizer: Tokenizer) -> None:
+    for encode in (tokenizer.encode, tokenizer.encode_marked):
+        with pytest.raises(InputError, match=r"what follows 'caf' is no character; is the input UTF-8\?"):
+            encode("caf\udce9")

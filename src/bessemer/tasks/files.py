@@ -217,6 +217,11 @@ def _items(
         if not all(text.strip() for text in item.continuations):
             what = "an empty text" if file.kind == "text" else "an empty answer"
             raise InputError(f"task {file.name}: {place}, row {number}: {what}, of which there is nothing to score")
+        try:
+            "".join((item.context, *item.continuations, *item.answers)).encode()
+        except UnicodeEncodeError:
+            why = "half of a character (a lone surrogate), which no text has"
+            raise InputError(f"task {file.name}: {place}, row {number}: {why}") from None
         before = f"{file.description}{''.join(f'{text}{file.separator}' for text in own)}"
         yield Item(before + item.context, item.continuations, item.right, item.answers)
 
@@ -258,7 +263,8 @@ class _Filler:
     def item(self, number: int, row: dict[str, Any]) -> Item:
         file = self._file
         if file.kind == "text":
-            return Item("", (self._text("text", file.text, number, row),))
+            text = self._text("text", file.text, number, row)
+            return Item("", (text.replace("\r\n", "\n").replace("\r", "\n"),))  # as the corpus has it
         context = self._text("prompt", file.prompt, number, row)
         if file.kind == "cloze":
             return Item(context, (file.joiner + self._text("target", file.target, number, row),))

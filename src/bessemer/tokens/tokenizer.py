@@ -162,7 +162,8 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; text that looks like a special token is text."""
+        """Ids of a text; text that looks like a special token is text. Raises InputError for what is no Unicode text."""
+        _require_text(text)
         return [int(token) for token in self._encode([text])[0]]
 
     def encode_marked(self, text: str) -> list[int]:
@@ -171,6 +172,7 @@ class Tokenizer:
 
     def encode_with_places(self, text: str) -> Encoding:
         """The same with the places of the tokens in the text."""
+        _require_text(text)
         return self._inner.encode(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -290,3 +292,12 @@ def _tiktoken_of(description: dict[str, Any], shape: PreTokenization) -> tiktoke
         return tiktoken.Encoding("bessemer", pat_str=shape.regex, mergeable_ranks=ranks, special_tokens=special)
     except ValueError:  # a regular expression that only the tokenizer.json's engine knows
         return None
+
+
+def _require_text(text: str) -> None:
+    """Raise InputError for halves of characters, which input that is not UTF-8 becomes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(error.start - 20, 0) : error.start]
+        raise InputError(f"what follows {before!r} is no character; is the input UTF-8?") from None
