@@ -192,4 +192,7 @@ def test_a_cut_log_of_times_is_noted(make_run: Callable[..., RunFolder]) -> None
     run.times.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'at': 12.0})}\n")
     assert not any("time.jsonl" in note for note in data.read(run).notes)
     run.times.write_bytes(run.times.read_bytes()[:-20])
-    assert any("time.jsonl is damaged or was cut" in note for note in data.read(run).notes)
+    run.incidents.write_text('{"kind": "rollback", "st\n{"step": 5, "what": "spike"}\n')
+    notes = data.read(run).notes
+    assert any("time.jsonl is damaged or was cut" in note for note in notes)
+    assert any("incidents.jsonl is damaged or was cut" in note for note in notes)

@@ -273,11 +273,12 @@ class RunReader:
                 "are left out, as the folder was not copied whole, or lost lines."
             )
             found["evaluation"] = {}
-        if not is_growing and run.times.exists() and _is_damaged(run.times):
-            self._notes.append(
-                "time.jsonl is damaged or was cut: where the time went is by the lines that are left, and counts what they lack "
-                "as steps."
-            )
+        for path, what in (
+            (run.times, "where the time went is by the lines that are left, and counts what they lack as steps"),
+            (run.incidents, "incidents of damaged lines are left out"),
+        ):
+            if not is_growing and path.exists() and _is_damaged(path):
+                self._notes.append(f"{path.name} is damaged or was cut: {what}.")
         if trained and (lost := missing_lines(trained, int(trained[-1]))):
             self._notes.append(f"In metrics.jsonl {lost}: curves, times and scores are of the others.")
         logged = (int(trained[-1]), self._metrics.last_time) if trained else None
