@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bessemer import run_store, storage
+from bessemer import fetch, run_store, storage
 from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import parse
@@ -150,6 +150,20 @@ def test_what_made_nothing_makes_no_copy(url: str, tmp_path: Path, bucket: Store
     a_run(two.path, **{"log.txt": "refused", "incidents.jsonl": "{}", "stages.json": "{}"})
     other.update()
     assert other.copy() == before and store.knows(other.copy()), "the first folder is not older now"
+    a_run(run.path, **{"evaluation.json": "1", "metrics.jsonl": "1\n2\n"})
+    store.update()
+    a_run(run.path, **{"report.html": "made last", "metrics.jsonl": "1\n2\n"})
+    store.update()
+    assert "report.html" in (store.copy() or {})["files"], "of a command that made something all is copied"
+    a_run(two.path, **{"log.txt": "again"})
+    fetched = RunFolder(tmp_path / "three" / "x")
+    fetched.path.mkdir(parents=True)
+    fetch._fetch_settled(RunStore(url, "x", fetched), fetched, before)
+    assert contents(fetched.path) == contents(run.path), "the copy of before was replaced meanwhile"
+    other = RunStore(url, "x", two)
+    shutil.rmtree(two.path)
+    two.path.mkdir()
+    other.fetch(store.copy() or {})
 
     def is_taken_over() -> None:
         with store.writing():

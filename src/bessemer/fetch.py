@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bessemer.corpus import owners
-from bessemer.errors import InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.section import store_or_folder
 from bessemer.run import STORE_LOCK, RunFolder, published, sync_folder
-from bessemer.run_store import RunStore, locked, run_files
+from bessemer.run_store import SETTLE_TRIES, RunStore, locked, run_files
 from bessemer.storage import patient, requiring_answer
 from bessemer.store_folder import StoreFolder
 from bessemer.terminal import counted, say, size
@@ -129,11 +129,8 @@ def _bring(
         if run.has_begun:  # another process has fetched it meanwhile
             shutil.rmtree(part.path, ignore_errors=True)
             return next(reversed(published(run.checkpoints)), None)
-        for file, path in run_files(part.path).items():
-            if file not in copy["files"]:  # by a fetch of another copy that was killed
-                path.unlink()
         store = RunStore(base, name, part)
-        store.fetch(copy)
+        _fetch_settled(store, part, copy)
         step = None
         if num_checkpoints != 0:
             step = _checkpoints(_mirror_url(part, base), name, part, num_checkpoints)
@@ -146,6 +143,22 @@ def _bring(
         os.rename(part.path, run.path)
         sync_folder(run.path.absolute().parent)
     return step
+
+
+def _fetch_settled(store: RunStore, part: RunFolder, copy: dict[str, Any]) -> None:
+    """Fetch a copy, or the one that took its place meanwhile: of a run that trains files are replaced."""
+    for tries in count(1):
+        for file, path in run_files(part.path).items():
+            if file not in copy["files"]:  # by a fetch of another copy
+                path.unlink()
+        try:
+            store.fetch(copy)
+            return
+        except BessemerError:
+            newer = store.copy()
+            if newer is None or newer["sha256"] == copy["sha256"] or tries == SETTLE_TRIES:
+                raise
+            copy = newer
 
 
 def _mirror_url(run: RunFolder, base: str) -> str:

@@ -52,6 +52,7 @@ class RunStore(BackgroundCopy):
         """url: run.store, an absolute folder, s3:// or gs://."""
         super().__init__(f"{url.rstrip('/')}/{name}", "this copy of the run")
         self._run, self._there = run, StoreFolder(self.place)
+        self._has_published = False  # from now on all changes are worth a copy: those of a command that made something
 
     @classmethod
     def of(cls, recipe: Recipe, run: RunFolder) -> RunStore | None:
@@ -113,8 +114,8 @@ class RunStore(BackgroundCopy):
                 "--set run.name=NAME, or name another store; to have the run that is there, move the folder away"
             )
         raise InputError(
-            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. The same command by its "
-            "recipe, not by the folder, sets the folder aside and fetches the run as it is now"
+            f"{self.place}: the run has gone on elsewhere ({by}), and {self._run.path} is older. `bessemer train RECIPE` "
+            "sets the folder aside and fetches the run as it is now"
         )
 
     def require_owner(self) -> None:
@@ -145,7 +146,8 @@ class RunStore(BackgroundCopy):
                 if files.keys() <= {self._run.log.name}:  # of a command that was refused
                     return
                 known = self._copied({name: path for name, path in files.items() if name not in UNWORTHY}, before)
-                if there is not None and self.knows(there) and self._made_nothing(known, there["files"]):
+                is_known = there is not None and not self._has_published and self.knows(there)
+                if there is not None and is_known and self._made_nothing(known, there["files"]):
                     self._write({**record, "files": {**before, **known}})
                     return
                 record["files"] = known = self._copied(files, {**before, **known})
@@ -194,6 +196,7 @@ class RunStore(BackgroundCopy):
             # Before it is there, so that a kill leaves it known.
             self._write({**record, "copies": [*record["copies"], copy]})
             self._there.write(RUN, data)
+            self._has_published = True
             record["copies"] = [copy]
             named = {_object(name, row[1]) for name, row in files.items()}
             for name in self._there.entries(FILES, is_recursive=True):

@@ -21,6 +21,7 @@ from bessemer.guard.journal import Journal
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import load, parse
 from bessemer.run import RunFolder, read_json_lines
+from bessemer.store_folder import StoreFolder
 from bessemer.train.measure import RunTiming
 from bessemer.train.session import run_checkpoint
 from tests.corpus.object_store import Store, store
@@ -127,6 +128,30 @@ def test_a_checkpoint_removed_while_the_mirror_looks_is_no_failure(
     assert listed == [10, 20]
     mirror.update()
     assert mirror.steps() == [30]
+
+
+def test_a_checkpoint_that_newer_ones_replace_while_it_is_copied_is_still_of_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    mirror, put = Mirror(str(tmp_path / "m"), "name", run), StoreFolder.put
+    saved(run, 10)
+
+    def and_train(self: StoreFolder, source: Path, name: str, *more: int) -> str:
+        done = put(self, source, name, *more)
+        if name.endswith("manifest.json") and "00000010" in name:
+            saved(run, 20)
+            saved(run, 30)
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreFolder, "put", and_train)
+        mirror.update()
+    assert mirror.steps() == [10] and not (run.checkpoints / "step-00000010").exists()
+    mirror.update()
+    saved(run, 40)
+    mirror.update()
+    assert mirror.steps() == [30, 40]
 
 
 def test_what_is_published_as_the_copying_ends_is_copied_too(tmp_path: Path) -> None:

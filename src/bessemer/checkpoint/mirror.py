@@ -138,7 +138,9 @@ class Mirror(BackgroundCopy):
         kept = set(older[2 * len(new) :])
         for step in sorted(set(there) - set(here) - kept):
             self._remove(step, there[step])
-        self._note({*here, *kept})
+        self._note(
+            {*here, *kept, *new}
+        )  # newer ones may have taken the place of a new one meanwhile: it is there, and goes later
 
     def restore_newest(self) -> int | None:
         """Fetch the newest checkpoint that verifies, as `restore`; None where there is none. Raises InputError where none of
