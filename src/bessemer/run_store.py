@@ -41,7 +41,7 @@ _ADVICE = (
 )
 SETTLE_TRIES = 5  # times that files which were replaced while they were copied are copied again
 # Files that alone make no copy worth another: where nothing else has changed, nothing was trained, made or scored
-UNWORTHY = {"log.txt", "stages.json", "incidents.jsonl", "report.html"}
+NO_RESULTS = {"log.txt", "stages.json", "incidents.jsonl", "report.html"}
 UNCOPIED = ("checkpoints", "corpus.work", "tokens.work")  # of a run folder; names that begin with a dot are temporary
 
 
@@ -145,7 +145,7 @@ class RunStore(BackgroundCopy):
                 files, before = run_files(self._run.path), record["files"]
                 if files.keys() <= {self._run.log.name}:  # of a command that was refused
                     return
-                known = self._copied({name: path for name, path in files.items() if name not in UNWORTHY}, before)
+                known = self._copied({name: path for name, path in files.items() if name not in NO_RESULTS}, before)
                 is_known = there is not None and not self._has_published and self.knows(there)
                 if there is not None and is_known and self._made_nothing(known, there["files"]):
                     self._write({**record, "files": {**before, **known}})
@@ -158,10 +158,10 @@ class RunStore(BackgroundCopy):
             self._publish(record, there)
 
     def _made_nothing(self, known: dict[str, list[Any]], there: dict[str, list[Any]]) -> bool:
-        """Whether a copy that is whole has all of these files, but for UNWORTHY ones."""
+        """Whether a copy that is whole has all of these files, but for NO_RESULTS ones."""
         names = self._there.entries(FILES, is_recursive=True)
-        logs = [_object(name, row[1]) for name, row in there.items() if name in UNWORTHY]
-        rows = {name: row for name, row in there.items() if name not in UNWORTHY}
+        logs = [_object(name, row[1]) for name, row in there.items() if name in NO_RESULTS]
+        rows = {name: row for name, row in there.items() if name not in NO_RESULTS}
         return rows == {name: [row[0], row[3]] for name, row in known.items()} and all(
             log.partition("/")[2] in names for log in logs
         )
