@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from bessemer import fetch, run_store, storage
+from bessemer.checkpoint.mirror import Mirror
 from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError, Stopped
 from bessemer.recipe import parse
 from bessemer.run import RunFolder, read_json, read_steps
 from bessemer.run_store import RunStore, run_files
+from bessemer.store_folder import StoreFolder, TakenOver
 from bessemer.train.loop import StopSignal
+from tests.checkpoint.test_mirror import saved
 from tests.conftest import recipe_text, write_text
 from tests.corpus.object_store import Store
 from tests.newest import weights_hash
@@ -246,6 +249,72 @@ def test_two_machines(url: str, tmp_path: Path, bucket: Store, monkeypatch: pyte
     assert json.loads(one._there.read("owner.json") or b"")["process"] == 7, "that of another stays"
 
 
+def test_a_machine_that_was_suspended_writes_nothing_more(
+    url: str, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_store, "LEASE_SECONDS", 0.2)
+    here, there = a_run(tmp_path / "one" / "x"), RunFolder(tmp_path / "two" / "x")
+    one, two = Mirror(url, "x", here), Mirror(url, "x", there)
+    one.first, two.first = RunStore(url, "x", here), RunStore(url, "x", there)
+    put = StoreFolder.put
+
+    def takes_over() -> None:
+        copy = two.first.copy() if two.first else None
+        assert two.first is not None and copy is not None
+        there.path.mkdir(parents=True)
+        two.first.fetch(copy)
+        assert two.restore_newest() == 20
+        saved(there, 30)
+        (there.path / "metrics.jsonl").write_text("1\n2\n")
+        with two.first.writing():
+            two.update()
+
+    def suspended(self: StoreFolder, source: Path, name: str, max_bytes: int | None = None) -> str:
+        result = put(self, source, name, max_bytes)
+        if self is one._there and name.startswith("step-00000040/") and not there.path.exists():
+            takes_over()
+        return result
+
+    monkeypatch.setattr(StoreFolder, "put", suspended)
+
+    def is_taken_over(store: RunStore) -> None:
+        with store.writing():
+            saved(here, 10)
+            saved(here, 20)
+            one.update()
+            (here.path / "metrics.jsonl").write_text("1\n3\n")
+            saved(here, 40)
+            with pytest.raises(TakenOver):
+                one.update()
+
+    with pytest.raises(BessemerError, match="another machine has taken this run over"):
+        is_taken_over(one.first)
+    assert two.steps() == [20, 30], "the manifest of step 40 is not there"
+
+    def finishes_its_copy(step: str) -> None:
+        for file in sorted((here.checkpoints / "step-00000040").iterdir()):
+            put(one._there, file, f"{step}/{file.name}")
+
+    # Had it been faster by a moment, its checkpoint would be there as a whole.
+    finishes_its_copy("step-00000040")
+    one._there.write("step-00000040/of-run.json", two._there.read("step-00000030/of-run.json") or b"")
+    assert two.steps() == [20, 30, 40]
+    saved(there, 50)
+    two.update()
+    assert two.steps() == [30, 50] and 40 not in two._listed()
+    finishes_its_copy("step-00000060")  # of another training, as far as one can know: it stays
+    with pytest.raises(BessemerError, match="step 60 from another training"):
+        two.update()
+
+
+def test_a_damaged_list_of_files_is_named(url: str, tmp_path: Path, bucket: Store) -> None:
+    store = RunStore(url, "x", a_run(tmp_path / "x"))
+    for text in ("[]", "[1]", "3", "null", "{}", '{"checksum": 1'):
+        store._there.write("run.json", text.encode())
+        with pytest.raises(InputError, match=r"run.json: damaged"):
+            store.copy()
+
+
 @pytest.fixture
 def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command on the small recipe with its store, in a folder of runs; returns what it said."""
@@ -276,7 +345,7 @@ def losses(run: RunFolder) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_steps(run.metrics) if row["kind"] == "train"]
 
 
-def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path) -> None:
+def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path, bucket: Store) -> None:
     for name in ("quiet", "one"):
         shutil.copytree(prepared / "runs" / "small", tmp_path / name / "small")
     command("train", "quiet")
@@ -304,6 +373,15 @@ def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path) 
     four = RunFolder(tmp_path / "four" / "small")
     assert four.report.exists() and four.evaluation.exists(), "what was added is there"
     assert not four.checkpoints.exists()
+    # What the store has lost is there again at the end of the next command, or that is an error.
+    (place,) = bucket.folder.glob("**/small/step-00000024")
+    shutil.rmtree(place)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Mirror, "update", lambda self: (_ for _ in ()).throw(BessemerError("it is full")))
+        said = command("train", "one", STORE, code=1)
+    assert "does not have all checkpoints: it is full; the same command copies them" in said and not place.exists()
+    command("train", "one", STORE)
+    assert place.exists()
 
 
 def test_what_cannot_go_on_is_refused(

@@ -68,9 +68,11 @@ class RunStore(BackgroundCopy):
             return None
         try:
             found = json.loads(data)
-            if found.pop("checksum") != digest(found) or any(".." in Path(name).parts for name in found["files"]):
+            if not isinstance(found, dict) or found.pop("checksum") != digest(found):
                 raise ValueError
-        except (ValueError, AttributeError, KeyError):
+            if any(".." in Path(name).parts for name in found["files"]):
+                raise ValueError
+        except (ValueError, KeyError):
             raise InputError(
                 f"{self.place}/{RUN}: damaged, so the copy of the run is not known to be whole; on the machine that has the run "
                 "folder remove that object, and the same command writes the copy again"
@@ -123,6 +125,17 @@ class RunStore(BackgroundCopy):
         if (owner := self._other_owner()) is not None:
             raise TakenOver(f"{self.place}: {_named(owner)} is writing this run: {_ADVICE}")
 
+    def require_current(self) -> None:
+        """Raise TakenOver where another machine is writing the run, or has gone on with it."""
+        self.require_owner()
+        if self.is_older_than(self.copy()):
+            raise TakenOver(f"{self.place}: another machine has gone on with this run")
+
+    @property
+    def run_id(self) -> str:
+        """What all folders of one run, on any machine, have in common."""
+        return str(self._record()["run"])
+
     def knows(self, copy: dict[str, Any] | None) -> bool:
         """Whether this folder has written a copy, or was fetched from it."""
         return copy is not None and copy["sha256"] in self._record()["copies"]
@@ -136,10 +149,8 @@ class RunStore(BackgroundCopy):
     def update(self) -> None:
         """Make the store have the run's files as they are now."""
         with locked(self._run.path / STORE_LOCK):
-            self.require_owner()
+            self.require_current()
             there, record = self.copy(), self._record()
-            if self.is_older_than(there):
-                raise TakenOver(f"{self.place}: another machine has gone on with this run")
             self.require_same(there)
             for _ in range(SETTLE_TRIES):
                 files, before = run_files(self._run.path), record["files"]
@@ -195,6 +206,7 @@ class RunStore(BackgroundCopy):
             copy = hashlib.sha256(data).hexdigest()
             # Before it is there, so that a kill leaves it known.
             self._write({**record, "copies": [*record["copies"], copy]})
+            self.require_current()  # this machine may have been suspended since
             self._there.write(RUN, data)
             self._has_published = True
             record["copies"] = [copy]

@@ -113,8 +113,9 @@ class StoreFolder:
     def write(self, name: str, data: bytes) -> None:
         """Replace a file as a whole."""
         if not storage.is_remote(self.place):
-            storage.make_folder(self.place)
-            write_atomic(Path(self.place).expanduser() / name, data)
+            target = Path(self.place).expanduser() / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(target, data)
             return
 
         def write(files: Any, inner: str) -> None:

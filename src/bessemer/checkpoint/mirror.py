@@ -3,11 +3,14 @@
     MIRROR/RUN/step-00001000/...    as in the run's folder; the manifest comes last and goes first
     MIRROR/RUN/recipe.toml ...      files of the run
 
-The mirror has the checkpoints that the run keeps; only what this run has copied is removed, by mirrored.json.
+The mirror has the checkpoints that the run keeps; only what this run has copied is removed, by mirrored.json. In the store of
+the run (`run.store`) each also has of-run.json, so that one which another machine left, from which this one took the run over, is
+known as this run's.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -29,11 +32,12 @@ from bessemer.run import (
     write_json,
 )
 from bessemer.run_store import RunStore
-from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder
+from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder, TakenOver
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
 RUN_FILES = ("recipe.toml", "given.json", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
+OF_RUN = "of-run.json"
 COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
 
 
@@ -111,6 +115,7 @@ class Mirror(BackgroundCopy):
         if self.first is not None:
             self.first.update()
         there, own, here = self._listed(), self._copied(), published(self._run.checkpoints)
+        own |= {step for step in set(there) - own if self._is_of_run(step)}
         if foreign := sorted(set(there) - own):
             raise BessemerError(f"it has a checkpoint of step {foreign[-1]} from another training; name another folder")
         new = [step for step in here if self._differs(step, there)]
@@ -124,10 +129,17 @@ class Mirror(BackgroundCopy):
             if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
                 self._remove(step, there[step])
             try:
+                if self.first is not None:
+                    self.first.require_current()  # this machine may have been suspended since
+                    self._there.write(f"{folder.name}/{OF_RUN}", _of_run(self.first))
                 for name, of in load_manifest(folder).files.items():
                     if self._there.put(folder / name, f"{folder.name}/{name}") != of["sha256"]:
                         raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
+                if self.first is not None:
+                    self.first.require_current()
                 self._there.put(folder / MANIFEST, f"{folder.name}/{MANIFEST}")
+            except TakenOver:
+                raise
             except (BessemerError, FileNotFoundError):
                 if folder.exists():  # else newer ones have taken its place meanwhile
                     raise
@@ -207,6 +219,13 @@ class Mirror(BackgroundCopy):
             return False  # newer ones have taken its place meanwhile
         return self._there.read(f"{folder.name}/{MANIFEST}") != manifest
 
+    def _is_of_run(self, step: int) -> bool:
+        """Whether a checkpoint of the run's store is of this run."""
+        if self.first is None:
+            return False
+        data = self._there.read(f"{checkpoint_name(step)}/{OF_RUN}")
+        return data == _of_run(self.first)
+
     def _listed(self) -> dict[int, dict[str, int]]:
         """Size of each file of the checkpoints, by step and name."""
         found: dict[int, dict[str, int]] = {}
@@ -220,3 +239,7 @@ class Mirror(BackgroundCopy):
         for name in sorted(names, key=lambda name: name != MANIFEST):
             self._there.remove(f"{checkpoint_name(step)}/{name}")
         storage.remove_folder(f"{self.place}/{checkpoint_name(step)}")
+
+
+def _of_run(store: RunStore) -> bytes:
+    return json.dumps({"run": store.run_id}).encode()

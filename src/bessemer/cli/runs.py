@@ -174,8 +174,45 @@ def writing(session: Session, adds_to_it: bool = False) -> Iterator[None]:
         store = RunStore.of(session.recipe, session.run)
         if store is not None and (not adds_to_it or _may_copy(store)):
             copying.enter_context(store.writing())
+            copying.enter_context(checkpoints_copied(session))
             session.on_stage = partial(store.follow, lambda message: warn(f"{message}; the next stage tries again"))
         yield
+
+
+@contextmanager
+def checkpoints_copied(session: Session) -> Iterator[None]:
+    """Within it a command works on a run; at its end the run's store has all checkpoints. Raises BessemerError where it has
+    not; a stop warns of it."""
+    from bessemer.errors import Stopped
+    from bessemer.run import published
+    from bessemer.storage import patient, redacted
+    from bessemer.store_folder import UNREACHABLE, TakenOver
+
+    def failure() -> str | None:
+        if not published(session.run.checkpoints):
+            return None
+        from bessemer.checkpoint.mirror import Mirror  # loads torch
+
+        mirror = Mirror.of(session.recipe, session.run)
+        if mirror is None or mirror.first is None:
+            return None
+        try:
+            with patient():
+                mirror.update()
+        except TakenOver:  # which `RunStore.writing` says
+            return None
+        except UNREACHABLE as error:
+            return f"run.store: {mirror.place} does not have all checkpoints: {redacted(error)}"
+        return None
+
+    try:
+        yield
+    except Stopped:
+        if (why := failure()) is not None:
+            warn(why)
+        raise
+    if (why := failure()) is not None:
+        raise BessemerError(f"{why}; the same command copies them")
 
 
 def _may_copy(store: RunStore) -> bool:

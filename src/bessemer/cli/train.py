@@ -75,6 +75,7 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
         session = runs.open_recipe(args)
         if (store := RunStore.of(session.recipe, session.run)) is not None:
             until_the_end.enter_context(store.writing())
+            until_the_end.enter_context(runs.checkpoints_copied(session))
         stages.prepare(session)
 
     run_member(MemberTask(opened, prepare, args.profile, args.json))
