@@ -315,6 +315,22 @@ def test_a_damaged_list_of_files_is_named(url: str, tmp_path: Path, bucket: Stor
             store.copy()
 
 
+def test_a_damaged_page_keeps_no_run_there(
+    url: str, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(url, "x", a_run(tmp_path / "one" / "x", **{"report.html": "a page"}))
+    store.update()
+    copy, fresh = store.copy(), RunFolder(tmp_path / "two" / "x")
+    fresh.path.mkdir(parents=True)
+    assert copy is not None
+    (page,) = (name for name in store._there.entries("files") if name.startswith("report.html."))
+    store._there.write(f"files/{page}", b"a pagf")
+    fetch._fetch_settled(RunStore(url, "x", fresh), fresh, copy)
+    assert f"files/{page}: missing or damaged; it is left out" in capsys.readouterr().err.replace("\n", " ")
+    assert run_files(fresh.path).keys() == copy["files"].keys() - {"report.html"}
+    RunStore(url, "x", fresh).require_same(copy)
+
+
 @pytest.fixture
 def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run a command on the small recipe with its store, in a folder of runs; returns what it said."""

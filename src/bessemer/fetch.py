@@ -147,18 +147,19 @@ def _bring(
 
 def _fetch_settled(store: RunStore, part: RunFolder, copy: dict[str, Any]) -> None:
     """Fetch a copy, or the one that took its place meanwhile: of a run that trains files are replaced."""
+    is_final = False
     for tries in count(1):
         for file, path in run_files(part.path).items():
             if file not in copy["files"]:  # by a fetch of another copy
                 path.unlink()
         try:
-            store.fetch(copy)
+            store.fetch(copy, is_final)
             return
         except BessemerError:
             newer = store.copy()
-            if newer is None or newer["sha256"] == copy["sha256"] or tries == SETTLE_TRIES:
+            if is_final or newer is None or tries == SETTLE_TRIES:
                 raise
-            copy = newer
+            is_final, copy = newer["sha256"] == copy["sha256"], newer
 
 
 def _mirror_url(run: RunFolder, base: str) -> str:

@@ -41,6 +41,7 @@ _ADVICE = (
 )
 SETTLE_TRIES = 5  # times that files which were replaced while they were copied are copied again
 # Files that alone make no copy worth another: where nothing else has changed, nothing was trained, made or scored
+MADE_AGAIN = {"report.html", "log.txt"}  # or read by no command: a copy is fetched without them
 NO_RESULTS = {"log.txt", "stages.json", "incidents.jsonl", "report.html"}
 UNCOPIED = ("checkpoints", "corpus.work", "tokens.work")  # of a run folder; names that begin with a dot are temporary
 
@@ -79,9 +80,10 @@ class RunStore(BackgroundCopy):
             ) from None
         return {**found, "sha256": hashlib.sha256(data).hexdigest()}
 
-    def fetch(self, copy: dict[str, Any]) -> int:
+    def fetch(self, copy: dict[str, Any], is_final: bool = False) -> int:
         """Copy the files of a copy into the run folder, each verified, and note that it is this folder's. What is there already
-        is kept. Returns the bytes of all. Raises BessemerError for a file that is not there as it was written."""
+        is kept. is_final: no newer copy takes the place of this one. Returns the bytes of all. Raises BessemerError for a file
+        that is not there as it was written."""
 
         def fetch(item: tuple[str, list[Any]]) -> None:
             name, (size, sha256) = item
@@ -95,13 +97,23 @@ class RunStore(BackgroundCopy):
             except FileNotFoundError:
                 is_whole = False
             if not is_whole:
+                why = f"{self.place}/{_object(name, sha256)}: missing or damaged"
+                if is_final and name in MADE_AGAIN:
+                    warn(f"{why}; it is left out")
+                    target.unlink(missing_ok=True)
+                    return
                 raise BessemerError(
-                    f"{self.place}/{_object(name, sha256)}: missing or damaged, so this copy of the run is not whole; the "
-                    "machine that has the run folder copies the file again at its next command, once that object is removed"
+                    f"{why}, so this copy of the run is not whole; the machine that has the run folder copies the file again at "
+                    f"its next command, once that object is removed. Where it is lost, remove {self.place}/{RUN}: `bessemer run "
+                    "RECIPE` builds again what is missing and goes on from the newest checkpoint"
                 )
 
         in_parallel(fetch, copy["files"].items())
-        known = {name: [*_stat(self._run.path / name), sha256] for name, (_, sha256) in copy["files"].items()}
+        known = {
+            name: [*_stat(self._run.path / name), sha256]
+            for name, (_, sha256) in copy["files"].items()
+            if name not in MADE_AGAIN or (self._run.path / name).exists()
+        }
         self._write({**self._fresh(), "run": copy["run"], "copies": [copy["sha256"]], "files": known})
         return sum(size for size, _ in copy["files"].values())
 

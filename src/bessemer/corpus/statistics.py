@@ -268,8 +268,12 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
     """The first example; for a fixable reason one of each of two files, as they may need two fixes."""
     found: dict[str, str] = {}
     for source in statistics["sources"]:
-        for example in source["rejected"].get(reason, {"examples": []})["examples"]:
+        entry = source["rejected"].get(reason, {"documents": 0, "examples": []})
+        is_most = 2 * entry["documents"] > source["documents_in"]
+        for example in entry["examples"]:
             detail = " ".join(example["detail"].split())
+            if not is_most:  # another key would lose the others
+                detail = detail.partition("; set text_key = ")[0]
             if len(detail) > EXAMPLE_CHARACTERS:
                 detail = detail[:EXAMPLE_CHARACTERS] + "..."
             found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))
