@@ -61,7 +61,8 @@ def test_smaller_models_are_models_and_keep_the_proportion(name: str) -> None:
 
 
 def test_rate_and_batch_are_the_recipes_at_its_own_compute() -> None:
-    planned = planned_of("demo", "train.steps=4000", vocabulary=2048)
+    given = ("train.steps=4000", "train.global_batch_tokens=1024", "train.optimizer.learning_rate=0.01")
+    planned = planned_of("demo", *given, vocabulary=2048)
     assert batch_tokens(planned.recipe, planned.flops, planned.flops) == 1024
     assert learning_rate(planned.recipe, planned.flops, planned.flops) == pytest.approx(0.01)
     assert rate_rule(planned.recipe) == "dial"
