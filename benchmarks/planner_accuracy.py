@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import planner_cases
 import planner_intervals
@@ -72,7 +73,7 @@ def time_errors(cases: Iterable[Case], draws: int) -> list[Errors]:
     """Of each set's step times; calibrated: the mean over the draws, of the cases that were not drawn."""
     by_set: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
-        if case.seconds is not None and refuse(case.job) is None:
+        if case.seconds is not None and not case.left_out and refuse(case.job) is None:
             by_set[case.set].append(case)
     rows = []
     for name, members in by_set.items():
@@ -129,6 +130,19 @@ def show(rows: Sequence[Errors], choices: Sequence[Regret]) -> str:
     return "\n".join(lines)
 
 
+def with_rows_left_out(cases: Sequence[Case]) -> dict[str, Any]:
+    """Of the sweep: how many rows are left out, by reason, and all scores with them."""
+    sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP)]
+    everyone = [replace(case, left_out="") for case in sweep]
+    return {
+        "rows": len(sweep),
+        "left_out": dict(Counter(case.left_out for case in sweep if case.left_out)),
+        "time": [asdict(row) for row in time_errors(everyone, 0)],
+        "regret": [asdict(choice) for choice in regrets(everyone)],
+        "memory": planner_memory.summary(list(planner_memory.peaks(everyone))) if everyone else None,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path, help="the reference files")
@@ -166,6 +180,7 @@ def main() -> None:
             "memory": memory,
             "regret": [asdict(choice) for choice in choices],
             "failures": planner_layouts.failures(cases),
+            "with_rows_left_out": with_rows_left_out(cases),
             "intervals": intervals,
         }
         arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -63,13 +63,43 @@ def regret_table(found: dict[str, Any]) -> str:
         sound = "none fits" if row["sound"] is None else f"{row['sound']:.1%}"
         lines.append(f"| {row['group']} | {row['layouts']} | {regret} | {sound} |")
     for fitted, title in ((True, "set with"), (False, "not set with")):
-        some = [row for row in rows if row["fitted"] == fitted]
-        cells = []
-        for key in ("regret", "sound"):
-            sizes = sorted(row[key] for row in some if row[key] is not None)
-            cells.append(f"median {median(sizes):.1%}, 90th {sizes[max(-(-9 * len(sizes) // 10), 1) - 1]:.1%}")
-        failed = sum(row["failed"] for row in some)
-        lines.append(f"| {len(some)} of models {title} | | {cells[0]}; {failed} failed | {cells[1]} |")
+        chosen, every, sound = _regret_of(rows, fitted)
+        lines.append(f"| {chosen} of models {title} | | {every} | {sound} |")
+    return "\n".join(lines)
+
+
+def _regret_of(rows: list[dict[str, Any]], fitted: bool) -> tuple[int, str, str]:
+    """How many choices, their regret and how many failed, and the regret among undisturbed runs."""
+    some = [row for row in rows if row["fitted"] == fitted]
+    cells = []
+    for key in ("regret", "sound"):
+        sizes = sorted(row[key] for row in some if row[key] is not None)
+        cells.append(f"median {median(sizes):.1%}, 90th {sizes[max(-(-9 * len(sizes) // 10), 1) - 1]:.1%}")
+    return len(some), f"{cells[0]}; {sum(row['failed'] for row in some)} failed", cells[1]
+
+
+def sweep_table(found: dict[str, Any]) -> str:
+    """Scores of nanotron's sweep without the rows that are left out, and with them."""
+    other = found["with_rows_left_out"]
+    sets = {row["set"]: row for row in other["time"]}
+    lines = ["| score | without the rows left out | with them |", "|---|---|---|"]
+    for row in (row for row in found["time"] if row["set"] in sets):
+        cells = [
+            f"{each['n']} cases, median {each['median']:+.1%}, mean {each['mean_absolute']:.1%}"
+            for each in (row, sets[row["set"]])
+        ]
+        lines.append(f"| step, {row['set']} | {' | '.join(cells)} |")
+    memory = [
+        f"{row['n']} cases, median {row['median_signed']:+.1%}, mean {row['mean_absolute']:.1%}"
+        for row in (found["memory"]["sets"]["nanotron"], other["memory"])
+    ]
+    lines.append(f"| memory | {' | '.join(memory)} |")
+    for fitted, title in ((True, "set with"), (False, "not set with")):
+        two = [_regret_of(rows, fitted) for rows in (found["regret"], other["regret"])]
+        lines.append(f"| layout, models {title} | {' | '.join(every for _, every, _ in two)} |")
+        lines.append(f"| the same, undisturbed runs | {' | '.join(sound for _, _, sound in two)} |")
+    reasons = "; ".join(f"{why}: {n}" for why, n in other["left_out"].items())
+    lines.append(f"| rows | {other['rows'] - sum(other['left_out'].values())} | {other['rows']}; {reasons} |")
     return "\n".join(lines)
 
 
@@ -144,6 +174,7 @@ TABLES = {
     "fits": fits_table,
     "regret": regret_table,
     "risk": risk_table,
+    "sweep": sweep_table,
     "intervals": interval_table,
     "scores": score_table,
     "runs": run_table,

@@ -58,6 +58,7 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
         job = case.job if program is None else replace(case.job, framework=frameworks.find(program))
         if (
             case.seconds is None
+            or case.left_out
             or case.set in FITTED
             or case.set.startswith(planner_layouts.SWEEP)
             or refuse(job) is not None
@@ -69,7 +70,7 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
 
 def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
     """Of the layouts that the planner chooses in the sweep, in models that nothing was fitted to."""
-    sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP)]
+    sweep = [case for case in cases if case.set.startswith(planner_layouts.SWEEP) and not case.left_out]
     if program is not None:
         sweep = [replace(case, job=replace(case.job, framework=frameworks.find(program))) for case in sweep]
     found = []
@@ -97,7 +98,7 @@ def measured(cases: Sequence[Case]) -> dict[str, dict[str, int]]:
     """How many steps of each program were measured on which class of devices."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for case in cases:
-        if case.seconds is not None and refuse(case.job) is None:
+        if case.seconds is not None and not case.left_out and refuse(case.job) is None:
             counts[case.job.framework.name][device_class(case.job)] += 1
     return {name: dict(sorted(found.items())) for name, found in sorted(counts.items())}
 

@@ -54,7 +54,7 @@ def regrets(cases: Iterable[Case], headroom: float = HEADROOM) -> list[Regret]:
     """
     groups: dict[tuple[str, int], list[Case]] = defaultdict(list)
     for case in cases:
-        if case.set.startswith(SWEEP) and refuse(case.job) is None:
+        if case.set.startswith(SWEEP) and not case.left_out and refuse(case.job) is None:
             groups[case.set, case.raw["nodes"]].append(case)
     rows = []
     for (name, nodes), members in sorted(groups.items()):
@@ -107,6 +107,8 @@ def failures(cases: Iterable[Case]) -> list[dict[str, Any]]:
     for case in cases:
         layout = case.job.layout
         if not case.set.startswith(SWEEP) or layout.tensor > 8 or (case.set, layout.pipeline) == EMPTY_STAGES:
+            continue
+        if not case.has_memory_of_job:
             continue
         try:
             share = memory(case.job).total / case.job.cluster.device.memory

@@ -61,7 +61,7 @@ def peaks(cases: list[Case]) -> Iterator[Row]:
     """The sets of whole devices."""
     for case in cases:
         which = case.set.split()[0]
-        if case.memory is None or which not in REPORTED:
+        if case.memory is None or which not in REPORTED or not case.has_memory_of_job:
             continue
         measured = case.raw["mem_gb"] * GIB if which == "nanotron" else case.memory  # logged by 2^30
         yield Row(which, case.name, getattr(memory(as_run(case)), REPORTED[which]), measured)
@@ -185,7 +185,7 @@ def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
         which = case.set.split()[0] if case.set.split()[0] in REPORTED else case.set
-        if which == "Llama 3 405B":
+        if which == "Llama 3 405B" or not case.has_memory_of_job:
             continue
         if which == "nanotron":
             failed = case.raw["status"] != "ok"

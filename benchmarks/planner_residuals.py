@@ -10,8 +10,7 @@ from statistics import fmean
 from typing import Any
 
 TAILS = (0.1, 0.075, 0.05, 0.025)
-WANTED, LEAST = 0.8, 0.75
-STRETCHES = tuple(1 + step / 10 for step in range(11))
+WANTED = 0.8
 
 
 @dataclass(frozen=True)
@@ -37,38 +36,34 @@ def quantile(found: Sequence[Residual], share: float) -> float:
     raise ValueError("a quantile of no residuals")
 
 
-def interval(found: Sequence[Residual], tail: float, stretch: float = 1.0) -> tuple[float, float]:
-    """Low and high end: the quantiles of both tails, so many times as far from the median."""
-    middle = quantile(found, 0.5)
-    low, high = (middle + stretch * (quantile(found, share) - middle) for share in (tail, 1 - tail))
-    return low, high
+def interval(found: Sequence[Residual], tail: float) -> tuple[float, float]:
+    """Low and high end: the quantiles of both tails."""
+    return quantile(found, tail), quantile(found, 1 - tail)
 
 
-def coverage(found: Sequence[Residual], tail: float, stretch: float = 1.0) -> dict[str, float]:
+def coverage(found: Sequence[Residual], tail: float) -> dict[str, float]:
     """For each source, the share of its cases inside the interval of all other sources."""
     shares = {}
     for source in sorted({one.source for one in found}):
-        low, high = interval([one for one in found if one.source != source], tail, stretch)
+        low, high = interval([one for one in found if one.source != source], tail)
         shares[source] = fmean(low <= one.value <= high for one in found if one.source == source)
     return shares
 
 
-def inside(found: Sequence[Residual], tail: float, stretch: float = 1.0) -> tuple[float, float]:
+def inside(found: Sequence[Residual], tail: float) -> tuple[float, float]:
     """Share inside when their source is left out: the mean over sources, and over cases."""
-    shares = coverage(found, tail, stretch)
+    shares = coverage(found, tail)
     return fmean(shares.values()), fmean(shares[one.source] for one in found)
 
 
 def pooled(found: Sequence[Residual]) -> dict[str, Any]:
-    """Interval and median of residuals, with the tails for which the smaller coverage of the two is nearest 80%; where that is
-    below 75%, since one source spreads wider than all others, stretched by the least that reaches it."""
+    """Interval and median of residuals, with the tails for which the smaller coverage of the two is nearest 80%."""
     tail = min(TAILS, key=lambda each: abs(min(inside(found, each)) - WANTED))
-    stretch = next((each for each in STRETCHES if min(inside(found, tail, each)) >= LEAST), STRETCHES[-1])
-    of_sources, of_cases = inside(found, tail, stretch)
-    low, high = interval(found, tail, stretch)
+    of_sources, of_cases = inside(found, tail)
+    low, high = interval(found, tail)
     return {
-        "low": low, "middle": quantile(found, 0.5), "high": high, "tail": tail, "stretch": stretch,
+        "low": low, "middle": quantile(found, 0.5), "high": high, "tail": tail,
         "cases": len(found), "sources": len({one.source for one in found}), "coverage_of_sources": of_sources,
-        "coverage_of_cases": of_cases, "by_source": coverage(found, tail, stretch),
+        "coverage_of_cases": of_cases, "by_source": coverage(found, tail),
         "kinds": dict(sorted(Counter(one.kind for one in found if one.kind).items())),
     }  # fmt: skip

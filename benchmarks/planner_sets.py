@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import planner_sweep
 from planner_models import MPT, gpt, llama, llama3, megatron_flops, padded
 
 from bessemer.layout import devices
@@ -27,7 +28,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """A published measurement. seconds: of a step; memory: bytes on the fullest device; None: not published; raw: the record."""
+    """A published measurement. seconds: of a step; memory: bytes on the fullest device; None: not published; raw: the record;
+    left_out: why it is compared with nothing, or but for its memory (planner_sweep.BEFORE_FIX); "": it is."""
 
     name: str
     set: str
@@ -35,10 +37,16 @@ class Case:
     seconds: float | None
     memory: float | None
     raw: dict[str, Any]
+    left_out: str = ""
+
+    @property
+    def has_memory_of_job(self) -> bool:
+        """Whether what it took, or that it did not fit, says something of the memory of its job."""
+        return self.left_out in ("", planner_sweep.BEFORE_FIX)
 
 
 def read(folder: Path) -> list[Case]:
-    """All cases of the files that are in the folder."""
+    """All cases of the files that are in the folder, those that are left out too."""
     return [
         case for name, reader in READERS.items() if (folder / name).is_file() for case in reader(_load(folder / name))
     ]
@@ -47,6 +55,8 @@ def read(folder: Path) -> list[Case]:
 def _load(path: Path) -> list[dict[str, Any]]:
     whole = json.loads(path.read_text(encoding="utf-8"))
     rows = whole.get("rows") or whole.get("cases")
+    if path.name == planner_sweep.FILE:
+        rows = planner_sweep.marked(rows)
     arch = whole.get("arch")
     return [{**row, "arch": arch[str(row["model_b"])]} for row in rows] if arch else list(rows)
 
@@ -369,11 +379,10 @@ SWEEP_INTER = 25e9
 def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
     """Rows that failed have no time and no memory. Rows whose micro-batches do not make up the batch keep what was measured.
 
-    Where a file says more of a row (docs/plan-accuracy.md has what the sweep's whole table says): left_out: why it is no run of
-    this model and program; gathered: the share of gathered inputs that its version of the program kept.
+    gathered, left_out of a row: planner_sweep.py. Without them: as the profile has it, and not left out.
     """
     device = devices.find("H100 SXM")
-    for row in (row for row in rows if not row.get("left_out")):
+    for row in rows:
         shape = row["arch"]
         framework = frameworks.find("nanotron")
         framework = replace(framework, gathered=row.get("gathered", framework.gathered))
@@ -388,7 +397,8 @@ def layouts_h100(rows: list[dict[str, Any]]) -> Iterator[Case]:
         rate, memory = row["tok_s_gpu"], row["mem_gb"]
         name = f"{row['model_b']}B-{row['nodes']}n-dp{row['dp']}-tp{row['tp']}-pp{row['pp']}-mbs{row['mbs']}-zero{row['zero']}"
         seconds = job.tokens / (rate * row["gpus"]) if row["status"] == "ok" and rate else None
-        yield Case(name, f"nanotron {row['model_b']}B", job, seconds, memory * 1e9 if memory else None, row)
+        taken = memory * 1e9 if memory else None
+        yield Case(name, f"nanotron {row['model_b']}B", job, seconds, taken, row, row.get("left_out", ""))
 
 
 # --- Llama 3 405B ----------------------------------------------------------------------------------------------------------

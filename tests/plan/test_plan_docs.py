@@ -28,7 +28,7 @@ def test_the_tables_are_those_of_the_results() -> None:
 
 def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_part() -> None:
     """The program's own table is the benchmark's, and at least 75% of what was left out of it lies inside by both counts, about 90%
-    at most: of memory 92% by sources, three of which lie inside as a whole."""
+    at most: of memory 92% by sources, three of which lie inside as a whole, of layouts chosen for an unmeasured program 93%."""
     found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))[
         "intervals"
     ]
@@ -40,7 +40,9 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
             {key: own[key] for key in ("low", "middle", "high")}, abs=1e-4
         )
         assert min(row["coverage_of_sources"], row["coverage_of_cases"]) >= 0.75, name
-        assert row["coverage_of_sources"] <= 0.94 and row["coverage_of_cases"] <= 0.93, name
+        of_sources, of_cases = (0.93, 0.9) if name == "memory" else (0.9, 0.93) if "chosen, un" in name else (0.9, 0.9)
+        assert row["coverage_of_sources"] <= of_sources and row["coverage_of_cases"] <= of_cases, name
+    assert found["kinds"]["memory"]["high"] - found["kinds"]["memory"]["low"] < 0.25, "as wide as memory is known"
 
 
 def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:

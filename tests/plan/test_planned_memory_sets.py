@@ -36,6 +36,7 @@ def compared() -> tuple[dict[str, Any], dict[str, Any]]:
         ("torchtitan", 0.05),
         ("B200", 0.02),
         ("BLOOM", 0.05),
+        ("nanotron", 0.1),
         ("Zero Bubble table 4", 0.03),
         ("Korthikanti figure 1", 0.005),
         ("Korthikanti figure 7", 0.005),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks
@@ -28,12 +30,18 @@ SPLITS = ((8, 1, 1), (4, 2, 1), (2, 2, 2))  # shard, tensor, pipeline
 def benchmarks() -> dict[str, ModuleType]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
+        import planner_accuracy
         import planner_layouts
+        import planner_memory
         import planner_runs
         import planner_sets
+        import planner_sweep
     finally:
         sys.path.pop(0)
-    return {"layouts": planner_layouts, "runs": planner_runs, "sets": planner_sets}
+    return {
+        "accuracy": planner_accuracy, "layouts": planner_layouts, "memory": planner_memory, "runs": planner_runs,
+        "sets": planner_sets, "sweep": planner_sweep,
+    }  # fmt: skip
 
 
 def cases(benchmarks: dict[str, ModuleType], seconds: list[float | None], memory_gb: float = 80.0) -> list[Any]:
@@ -79,18 +87,75 @@ def test_failures_are_counted_by_planned_memory(benchmarks: dict[str, ModuleType
     assert max(rows, key=lambda row: row["from"])["expected"] > 0.9
 
 
-def test_what_a_file_says_more_of_the_sweeps_rows(benchmarks: dict[str, ModuleType]) -> None:
-    arch = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "tied": True}
-    row = {
-        "arch": arch, "model_b": 1.34, "nodes": 1, "gpus": 8, "dp": 4, "tp": 2, "pp": 1, "mbs": 1, "gbs": 256, "zero": 1,
-        "tok_s_gpu": 1000.0, "mem_gb": 20.0, "status": "ok",
-    }  # fmt: skip
-    read = benchmarks["sets"].layouts_h100
-    plain, kept, none = read(
-        [row, row | {"gathered": 1.0}, row | {"gathered": 0.0}, row | {"left_out": "another model"}]
-    )
-    sizes = [memory(case.job).total for case in (none, plain, kept)]
-    assert sizes == sorted(set(sizes)) and plain.job.framework == frameworks.find("nanotron")
+SHAPE = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "tied": True}
+ROW = {
+    "arch": SHAPE, "model_b": 3.57, "nodes": 1, "gpus": 8, "dp": 4, "tp": 2, "pp": 1, "mbs": 1, "gbs": 256, "zero": 1,
+    "tok_s_gpu": 1000.0, "mem_gb": 20.0, "status": "ok",
+}  # fmt: skip
+DEEP = ROW | {"dp": 1, "pp": 4}
+FAILED = {"tok_s_gpu": None, "mem_gb": None, "status": "crashed_or_oom"}
+SWEEP_ROWS = [
+    ROW,
+    ROW | {"tok_s_gpu": 900.0},
+    ROW | FAILED,
+    DEEP,
+    DEEP | {"mbs": 2},
+    DEEP | {"mbs": 4} | FAILED,
+    ROW | {"mbs": 4},
+]
+
+
+def sweep_table(**changed: Any) -> dict[str, Any]:
+    """Of SWEEP_ROWS: one run of three of a layout, one run before the fix and one failure before it, one of another model."""
+    early = {"3.57B, 1 nodes": "2-1-1-1@900 2-4-2-1 2-4-4-1"}
+    return {
+        "rows": 7,
+        "version": [
+            {"gathered": [1.0, 0.9], "fixed": False, "layouts": early},
+            {"gathered": [0.0, 0.5], "fixed": True},
+        ],
+        "left_out": [{"why": "another model", "layouts": {"3.57B, 1 nodes": "2-1-4-1"}}],
+        **changed,
+    }
+
+
+def test_versions_and_rows_left_out_come_from_the_table(benchmarks: dict[str, ModuleType]) -> None:
+    rows = benchmarks["sweep"].marked(SWEEP_ROWS, sweep_table())
+    assert [row["gathered"] for row in rows] == [0.0, 1.0, 0.0, 0.5, 0.9, 0.9, 0.0]
+    fix = benchmarks["sweep"].BEFORE_FIX
+    assert [row["left_out"] for row in rows] == ["", "", "", "", fix, "", "another model"], "a failure stays"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rows": 8}, "has 7 rows and planner_sweep.toml is of 8"),
+        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-8-1"}}]}, "names 2-1-8-1 of 3.57B, 1 nodes, which"),
+        ({"left_out": [{"why": "w", "layouts": {"3.57B, 2 nodes": "2-1-1-1"}}]}, "names 2-1-1-1 of 3.57B, 2 nodes, which"),
+        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-1-1@800"}}]}, "names 2-1-1-1@800 of 3.57B"),
+        ({"left_out": [{"why": "w", "layouts": {"3.57B, 1 nodes": "2-1-1-1 2-1-1-1@900"}}]}, "2-1-1-1@900 of 3.57B, 1 nodes twice"),
+    ],
+)  # fmt: skip
+def test_a_table_of_other_rows_is_refused(
+    benchmarks: dict[str, ModuleType], changed: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        benchmarks["sweep"].marked(SWEEP_ROWS, sweep_table(**changed))
+
+
+def test_what_is_left_out_has_no_part_in_scores_but_its_memory(benchmarks: dict[str, ModuleType]) -> None:
+    cases = list(benchmarks["sets"].layouts_h100(benchmarks["sweep"].marked(SWEEP_ROWS, sweep_table())))
+    (times,) = benchmarks["accuracy"].time_errors(cases, draws=0)
+    assert times.n == 3, "two runs of the shallow layout and the deep one after the fix"
+    (choice,) = benchmarks["layouts"].regrets(cases)
+    assert choice.layouts == 3 and "mbs2" not in choice.chosen
+    assert sum(row["runs"] for row in benchmarks["layouts"].failures(cases)) == 6
+    peaks = list(benchmarks["memory"].peaks(cases))
+    assert len(peaks) == 4 and len({row.planned for row in peaks}) == 4, "each with what its version kept"
+    assert benchmarks["memory"].verdicts(cases)["nanotron"]["ran"] == 4
+    every = benchmarks["accuracy"].with_rows_left_out(cases)
+    assert every["left_out"] == {benchmarks["sweep"].BEFORE_FIX: 1, "another model": 1}
+    assert every["rows"] == 7 and every["memory"]["n"] == 5 and every["time"][0]["n"] == 5
 
 
 def test_halves_share_no_run_and_scores_are_of_one(benchmarks: dict[str, ModuleType]) -> None:
