@@ -301,9 +301,49 @@ def test_a_miss_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
     """The amount by which the nearest layout misses stands twice in the line."""
     assert run_command(["plan", "--params", "1.3B", "--gpus", "1x4090", "--batch", "131072"]) == 2
     found = re.search(
-        r"misses by ([0-9.]+ [A-Z]+): .*? on stage 1, ([0-9.]+ [A-Z]+) more than", capsys.readouterr().err
+        r"misses by ([0-9.]+ [A-Z]+): [0-9.]+ [A-Z]+, ([0-9.]+ [A-Z]+) more than", capsys.readouterr().err
     )
     assert found is not None and found[1] == found[2]
+
+
+def test_a_miss_says_which_key_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Narrow moments of the optimizer, else moments on the CPU; nothing where neither is enough, or of another program."""
+    asked = ["plan", "--gpus", "1x4090", "--batch", "131072"]
+    for size, key in (("1.3B", "train.optimizer.state=8bit"), ("2B", "train.optimizer.offload=true")):
+        assert run_command([*asked, "--params", size]) == 2
+        found = re.search(r"with --set (\S+) it fits in ([0-9.]+ GB)$", capsys.readouterr().err.strip())
+        assert found is not None and found[1] == key, size
+        assert planned(capsys, *asked[1:], "--params", size, "--set", key)["fits"]
+    for more in (["--params", "3B"], ["--params", "1.8B", "--framework", "fsdp"]):
+        assert run_command([*asked, *more]) == 2 and "--set" not in capsys.readouterr().err
+
+
+def test_fp32_that_is_asked_for_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--params", "1.3B", "--gpus", "8xV100", "--precision", "fp32")
+    assert found["notes"] == ["fp32 as asked: fp16 has 7.96 times its rate"]
+    assert planned(capsys, "--params", "1.3B", "--gpus", "8xV100", "--precision", "fp16")["notes"] == []
+
+
+def test_a_usual_batch_beyond_every_law_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    """PaLM has 1.4 tokens a parameter, so that the law for the batch and those for the critical one lie apart."""
+    asked = ("--model", "palm-540b", "--gpus", "6144xTPU v4", "--tp", "4", "--zero", "3")
+    found = planned(capsys, *asked, "--tokens", "780B")
+    assert found["fits"] and found["batch"]["verdict"] == "efficient" and found["batch_tokens"] == 6144 * 2048
+    assert any(
+        note.endswith("the default is 16,384, beyond the critical batch by every law") for note in found["notes"]
+    )
+    trained = planned(capsys, *asked, "--tokens", "10.8T")
+    assert trained["batch_tokens"] > found["batch_tokens"] and "beyond" not in str(trained["notes"])
+
+
+def test_a_run_that_mostly_waits_says_at_which_rate_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("plan", "--params", "1T", "--gpus", "100000xB200")
+    for more, says in (
+        ((), "47.0% effective, at the rate of Meta RSC-1, A100 and 15 min 00 s a failure"),
+        (("--set", "cluster.failures_per_node_year=3"), "effective, at cluster.failures_per_node_year and 15 min"),
+        (("--set", "cluster.failures_per_node_year=0.3"), "% effective\n"),
+    ):
+        assert run_command([*asked, *more]) == 0 and says in capsys.readouterr().out
 
 
 def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,7 +475,7 @@ def test_a_node_in_part_filled_and_spares_are_noted(capsys: pytest.CaptureFixtur
 def test_figures_of_one_are_singular_and_hours_are_for_something(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--params", "1B", "--tokens", "2M", "--batch", "2097152", "--gpus", "8xH100"]) == 0
     out = capsys.readouterr().out
-    assert " in 1 step of 2.1M" in out and " of steps + " in out and " for the program" in out
+    assert " in 1 step of 2.1M" in out and " of ideal steps + " in out and " for slower ones" in out
     assert run_command(["plan", "--params", "7B", "--gpus", "8xA100", "--search"]) == 0
     out = capsys.readouterr().out
     misses = out[out.index("nearest misses") :].split("\n\n")[0].splitlines()[1:]

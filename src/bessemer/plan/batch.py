@@ -15,6 +15,7 @@ from bessemer.defaults import scaling_rules
 from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 
 BatchVerdict = Literal["small", "efficient", "near critical", "beyond critical"]
+BEYOND: BatchVerdict = "beyond critical"
 
 
 @dataclass(frozen=True)
@@ -147,4 +148,4 @@ def _verdict(batch: float, middle: float, largest: float) -> BatchVerdict:
         return "small"
     if batch <= middle:
         return "efficient"
-    return "near critical" if batch <= largest else "beyond critical"
+    return "near critical" if batch <= largest else BEYOND

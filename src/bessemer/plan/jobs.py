@@ -17,6 +17,7 @@ from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan import unplanned
+from bessemer.plan.batch import BEYOND, batch_outlook
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
@@ -80,12 +81,14 @@ def goal_of(
     if recipe.parallel.auto and not has_batch:
         copies = framework.copies_keys
         default, length = resolved.batches.full, resolved.tokens.sequence_length
-        if (sequences := dividing_batch(default, config, cluster, copies_keys=copies)) != default:
+        horizon = resolved.batches.tokens_before(resolved.train.steps or 0)
+        sequences, too_large = proposed_batch(default, horizon, config, cluster, copies_keys=copies)
+        if sequences != default:
             recipe = recipe.changed(train={"global_batch_tokens": sequences * length})
             resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
             notes.append(
                 f"a batch of {counted(sequences, 'sequence')} is proposed, which {counted(cluster.devices, 'device')} divide; "
-                f"the default is {default:,}"
+                f"the default is {default:,}{too_large}"
             )
     batch = resolved.batches.full
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
@@ -200,6 +203,9 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
     nobody has written a recipe yet, so fp16 is planned. Raises InputError for one that the device does not have."""
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
+    if precision == "fp32" and (faster_ones := [name for name in ("bf16", "fp16") if name in device.flops]):
+        narrow = faster_ones[0]
+        notes.append(f"fp32 as asked: {narrow} has {device.flops[narrow] / device.flops['fp32']:.3g} times its rate")
     if precision == "auto":
         if "bf16" in device.flops or "fp16" not in device.flops:
             return "bf16" if "bf16" in device.flops else "fp32"
@@ -282,6 +288,20 @@ def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec, *, 
     each = sequences / groups
     near = range(max(math.ceil(each / MORE_SEQUENCES), 1), math.floor(each * MORE_SEQUENCES) + 1)
     return groups * max(near, key=lambda n: (n & -n, -abs(n - each)), default=max(round(each), 1))
+
+
+def proposed_batch(
+    sequences: int, tokens: int, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False
+) -> tuple[int, str]:
+    """The usual batch of `sequences` as the devices divide it. Where that is beyond the critical batch of a run of `tokens` by
+    every law: the first of its half, quarter, ... that is not, if there is one, and the reason; the reason is empty otherwise."""
+    smaller, why = sequences, ""
+    while smaller:
+        found = dividing_batch(smaller, model, cluster, copies_keys=copies_keys)
+        if batch_outlook(model.active_parameters, tokens, found * model.sequence_length).verdict != BEYOND:
+            return found, why
+        smaller, why = smaller // 2, ", beyond the critical batch by every law"
+    return dividing_batch(sequences, model, cluster, copies_keys=copies_keys), ""
 
 
 MOST_SPARE = 0.1

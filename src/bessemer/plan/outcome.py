@@ -125,7 +125,22 @@ def _no_layout(job: Job, found: LayoutSearchResult) -> str:
     return (
         f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
         f"{'; '.join(miss.reasons)}{alone}; take more devices, larger ones, or a smaller model"
+        f"{_smaller_state(replace(job, layout=miss.layout))}"
     )
+
+
+def _smaller_state(job: Job) -> str:
+    """What of a run of this program would make a layout fit, if anything: narrow moments of the optimizer, or offloaded ones."""
+    if job.framework.name != "bessemer":
+        return ""
+    ways = {"train.optimizer.offload=true": replace(job.state, offload=True)}
+    if job.state.optimizer == "adamw":
+        ways = {"train.optimizer.state=8bit": replace(job.state, moments="8bit"), **ways}
+    for key, state in ways.items():
+        smaller = replace(job, state=state)
+        if fits(smaller, found := memory(smaller)).fits:
+            return f"; with --set {key} it fits in {size(found.total)}"
+    return ""
 
 
 def _with_time_given(goal: Goal, seconds: float) -> Goal:

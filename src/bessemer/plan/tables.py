@@ -21,8 +21,8 @@ from bessemer.terminal import amount, counted, duration, rate, size, text_table
 LISTED = 10
 NO_WATTS = "no watts known for its energy"
 HOURS_FOR = {
-    "steps": "of steps", "program": "for the program", "failures": "for failures", "checkpoints": "for checkpoints",
-    "the rest": "for the rest",
+    "steps": "of ideal steps", "program": "for slower ones", "failures": "for failures", "checkpoints": "for checkpoints",
+    "the rest": "for evaluation, start-ups and idle devices",
 }  # fmt: skip
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
@@ -80,7 +80,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "hours": _hours(of),
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
-        f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
+        f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective{_failure_rate(of)}",
         "money": _money(of) + (f"{energy(bill.megawatt_hours)} with cooling, expected" if device.watts else NO_WATTS),
         "scaling": sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
@@ -110,6 +110,19 @@ def _chosen(of: PlanResult) -> str:
     if found.safe:
         return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free{kept}"
     return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that takes least{kept}"
+
+
+MUCH_LOST = 0.8
+"""Effective share of the time below which a plan says at which rate and price of a failure it is."""
+
+
+def _failure_rate(of: PlanResult) -> str:
+    if of.running.effective >= MUCH_LOST:
+        return ""
+    _, source = failures.published_rate(of.job.cluster.device.generation)
+    given = of.goal.recipe.cluster.failures_per_node_year
+    at = "cluster.failures_per_node_year" if given else f"the rate of {source.split(':')[0]}"
+    return f", at {at} and {duration(failures.DETECTION_SECONDS + failures.RESTART_SECONDS)} a failure"
 
 
 def _fits(of: PlanResult) -> str:

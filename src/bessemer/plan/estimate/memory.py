@@ -172,9 +172,8 @@ def fits(job: Job, found: DeviceMemory) -> MemoryFit:
         return MemoryFit(True, free, ())
     parts = {name: value for name, value in found.to_dict().items() if name != "total"}
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)
-    reasons = [
-        f"{size(found.total)} on stage {found.place + 1}, {size(-free)} more than the {size(round(room))} there are"
-    ]
+    where = f" on stage {found.place + 1}" if job.layout.pipeline > 1 else ""
+    reasons = [f"{size(found.total)}{where}, {size(-free)} more than the {size(round(room))} there are"]
     reasons += [f"{name.replace('_', ' ')} {size(parts[name])}" for name in largest if parts[name] > 0.1 * found.total]
     return MemoryFit(False, free, tuple(reasons))
 
