@@ -84,10 +84,10 @@ def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]
 
 
 def memories(folder: Path) -> list[Residual]:
-    """Of peak memory; of the sweep models that nothing was fitted to, with tensor ranks in a node."""
+    """Of peak memory, with the program as kind; of the sweep models that nothing was fitted to, with tensor ranks in a node."""
     rows, _ = planner_memory.compare(folder)
     return [
-        Residual(row.set, row.name, log(row.measured / row.planned)) for row in rows
+        Residual(row.set, row.name, log(row.measured / row.planned), row.program) for row in rows
         if row.set in MEMORY_SETS and not (row.set == "nanotron" and (
             "-tp16-" in row.name or "-tp32-" in row.name or row.name.startswith(("1.34B", "8.86B"))
         ))

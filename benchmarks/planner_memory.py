@@ -35,12 +35,13 @@ REPORTED = {"torchtitan": "reserved", "B200": "allocated", "BLOOM": "total", "na
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison, in the unit of its set."""
+    """One comparison, in the unit of its set. program: whose profile was planned with, where that is of a whole device."""
 
     set: str
     name: str
     planned: float
     measured: float
+    program: str = ""
 
     @property
     def error(self) -> float:
@@ -64,7 +65,8 @@ def peaks(cases: list[Case]) -> Iterator[Row]:
         if case.memory is None or which not in REPORTED or not case.has_memory_of_job:
             continue
         measured = case.raw["mem_gb"] * GIB if which == "nanotron" else case.memory  # logged by 2^30
-        yield Row(which, case.name, getattr(memory(as_run(case)), REPORTED[which]), measured)
+        job = as_run(case)
+        yield Row(which, case.name, getattr(memory(job), REPORTED[which]), measured, job.framework.name)
 
 
 def korthikanti(cases: list[dict[str, Any]]) -> Iterator[Row]:
@@ -142,7 +144,8 @@ def pipeline(cases: list[dict[str, Any]]) -> Iterator[Row]:
             cluster = ClusterSpec(device, inputs["gpus"], 8, device.intra_bandwidth, device.inter_bandwidth)
             batch = inputs["n_microbatches"] * inputs["micro_batch"]
             found = memory(Job(model, layout, cluster, batch, "fp16", framework))
-            yield Row("Zero Bubble table 4", f"{case['case']} {name}", found.reserved / GIB, seen["memory_gb"][name])
+            peak = seen["memory_gb"][name]
+            yield Row("Zero Bubble table 4", f"{case['case']} {name}", found.reserved / GIB, peak, framework.name)
 
 
 def zero(cases: list[dict[str, Any]]) -> Iterator[Row]:

@@ -15,7 +15,7 @@ WANTED = 0.8
 
 @dataclass(frozen=True)
 class Residual:
-    """value: logarithm of measured over planned; kind: of device and precision, where it is of a step."""
+    """value: logarithm of measured over planned; kind: of device and precision, where it is of a step, the program, of memory."""
 
     source: str
     name: str

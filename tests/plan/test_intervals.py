@@ -65,6 +65,18 @@ def test_every_interval_holds_the_expected_and_widens_with_what_no_case_covers()
     assert extrapolation(known) == 0 and extrapolation(job("MI300X")) == pytest.approx(UNMEASURED_DEVICE)
 
 
+def test_memory_of_a_program_that_no_peak_is_of_is_less_certain() -> None:
+    known = [
+        _width(interval("memory", job(framework=name), 1.0))
+        for name in ("bessemer", "megatron-core", "torchtitan-eager")
+    ]
+    assert len({round(width, 9) for width in known}) == 1
+    for name in ("fsdp", "maxtext"):
+        found = interval("memory", job(framework=name), 1.0)
+        assert _width(found) > known[0] and found.expected == interval("memory", job(), 1.0).expected
+    assert _width(interval("memory", job("MI300X"), 1.0)) == pytest.approx(known[0]), "it follows from the program"
+
+
 def _width(found: object) -> float:
     return found.high / found.low  # type: ignore[attr-defined, no-any-return]
 

@@ -10,8 +10,8 @@ Kinds of question: `step` (the layout is given) and `chosen` (the planner chose 
 with measured steps (`measured`), or not (`unmeasured`: what other programs took over this profile's time); `run` (device-hours of
 a whole run, around the expected ones); `memory`. What is expected of a step is the median of `step`, whoever chose the layout, so
 that one layout has one price; the choices of the sweep, some of which ran many times slower than planned, widen the range.
-What no case covers widens an interval: a device of another generation or a
-precision that was not measured on it, and more devices than any case has. Mixtures of experts have cases of their own, too few
+What no case covers widens an interval: a device of another generation or a precision that was not measured on it, more devices
+than any case has, and of memory a program of which no peak was compared. Mixtures of experts have cases of their own, too few
 for residuals of their own: how far they lie from the plan widens the interval of a dense model.
 """
 
@@ -32,6 +32,9 @@ UNMEASURED_DEVICE = 0.15
 """Standard deviation of the logarithm of what a device reaches over what is expected of one that nobody measured: assumed from
 the H100, which reaches 0.80 of its best matmul over whole steps where nothing less than 1 was known before (`sustained` in
 layout/devices.toml), a logarithm of 0.22 or one and a half standard deviations."""
+UNMEASURED_MEMORY = 0.1
+"""The same of the memory of a program whose peaks were compared with none: assumed, half of the mean error of nanotron's sweep
+while its runs' versions were not known."""
 MOST_DEVICES = 16_384
 """Of the largest published case (Llama 3 405B)."""
 EACH_DOUBLING = 0.05
@@ -114,9 +117,17 @@ def extrapolation(job: Job) -> float:
     return hypot(device, mixture, EACH_DOUBLING * max(log2(job.cluster.devices / MOST_DEVICES), 0.0))
 
 
+def _memory_extrapolation(job: Job) -> float:
+    """The same of memory, which follows from the program: none for this one, whose own runs and tensors it is counted by, and for
+    relatives of those that published peaks are of (Megatron's, torchtitan's)."""
+    compared = {"bessemer", *(name.split("-")[0] for name in residuals()["memory"]["kinds"])}
+    return 0.0 if job.framework.name.split("-")[0] in compared else UNMEASURED_MEMORY
+
+
 def interval(question: Question, job: Job, planned: float) -> PlanInterval:
     """The 80% interval of a planned figure; for `run` of what is expected (`expected_run`)."""
-    table, state, spread = residuals(), evidence(job).state, 0.0 if question == "memory" else extrapolation(job)
+    table, state = residuals(), evidence(job).state
+    spread = _memory_extrapolation(job) if question == "memory" else extrapolation(job)
     row = table[question] if question in ("run", "memory") else table[question][state]
     middle, extra = (table["step"][state] if question == "chosen" else row)["middle"], NORMAL_80 * spread
     low, high = hypot(middle - row["low"], extra), hypot(row["high"] - middle, extra)
