@@ -45,6 +45,14 @@ def test_the_intervals_are_those_of_the_results_and_hold_on_cases_that_took_no_p
     assert found["kinds"]["memory"]["high"] - found["kinds"]["memory"]["low"] < 0.25, "as wide as memory is known"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/maturity.md", "docs/plan.md"])
+def test_pages_say_how_many_steps_are_compared(page: str) -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))
+    said = re.search(r"over (\d+) published steps(?: and (\d+) whole runs)?", (ROOT / page).read_text(encoding="utf-8"))
+    assert said is not None and int(said[1]) == sum(row["n"] for row in found["time"]) // 100 * 100
+    assert said[2] is None or int(said[2]) == len({row["run"] for row in found["intervals"]["runs"]})
+
+
 def test_the_expected_hours_of_runs_that_nothing_was_fitted_to() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "planner_accuracy.json").read_text(encoding="utf-8"))[
         "intervals"
