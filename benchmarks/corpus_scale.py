@@ -34,7 +34,8 @@ from machine import describe
 from bessemer.corpus import index, partition, pipeline, publish, whole, worker
 from bessemer.corpus.clean import STEPS, Tally
 from bessemer.corpus.dedup import paragraphs, repeats, substrings
-from bessemer.corpus.dedup.task import DedupTask
+from bessemer.corpus.dedup.exchange import SplitWriter
+from bessemer.corpus.dedup.task import MERGED, DedupTask, MergeFiles
 from bessemer.corpus.files import listing
 from bessemer.corpus.inputs import digest_of_contents
 from bessemer.corpus.look import contents_by_source
@@ -228,8 +229,12 @@ def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
         facts[step] = {"lines": each}
     facts |= {substrings.SpanWindows: {}, substrings.CollectSpans: {}}
     for step, counts in facts.items():
-        (work / "made-up" / step.__name__).mkdir(parents=True)
-        mark_stage(work / "made-up" / step.__name__, "made up", False, **counts)
+        for name in (step.__name__, f"{step.__name__}{MERGED}"):
+            (work / "made-up" / name).mkdir(parents=True)
+            for file in step.exchanged:
+                with SplitWriter(work / "made-up" / name / file, len(buckets)):
+                    pass
+            mark_stage(work / "made-up" / name, "made up", False, **counts)
     num_tasks = 0
 
     def perform(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
@@ -243,7 +248,7 @@ def search_repeats(steps: Steps, corpus: Corpus, work: Path, buckets: list[Bucke
     place = property(lambda task: work / "made-up" / task.step)
     (work / "repeats").mkdir()
     with ExitStack() as patched:
-        for kind in (DedupTask, paragraphs.BoundTask, paragraphs.DecideLines):
+        for kind in (DedupTask, MergeFiles, paragraphs.BoundTask, paragraphs.DecideLines):
             patched.enter_context(patch.object(kind, "folder", place))
         with steps("search for repeats: tasks and receipts"):
             parts = [whole.BucketPart((bucket,)) for bucket in buckets]

@@ -156,7 +156,7 @@ def ours(source: Path, names: list[str], target: Path, settings: Dedup) -> tuple
     shutil.rmtree(scratch, ignore_errors=True)
     started = process_time()
     found = find_duplicates([JsonlPart(source, len(names))], settings, scratch, "benchmark")
-    gone = verdicts_of(scratch, found["parts"], settings)(0).found
+    gone = verdicts_of(scratch, found, settings)(0).found
     keepers = {
         names[row]: identity_of(keeper)
         for row, keeper in zip(gone["row"].tolist(), gone["keeper"].tolist(), strict=True)
@@ -182,9 +182,10 @@ def edits(source: Path, folder: Path) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
     for number, (name, one) in enumerate(settings.items()):
         started, part = process_time(), JsonlPart(source, 0)
-        done = find_repeats([part], one, folder / f"repeats-{number}", "")
+        place = folder / f"repeats-{number}-{source.stem}"
+        done = find_repeats([part], one, place, "")
         table = pa.concat_tables(part(["text"]))
-        _, _, counts = RepeatVerdicts(folder / f"repeats-{number}", done["first"], one)(0, table)
+        _, _, counts = RepeatVerdicts(place, done["first"], one)(0, table)
         removed = sum(found.removed_characters for found in counts.values())
         rows[name] = {"cpu_seconds": process_time() - started, "removed_characters": removed}
     return rows

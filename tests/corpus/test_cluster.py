@@ -51,8 +51,10 @@ def _cluster(Cluster: Any) -> Iterator[str]:
 
 @pytest.fixture
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("MEBIBYTE", "MAX_FILES"):
+        monkeypatch.setattr(task, name, getattr(task, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)

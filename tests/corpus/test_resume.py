@@ -69,8 +69,10 @@ def of(data: Path) -> Recipe:
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("MEBIBYTE", "MAX_FILES"):
+        monkeypatch.setattr(task, name, getattr(task, name))
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
@@ -103,7 +105,10 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         killed_in.add(
             next(kind for kind in ("published", "duplicates", "merged", "partitions", "plan", "") if kind in str(after))
         )
-        for search, results in (("duplicates", ("NameKeepers",)), ("repeats", ("CollectParagraphs", "CollectSpans"))):
+        for search, results in (
+            ("duplicates", ("NameKeepers-merged",)),
+            ("repeats", ("CollectParagraphs", "CollectSpans")),
+        ):
             is_collected = search == "repeats" and any(results[0] in path for path in after)
             if is_collected or any(f"{search}/result" in path for path in after):  # what it no longer needs is removed
                 before = {

@@ -35,8 +35,10 @@ REPEATS = 'keep = "longest"\n[corpus.dedup.paragraphs]\nmode = "{}"\n[corpus.ded
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES"), (task, "MEBIBYTE")):
+    for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("MEBIBYTE", "MAX_FILES"):
+        monkeypatch.setattr(task, name, getattr(task, name))
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))

@@ -75,12 +75,12 @@ class Decisions:
 def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
     folder = work / "duplicates"
     done = read_json(folder / RESULT / STAGE_FILE)
-    return verdicts_of(folder, done["parts"], settings, done["tables"])
+    return verdicts_of(folder, done, settings, by_table=True)
 
 
 def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
-    """The buckets in their order, in groups of at most GROUP_BYTES, or of one. In a search each group reads what each other has
-    written for it, so that n of them take n * n looks into files."""
+    """The buckets in their order, in groups of at most GROUP_BYTES, or of one: many small ones would cost more to exchange than
+    to compare."""
     return in_groups(buckets, GROUP_BYTES, attrgetter("num_bytes"))
 
 
@@ -148,7 +148,7 @@ def run_global_steps(
         decided = Decisions(QualityVerdicts(work, quality["limit"]))
     with timed("duplicates"):
         parts = [BucketPart(some, decided) for some in small_together(buckets)]
-        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 2", inputs), expected)
+        duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 3", inputs), expected)
     if cuts_repeats(corpus.dedup):
         with timed(REPEATS):
             decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))

@@ -113,7 +113,7 @@ def search(
     for number, part in enumerate(parts):
         names = [name for one in part(["identity"]) for name in one["identity"].to_pylist()]
         verdicts |= {name: Verdict(KEPT, name, 1.0) for name in names}
-        gone = verdicts_of(folder / "duplicates", found["parts"], settings)(number)
+        gone = verdicts_of(folder / "duplicates", found, settings)(number)
         for (row, kind, similarity, keeper, _), path in zip(gone.found.tolist(), gone.paths, strict=True):
             kept = keeper.ljust(16, b"\0").hex()
             verdicts[names[row]] = Verdict(kind, kept, round(similarity, 4), path)

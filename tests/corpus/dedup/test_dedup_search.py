@@ -1,6 +1,7 @@
 """Verdicts on documents from anywhere: against brute force, in any order, by every rule of what stays."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
-from bessemer.corpus.dedup import compare, keys
+from bessemer.corpus.dedup import compare, exchange, keys, task
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
@@ -136,11 +137,14 @@ def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chains", [False, True])
-@pytest.mark.parametrize(("verify", "least"), [(False, 0.6), (True, 0.5)])
+@pytest.mark.parametrize(
+    ("verify", "least", "max_files"), [(False, 0.6, 256), (True, 0.5, 256), (True, 0.5, 8), (False, 0.6, 2)]
+)
 def test_many_ranges_change_nothing(
-    verify: bool, least: float, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verify: bool, least: float, max_files: int, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order."""
+    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order; with and
+    without files that are merged."""
     base = prose(1, 100).split()
     draw = random.Random(0)
     documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)] + families(1)
@@ -151,9 +155,9 @@ def test_many_ranges_change_nothing(
     steps: set[str] = set()
 
     def shuffled(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
-        steps.update(task.folder.parent.name for task in tasks)
-        for task in draw.sample(tasks, len(tasks)):
-            task.run()
+        steps.update(one.folder.parent.name for one in tasks)
+        for one in draw.sample(tasks, len(tasks)):
+            one.run()
         return perform_here(tasks)
 
     for module, name in ((keys, "HASH_BYTES"), (keys, "KEY_BYTES"), (search_steps, "GROUP_BYTES")):
@@ -161,9 +165,50 @@ def test_many_ranges_change_nothing(
     for name, value in (("CHUNK", 3), ("MAX_PAIRS", 50)):
         monkeypatch.setattr(compare, name, value)
     monkeypatch.setattr(keys, "CHUNK", 11)
+    monkeypatch.setattr(task, "MAX_FILES", max_files)
     settings = settings.model_copy(update={"memory_mib": 40})
-    assert search(documents, settings, tmp_path / "work", size=70, perform=shuffled) == expected
+    size = 70 if max_files == 256 else 15
+    assert search(documents, settings, tmp_path / "work", size=size, perform=shuffled) == expected
     assert {"LinkNeighbours-002", "GroupEdges"} < steps
+    merged = {step.removesuffix("-merged") for step in steps if step.endswith("-merged")}
+    exchanging = {
+        "DocumentKeys",
+        "BandKeys",
+        "CandidatePairs",
+        "SendSignatures",
+        "CompareSignatures",
+        "CompareShingles",
+    }
+    exchanging |= {"ChooseKeepers", "NameKeepers"} | ({"SendShingles"} if verify else set())
+    assert (exchanging <= merged) if max_files < 256 else not merged
+    left = {path.name for path in (tmp_path / "work" / "duplicates").iterdir()}
+    assert left == {"result", "NameKeepers-merged" if merged else "NameKeepers"}
+
+
+@pytest.mark.parametrize("max_files", [256, 16])
+def test_a_task_looks_into_few_files(max_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n tasks that exchange with n, each reads one merged file; each of those that merge reads n, for four of them."""
+    monkeypatch.setattr(task, "MAX_FILES", max_files)
+    documents, size, looks = families(1), 2, Counter[str]()
+    starts = exchange._starts
+
+    def counted(file: Any, *given: Any) -> Any:
+        looks[Path(file.name).parent.parent.name] += 1
+        return starts(file, *given)
+
+    monkeypatch.setattr(exchange, "_starts", counted)
+    search(documents, Dedup(bands=40, rows=4), tmp_path / "work", size=size)
+    num_parts = -(-len(documents) // size)
+    assert 16 < num_parts < 256
+    readers = num_parts if max_files == 256 else -(-num_parts // 4)
+    for step, files in (
+        ("NameKeepers", 2),
+        ("SendSignatures", 3),
+        ("CompareSignatures", 2),
+    ):  # verdicts and paths; pairs twice
+        merged = files * num_parts if max_files == 16 else 0
+        assert looks[f"{step}-merged"] == merged
+        assert looks[step] <= files * num_parts * readers + 2 * num_parts
 
 
 @pytest.mark.parametrize(("reach", "chains"), [(2, True), (4, False)])

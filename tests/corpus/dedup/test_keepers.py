@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bessemer.corpus.dedup.exchange import SplitWriter, read_split
 from bessemer.corpus.dedup.keepers import EDGES, GroupEdges, LinkNeighbours
-from bessemer.corpus.dedup.task import EDGE, DedupPlan, SplitWriter, read_split, records, spread
+from bessemer.corpus.dedup.task import EDGE, DedupPlan, records, spread
 from bessemer.recipe import Dedup
 
 NUM_PARTS, NUM_GROUPS = 2, 3

@@ -152,10 +152,11 @@ def chains(seed: int, num_texts: int) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["paragraph", "ngram"])
-@pytest.mark.parametrize("rate", [TINY, 0.2])
+@pytest.mark.parametrize(("rate", "max_files"), [(TINY, 256), (0.2, 256), (0.2, 4)])
 def test_ranges_decide_as_one_filter_does_errors_included(
-    mode: str, rate: float, cleaned: Any, monkeypatch: pytest.MonkeyPatch
+    mode: str, rate: float, max_files: int, cleaned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(task, "MAX_FILES", max_files)  # small: files that tasks exchange are merged
     texts = chains(0, 60)
     settings = Paragraphs(mode=mode, false_positive=rate, max_memory_mib=1)
     expected = in_one_pass(texts, settings)

@@ -90,7 +90,11 @@ def test_bytes_as_by_brute_force(seed: int, tmp_path: Path) -> None:
     assert new == wanted
 
 
-def test_little_memory_and_small_slices_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_files", [256, 2])
+def test_little_memory_and_small_slices_change_nothing(
+    max_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "MAX_FILES", max_files)  # 2: files that tasks exchange are merged
     texts = [" ".join(words) for seed in range(8) for words in repetitive(seed, 3)]
     settings = Substrings(unit="words", min_tokens=5, max_memory_mib=1)
     expected = cut(texts, settings, tmp_path)

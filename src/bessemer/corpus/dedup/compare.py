@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, sqrt
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
+from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, read_split, take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, num_hash_ranges, num_key_ranges, unique_pairs
 from bessemer.corpus.dedup.signatures import longest, num_hashes, shingle_set, utf8
 from bessemer.corpus.dedup.task import (
@@ -27,17 +29,11 @@ from bessemer.corpus.dedup.task import (
     PART_BITS,
     DedupTask,
     DocumentPart,
-    SplitWriter,
     is_new,
-    load_array,
     part_of,
-    read_array,
-    read_split,
     records,
     row_of,
     spread,
-    take_ragged,
-    write_split,
 )
 from bessemer.corpus.dedup.verdicts import NEAR
 from bessemer.corpus.engine import check_stop
@@ -51,6 +47,8 @@ MAX_PAIRS = 1 << 22  # held before those that occur several times are dropped
 ESTIMATE_DEVIATIONS = 4.0
 CHAINED = "-chained"  # name of the steps that compare documents with what stays at the end of a chain
 SET = np.dtype([("document", "<u8"), ("length", "<i8")])
+# documents, where the shingle set of each begins (one more than documents), and the sets
+Sets: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 
 
 def min_equal_places(min_jaccard: float, num_hashes: int, to_verify: bool) -> int:
@@ -99,12 +97,14 @@ class CompareTask(DedupTask):
 class SendSignatures(CompareTask):
     """Drop pairs that were found several times, and send them with the signatures of the first documents."""
 
+    exchanged = ("pairs", "signatures")
+
     def make(self, folder: Path) -> dict[str, int]:
         plan = self.plan
         step, count = (
             ("ChooseKeepers", self.num_groups) if self.is_chained else ("CandidatePairs", num_key_ranges(plan))
         )
-        pairs = _once(self.gather(step, [number], "pairs", PAIR) for number in range(count))
+        pairs = _once(some for _, some in self.by_task(step, range(count), "pairs", PAIR))
         to_part = part_of(pairs["second"])
         rows = row_of(pairs["first"])
         at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
@@ -139,6 +139,8 @@ def _once(parts: Iterator[np.ndarray]) -> np.ndarray:
 class CompareSignatures(CompareTask):
     """Pairs whose signatures agree in `min_equal_places`, with the share of equal values, by the part of the first."""
 
+    exchanged = ("edges",)
+
     def make(self, folder: Path) -> dict[str, int]:
         from bessemer.corpus.dedup.kernels import equal_places
 
@@ -150,9 +152,9 @@ class CompareSignatures(CompareTask):
         rows = np.unique(row_of(self.gather(before, numbers, "pairs", EDGE)["second"]))
         own = self.signatures_of(rows)
         with SplitWriter(folder / "edges", self.plan.num_parts) as file:
-            for number in numbers:
-                edges = self.gather(before, [number], "pairs", EDGE)
-                other = self.gather(before, [number], "signatures", self.signed)
+            pairs = self.whole_by_task(before, numbers, "pairs", EDGE)
+            sent = self.whole_by_task(before, numbers, "signatures", self.signed)
+            for (number, edges), (_, other) in zip(pairs, sent, strict=True):
                 mine, theirs = row_of(edges["second"]), np.searchsorted(other["document"], edges["first"])
                 places = np.empty(len(edges), dtype=np.int32)
                 equal_places(other["signature"], theirs, own, np.searchsorted(rows, mine), places)
@@ -172,6 +174,8 @@ class SendShingles(CompareTask):
     the part of the first."""
 
     part: DocumentPart | None = None
+
+    exchanged = ("documents", "shingles")
 
     def make(self, folder: Path) -> dict[str, int]:
         assert self.part is not None
@@ -216,22 +220,30 @@ class SendShingles(CompareTask):
         return np.concatenate(sets), np.array([*map(len, sets)])
 
 
+def _sets_of(sets: np.ndarray, values: np.ndarray) -> Sets:
+    return sets["document"], np.append(0, np.cumsum(sets["length"])), values
+
+
 @dataclass(frozen=True)
 class CompareShingles(CompareTask):
     """Edges of a part: pairs with the Jaccard `min_jaccard`, and those of equal texts; spread over `num_groups`, those
     that are chained for the part itself."""
 
+    exchanged = ("edges",)
+
     def make(self, folder: Path) -> dict[str, int]:
         plan, near = self.plan, self.plan.settings.minhash
         numbers = range(plan.num_parts if near else 0)
-        own = self._sets(self.number) if near and plan.settings.verify else None
+        is_verified = near and plan.settings.verify
+        own = self._own_sets() if is_verified else None
         counts = {"edges": 0, "compared": 0}
         with SplitWriter(folder / "edges", 1 if self.is_chained else self.num_groups) as file:
-            for number in numbers:
-                edges = self.gather(self.name_of(CompareSignatures), [number], "edges", EDGE)
+            sent = self._sent_sets(numbers)
+            for number, edges in self.whole_by_task(self.name_of(CompareSignatures), numbers, "edges", EDGE):
                 counts["compared"] += len(edges)
-                if own is not None and len(edges):
-                    edges = self._verified(edges, own, self._sets(number))
+                if own is not None:
+                    other = next(sets for part, sets in sent if part == number)  # they come in the same order
+                    edges = self._verified(edges, own, other)
                 counts["edges"] += self._write(file, edges)
                 check_stop()
             if not self.is_chained:
@@ -243,17 +255,26 @@ class CompareShingles(CompareTask):
         file.write(spread(np.maximum(edges["first"], edges["second"]), file.num_targets), edges)
         return len(edges)
 
-    def _sets(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Documents whose sets a part sent here, where each set begins (one more than documents), and the sets."""
+    def _own_sets(self) -> Sets:
+        """Those that this part sent to itself."""
         names = ("documents", SET), ("shingles", "<u8")
-        sets, values = (self.gather(self.name_of(SendShingles), [number], name, kind) for name, kind in names)
-        return sets["document"], np.append(0, np.cumsum(sets["length"])), values
+        place = self.name_of(SendShingles)
+        sets, values = (read_split([self.result(place, self.number, name)], self.number, kind) for name, kind in names)
+        return _sets_of(sets, values)
+
+    def _sent_sets(self, numbers: range) -> Iterator[tuple[int, Sets]]:
+        """What each part sent here, part after part."""
+        place = self.name_of(SendShingles)
+        documents = self.whole_by_task(place, numbers, "documents", SET)
+        shingles = self.whole_by_task(place, numbers, "shingles", "<u8")
+        for (number, sets), (_, values) in zip(documents, shingles, strict=True):
+            yield number, _sets_of(sets, values)
 
     def _verified(
         self,
         edges: np.ndarray,
-        own: tuple[np.ndarray, np.ndarray, np.ndarray],
-        other: tuple[np.ndarray, np.ndarray, np.ndarray],
+        own: Sets,
+        other: Sets,
     ) -> np.ndarray:
         """The edges with their true similarity, those from `min_jaccard` on."""
         from bessemer.corpus.dedup.kernels import jaccards

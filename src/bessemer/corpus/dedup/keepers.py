@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bessemer.corpus.dedup.compare import CHAINED
+from bessemer.corpus.dedup.exchange import read_split, take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import (
@@ -30,14 +31,11 @@ from bessemer.corpus.dedup.task import (
     DocumentPart,
     is_earlier,
     part_of,
-    read_split,
     records,
     row_of,
     runs,
     spread,
-    take_ragged,
-    write_split,
-)  # fmt: skip
+)
 from bessemer.corpus.dedup.verdicts import EXACT, HISTOGRAM_BINS, NEAR, PATHS, VERDICT, VERDICTS, packed
 
 EDGES = "CompareShingles"  # the step that wrote the edges
@@ -58,6 +56,8 @@ class LinkNeighbours(DedupTask):
 
     half: int
     num_groups: int
+
+    exchanged = ("links",)
 
     @property
     def step(self) -> str:
@@ -96,6 +96,8 @@ class GroupEdges(DedupTask):
     halves: int
     num_groups: int
 
+    exchanged = ("edges",)
+
     def make(self, folder: Path) -> dict[str, int]:
         links = self.gather(half_round(self.halves), range(self.num_groups), "links", PAIR)
         links = links[np.argsort(links["first"])]
@@ -113,6 +115,8 @@ class ChooseKeepers(DedupTask):
     each component stays, and pairs that are no edge are in `pairs`, to be compared."""
 
     num_groups: int
+
+    exchanged = ("verdicts", "pairs")
 
     def make(self, folder: Path) -> dict[str, int]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
@@ -166,6 +170,7 @@ class NameKeepers(DedupTask):
     num_groups: int
 
     is_durable = True  # they stay when the search has ended
+    exchanged = (VERDICTS, PATHS)
 
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan

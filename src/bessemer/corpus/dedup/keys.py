@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_array, write_split
 from bessemer.corpus.dedup.signatures import num_hashes, signatures
 from bessemer.corpus.dedup.task import (
     EDGE,
@@ -30,18 +31,14 @@ from bessemer.corpus.dedup.task import (
     DedupPlan,
     DedupTask,
     DocumentPart,
-    SplitWriter,
     is_earlier,
     is_new,
-    load_array,
     part_of,
     range_of,
-    read_array,
     records,
     row_of,
     runs,
-    write_split,
-)  # fmt: skip
+)
 from bessemer.corpus.dedup.verdicts import EXACT, identity_of, packed
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold, text_digest
@@ -85,6 +82,8 @@ class DocumentKeys(DedupTask):
 
     part: DocumentPart
 
+    exchanged = ("hashes",)
+
     def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*ORDER, ("salt", "<u8")])], 0
         num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
@@ -115,6 +114,8 @@ class DocumentKeys(DedupTask):
 class EqualTexts(DedupTask):
     """Of documents with equal hashes the first in the order (without the length) stays: edges from it to the others, by
     the part of these."""
+
+    exchanged = ("edges",)
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
@@ -230,6 +231,8 @@ def _repeated(entries: np.ndarray, key: str) -> np.ndarray:
 class BandKeys(DedupTask):
     """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
 
+    exchanged = ("keys",)
+
     def make(self, folder: Path) -> dict[str, int]:
         from bessemer.corpus.dedup.kernels import band_keys
 
@@ -262,6 +265,8 @@ class BandKeys(DedupTask):
 class CandidatePairs(DedupTask):
     """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
     first of the pair. Without `chains` none between two earlier documents, which stay anyhow."""
+
+    exchanged = ("pairs",)
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)

@@ -37,21 +37,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bessemer.corpus.dedup.exchange import SplitWriter, load_array, read_split, split_runs, write_split
 from bessemer.corpus.dedup.signatures import longest, utf8
 from bessemer.corpus.dedup.task import (
     PART_BITS,
     DocumentPart,
     RepeatsTask,
-    SplitWriter,
-    load_array,
     memory_bytes,
     part_of,
-    read_split,
     records,
     row_of,
     runs,
-    split_runs,
-    write_split,
 )
 from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
@@ -224,6 +220,8 @@ class JudgeParagraphs(RangeItems):
     bloom: RangedFilter
     num_earlier: int  # parts of earlier corpora, which only go into the filter
 
+    exchanged = ("repeated",)
+
     def make(self, folder: Path) -> dict[str, int]:
         from bessemer.corpus.dedup.repeat_kernels import judge_lines
 
@@ -298,6 +296,8 @@ def decided(task: RepeatsTask, part: int, round_: int) -> Path:
 class BoundParagraphs(BoundTask):
     """Both counts of the undecided lines, by part."""
 
+    exchanged = ("bounds",)
+
     def make(self, folder: Path) -> dict[str, Any]:
         with SplitWriter(folder / "bounds", self.plan.num_parts) as file:
             for part, found, _ in self.bounds():
@@ -330,9 +330,8 @@ class DecideLines(RepeatsTask):
         from bessemer.corpus.dedup.repeat_kernels import GOES, UNDECIDED
 
         threshold = self.plan.settings.paragraphs.threshold
-        names = [f"{self.round:03d}-{number:06d}" for number in range(self.num_ranges)]
-        paths = [self.work / BoundParagraphs.__name__ / name / "bounds" for name in names]
-        found = read_split(paths, self.number, BOUNDS)
+        step, prefix = BoundParagraphs.__name__, f"{self.round:03d}-"
+        found = self.gather(step, range(self.num_ranges), "bounds", BOUNDS, prefix)
         found = found[np.argsort(found["line"], kind="stable")]
         starts, _ = runs(found["line"])
         lines = found["line"][starts]
@@ -392,11 +391,12 @@ class CollectParagraphs(RepeatsTask):
     is_settled: bool  # `SettleLines` decided the rest
 
     def make(self, folder: Path) -> dict[str, Any]:
-        paths = [self.result(JudgeParagraphs.__name__, number, "repeated") for number in range(self.num_ranges)]
+        repeated = self.gather(JudgeParagraphs.__name__, range(self.num_ranges), "repeated", np.uint32)
         if self.round is not None:
             paths = [decided(self, self.number, self.round) / "repeated"]
             paths += [self.result(SettleLines.__name__, 0, "repeated")] if self.is_settled else []
-        repeated = np.sort(read_split(paths, self.number, np.uint32))
+            repeated = read_split(paths, self.number, np.uint32)
+        repeated.sort()
         np.save(folder / LINES, repeated)
         return {"lines": len(repeated)}
 

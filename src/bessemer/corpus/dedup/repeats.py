@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from bessemer.corpus.dedup import paragraphs, substrings
+from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.dedup.task import (
     RESULT,
     DedupPlan,
@@ -22,7 +23,6 @@ from bessemer.corpus.dedup.task import (
     Perform,
     Receipts,
     TaskSearch,
-    load_array,
     memory_bytes,
     perform_here,
 )

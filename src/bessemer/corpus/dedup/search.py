@@ -48,8 +48,7 @@ def find_duplicates(
     for a missing earlier corpus, a repeated identity, and keep = "quality" without scores.
     """
     recorded = receipt(folder / RESULT, made_of)
-    named = [folder / NameKeepers.__name__ / f"{part:06d}" for part in range(recorded["parts"] if recorded else 0)]
-    if recorded is not None and all(receipt(path, made_of) for path in named):
+    if recorded is not None and verdicts_of(folder, recorded, settings).are_whole(made_of):
         return recorded
     remove_tree(folder / RESULT)
     earlier = [ParquetPart(path, corpus) for corpus in settings.against for path in earlier_files(corpus)]
@@ -60,15 +59,13 @@ def find_duplicates(
     return search.end(search.run(), NameKeepers)
 
 
-def verdicts_of(
-    folder: Path, num_parts: int, settings: Dedup, tables: Sequence[Sequence[int]] | None = None
-) -> DuplicateVerdicts:
-    """The verdicts of a finished search over so many parts; with the `tables` of its receipt by table in place of part."""
+def verdicts_of(folder: Path, recorded: dict[str, Any], settings: Dedup, by_table: bool = False) -> DuplicateVerdicts:
+    """The verdicts of a finished search, by its receipt; part by part, or by_table."""
     spans = None
-    if tables is not None:
-        ends = [[0, *accumulate(rows)] for rows in tables]
+    if by_table:
+        ends = [[0, *accumulate(rows)] for rows in recorded["tables"]]
         spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
-    return DuplicateVerdicts(folder / NameKeepers.__name__, num_parts, settings, spans)
+    return DuplicateVerdicts(folder / NameKeepers.__name__, recorded["parts"], recorded["max_files"], settings, spans)
 
 
 class _DuplicateSearch(TaskSearch):
@@ -94,7 +91,8 @@ class _DuplicateSearch(TaskSearch):
         counts = self.on_parts(NameKeepers, reads=True, num_groups=num_groups)
         own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
         arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
-        return {"parts": plan.num_parts, "tables": tables, "statistics": arrived | _statistics(counts, settings)}
+        facts = {"parts": plan.num_parts, "max_files": plan.max_files, "tables": tables}
+        return {**facts, "statistics": arrived | _statistics(counts, settings)}
 
     def _compare(self, **more: Any) -> int:
         """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""

@@ -26,17 +26,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bessemer.corpus.dedup.exchange import SplitWriter
 from bessemer.corpus.dedup.paragraphs import slices
 from bessemer.corpus.dedup.signatures import longest, utf8
-from bessemer.corpus.dedup.task import (
-    DocumentPart,
-    RepeatsTask,
-    SplitWriter,
-    memory_bytes,
-    range_of,
-    records,
-    split_runs,
-)
+from bessemer.corpus.dedup.task import DocumentPart, RepeatsTask, memory_bytes, range_of, records
 from bessemer.corpus.dedup.verdicts import Edit, with_texts, without
 from bessemer.corpus.engine import check_stop
 from bessemer.corpus.extract import fold
@@ -100,6 +93,8 @@ class SpanTask(RepeatsTask):
 class SpanSamples(SpanTask):
     """Sub-windows by range (SAMPLE), and `counts`: the tokens of each document (int64)."""
 
+    exchanged = ("samples",)
+
     def make(self, folder: Path) -> dict[str, Any]:
         from bessemer.corpus.dedup.repeat_kernels import sample_keys
 
@@ -123,6 +118,8 @@ class SpanWindows(SpanTask):
     """The windows around repeated sub-windows, by range (WINDOW). num_ranges: of windows."""
 
     num_sample_ranges: int
+
+    exchanged = ("windows",)
 
     def make(self, folder: Path) -> dict[str, Any]:
         from bessemer.corpus.dedup.repeat_kernels import window_keys
@@ -177,18 +174,19 @@ class RepeatedTask(RepeatsTask):
 
     first_part: int
 
+    exchanged = ("repeated",)
+
     def find(self, step: str, file: str, kind: np.dtype[Any], length: int, with_first: bool, folder: Path) -> int:
         """Returns how many places are repeated."""
         seen, total = FirstPlaces(), 0
         with SplitWriter(folder / "repeated", self.plan.num_parts) as out:
-            for part in range(self.first_part, self.plan.num_parts):
-                for values in split_runs(self.result(step, part, file), self.number, kind):
-                    keys, places = (np.ascontiguousarray(values[name]) for name in ("key", "place"))
-                    others = np.ascontiguousarray(values["other"]) if kind is WINDOW else np.zeros_like(keys)
-                    found = seen.repeated(keys, others, places, part << PLACE_BITS, length, with_first)
-                    out.write(found >> PLACE_BITS, found.astype(np.uint64))
-                    total += len(found)
-                    check_stop()
+            for part, values in self.by_task(step, range(self.first_part, self.plan.num_parts), file, kind):
+                keys, places = (np.ascontiguousarray(values[name]) for name in ("key", "place"))
+                others = np.ascontiguousarray(values["other"]) if kind is WINDOW else np.zeros_like(keys)
+                found = seen.repeated(keys, others, places, part << PLACE_BITS, length, with_first)
+                out.write(found >> PLACE_BITS, found.astype(np.uint64))
+                total += len(found)
+                check_stop()
         return total
 
 

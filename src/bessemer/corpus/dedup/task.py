@@ -1,28 +1,29 @@
 """What the tasks of the searches for duplicates and repeats share: how documents are numbered and ordered, records, folders,
-and the files through which they exchange arrays.
+and who reads what was written for it (exchange.py).
 
 A document's number is its part (a bucket of this corpus, or a file of an earlier one) times 2^32, plus its row there.
 Documents are compared in the order of `keep`: by `order`, then by `tie`, then by number.
 
-A task writes one file, cut by who reads it: runs of about `RUN_BYTES`, sorted by target; then where each target begins in each
-run (int64, in bytes); then the numbers of runs and targets. So a task writes with bounded memory and few files, and reads what
-concerns it with one seek for each run. Arrays are read into memory, never mapped.
+Of n tasks each would read what each of n others wrote for it: n * n looks into files. Where a step has more than `max_files`
+tasks, others merge what it wrote (`MergeFiles`), each for some targets, and who reads looks into one file.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from bessemer import store_path
+from bessemer.corpus.dedup.exchange import SIZES, merge_splits, read_array, read_split, split_runs, targets_of
 from bessemer.corpus.work import CorpusTask, build_once
 from bessemer.recipe import Dedup
 
@@ -42,7 +43,8 @@ EDGE = np.dtype([
     ("similarity", "<f4"), ("kind", "u1"),
 ])  # fmt: skip
 
-RUN_BYTES = 64 << 20  # of values that wait to be sorted
+MAX_FILES = 256  # that a task reads of one step; tests make it small
+MERGED = "-merged"  # ends the name of the step that merged the files of a step
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing
 
 Receipts = list[dict[str, Any]]
@@ -78,10 +80,17 @@ class DedupPlan:
     num_parts: int
     num_documents: int  # or a bound of them
     made_of: str  # digest of the documents
+    max_files: int = field(default_factory=lambda: MAX_FILES)
+    mebibyte: int = field(default_factory=lambda: MEBIBYTE)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a task may sort (`memory_mib`)."""
+        return self.settings.memory_mib * self.mebibyte
 
     def num_ranges(self, bytes_each: int) -> int:
         """Tasks among which so many bytes for each document are divided, so that each fits into `memory_mib`."""
-        return max(-(-self.num_documents * bytes_each // memory_bytes(self.settings.memory_mib)), 1)
+        return max(-(-self.num_documents * bytes_each // self.memory), 1)
 
 
 def memory_bytes(mebibytes: int) -> int:
@@ -99,6 +108,7 @@ class DedupTask(CorpusTask):
 
     is_durable = False
     search: ClassVar[str] = "duplicates"  # what is looked for
+    exchanged: ClassVar[tuple[str, ...]] = ()  # files that are cut by target, which `gather` and `by_task` read
 
     @property
     def size(self) -> int:
@@ -124,13 +134,91 @@ class DedupTask(CorpusTask):
         """A file that the task of this number wrote in a step."""
         return self.work / step / f"{number:06d}" / file
 
-    def gather(self, step: str, numbers: Iterable[int], file: str, dtype: npt.DTypeLike) -> np.ndarray:
-        """What tasks of a step wrote for the task of this number."""
-        return read_split((self.result(step, number, file) for number in numbers), self.number, dtype)
+    def gather(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike, prefix: str = "") -> np.ndarray:
+        """What the tasks of a step wrote for the task of this number. prefix: of the names of their folders."""
+        folders, target = folders_for(self.work / step, numbers, self.number, self.plan.max_files, prefix)
+        return read_split((folder / file for folder in folders), target, dtype)
+
+    def by_task(self, step: str, numbers: range, file: str, dtype: npt.DTypeLike) -> Iterator[tuple[int, np.ndarray]]:
+        """The same run by run, in the order of the tasks that wrote it, each with the number of its task."""
+        folders, target = folders_for(self.work / step, numbers, self.number, self.plan.max_files)
+        if len(numbers) <= self.plan.max_files:
+            for number, folder in zip(numbers, folders, strict=True):
+                yield from ((number, values) for values in split_runs(folder / file, target, dtype))
+            return
+        with (folders[0] / f"{file}{SIZES}").open("rb") as sizes:
+            sizes.seek(8 * target * len(numbers))
+            ends = np.cumsum(read_array(sizes, "<i8", len(numbers))) // np.dtype(dtype).itemsize
+        place = 0
+        for values in split_runs(folders[0] / file, target, dtype):
+            while len(values):
+                which = int(np.searchsorted(ends, place, side="right"))
+                count = min(int(ends[which]) - place, len(values))
+                yield numbers[which], values[:count]
+                values, place = values[count:], place + count
+
+    def whole_by_task(
+        self, step: str, numbers: range, file: str, dtype: npt.DTypeLike
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """All that each task that wrote something wrote, task after task."""
+        for number, some in groupby(self.by_task(step, numbers, file, dtype), itemgetter(0)):
+            parts = [values for _, values in some]
+            yield number, np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     @abstractmethod
     def make(self, folder: Path) -> dict[str, Any]:
         """Write the result; returns counts."""
+
+
+def folders_for(step: Path, numbers: range, target: int, max_files: int, prefix: str = "") -> tuple[list[Path], int]:
+    """The folders in which the tasks `numbers` of a step, or those that merged their files, have what is for a target, and its
+    number there."""
+    if len(numbers) <= max_files:
+        return [step / f"{prefix}{number:06d}" for number in numbers], target
+    group, target = divmod(target, targets_each(max_files))
+    return [step.with_name(f"{step.name}{MERGED}") / f"{prefix}{group:06d}"], target
+
+
+def targets_each(max_files: int) -> int:
+    """Targets for which one task merges."""
+    return max(max_files // 4, 1)
+
+
+@dataclass(frozen=True)
+class MergeFiles(DedupTask):
+    """Merge the exchanged files of a step (`of`): each becomes one for some of the num_targets targets, with another of how much
+    of it is of each task. prefix: of the names of the tasks' folders."""
+
+    of: str
+    names: tuple[str, ...]
+    numbers: range
+    prefix: str
+    num_targets: int
+
+    @property
+    def step(self) -> str:
+        return f"{self.of}{MERGED}"
+
+    @property
+    def folder(self) -> Path:
+        return self.work / self.step / f"{self.prefix}{self.number:06d}"
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.number}"
+
+    def make(self, folder: Path) -> dict[str, Any]:
+        first, each = self.number * targets_each(self.plan.max_files), targets_each(self.plan.max_files)
+        targets = range(first, min(first + each, self.num_targets))
+        for name in self.names:
+            paths = [self.work / self.of / f"{self.prefix}{number:06d}" / name for number in self.numbers]
+            merge_splits(paths, targets, folder / name, self.plan.memory // 2)
+        return {}
+
+
+class MergeDurably(MergeFiles):
+    """The same of a step whose results stay when the search has ended."""
+
+    is_durable = True
 
 
 class RepeatsTask(DedupTask):
@@ -184,7 +272,7 @@ class TaskSearch:
     ) -> Receipts:
         """A task for each part from `first` on; `reads`: of its documents. sizes: the work of each part."""
         numbered = list(enumerate(zip(self.parts, sizes or self.sizes, strict=True)))
-        return self.perform([
+        return self._do([
             step(self.folder, self.plan, number, size, **more, **({"part": part} if reads else {}))
             for number, (part, size) in numbered[first:]
         ])  # fmt: skip
@@ -192,7 +280,20 @@ class TaskSearch:
     def on_ranges(self, step: type[DedupTask], num_ranges: int, **more: Any) -> Receipts:
         """A task for each of so many ranges or groups."""
         size = self.plan.num_documents // max(num_ranges, 1)
-        return self.perform([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
+        return self._do([step(self.folder, self.plan, number, size, **more) for number in range(num_ranges)])
+
+    def _do(self, tasks: Sequence[DedupTask]) -> Receipts:
+        """Do the tasks of a step, and merge the files that they exchange where they are many."""
+        done = self.perform(tasks)
+        if len(tasks) > self.plan.max_files and tasks[0].exchanged:
+            first, kind = tasks[0], MergeDurably if tasks[0].is_durable else MergeFiles
+            num_targets = targets_of(first.folder / first.exchanged[0])
+            num_merges = -(-num_targets // targets_each(self.plan.max_files))
+            numbers, prefix = range(first.number, tasks[-1].number + 1), first.folder.name[:-6]
+            amount = sum(task.amount for task in tasks) // num_merges
+            of = first.step, first.exchanged, numbers, prefix, num_targets
+            self.perform([kind(self.folder, self.plan, number, amount, *of) for number in range(num_merges)])
+        return done
 
     def end(self, facts: dict[str, Any], *kept: type[DedupTask]) -> dict[str, Any]:
         """Write the receipt of the search, with these facts, and remove what other steps than `kept` wrote."""
@@ -201,124 +302,11 @@ class TaskSearch:
         return recorded
 
     def keep(self, *steps: type[DedupTask]) -> None:
-        """Remove what other steps wrote."""
-        for path in self.folder.iterdir():
-            if path.name not in (RESULT, *(step.__name__ for step in steps)):
-                store_path.remove_tree(path)
-
-
-# --- Files of arrays
-
-
-class SplitWriter:
-    """Arrays cut by target, from 0 to num_targets - 1, into a file."""
-
-    def __init__(self, path: Path, num_targets: int) -> None:
-        self.num_targets = num_targets
-        self._file = path.open("wb")
-        self._starts: list[np.ndarray] = []
-        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
-        self._waiting_bytes = 0
-
-    def write(self, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
-        """Append values[i] for targets[i], in this order within a target. With `lengths` values are ragged: the first
-        lengths[0] are for targets[0], and so on; so in all calls or in none."""
-        if len(targets):
-            self._waiting.append((targets, values, lengths))
-            self._waiting_bytes += values.nbytes
-        if self._waiting_bytes > RUN_BYTES:
-            self._write_run()
-
-    def _write_run(self) -> None:
-        targets, values = (np.concatenate([part[place] for part in self._waiting]) for place in (0, 1))
-        lengths = None
-        if self._waiting[0][2] is not None:
-            lengths = np.concatenate([part[2] for part in self._waiting])
-        if self.num_targets > 1:
-            narrow = targets.astype(np.uint16) if self.num_targets <= 1 << 16 else targets  # these NumPy sorts by radix
-            order = np.argsort(narrow, kind="stable")
-            values = values[order] if lengths is None else take_ragged(values, lengths, order)
-        counts = np.bincount(targets.astype(np.int64), lengths, self.num_targets).astype(np.int64)
-        self._starts.append(self._file.tell() + np.append(0, np.cumsum(counts) * values.itemsize))
-        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
-        self._waiting, self._waiting_bytes = [], 0
-
-    def __enter__(self) -> SplitWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._file as file:
-            if error is None and self._waiting:
-                self._write_run()
-            for starts in (*self._starts, np.array([len(self._starts), self.num_targets])):
-                file.write(starts.astype("<i8").tobytes())
-
-
-def write_split(
-    path: Path, num_targets: int, targets: np.ndarray, values: np.ndarray, lengths: np.ndarray | None = None
-) -> None:
-    """Write arrays that are in memory, as one call of `SplitWriter.write`."""
-    with SplitWriter(path, num_targets) as file:
-        file.write(targets, values, lengths)
-
-
-def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
-    """The values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
-    parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for found in store_path.each(lambda path: list(split_runs(path, target, dtype)), paths):
-        parts += found
-    return np.concatenate(parts) if len(parts) != 2 else parts[1]
-
-
-def split_runs(path: Path, target: int | None, dtype: npt.DTypeLike) -> Iterator[np.ndarray]:
-    """The values for a target (None: for all) run by run, as they were written: some `RUN_BYTES` at one time."""
-    kind = np.dtype(dtype)
-    with path.open("rb") as file:
-        for start, end in _spans(file, target):
-            file.seek(start)
-            values = read_array(file, kind, (end - start) // kind.itemsize)
-            if values.nbytes < end - start:
-                raise OSError(f"{path}: ends before byte {end}; was it cut?")
-            yield values
-
-
-def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
-    """The next `count` values of a file, here or in a store; fewer at its end."""
-    values = np.empty(count, dtype=dtype)
-    num_bytes = file.readinto(values.view(np.uint8).data)  # type: ignore[attr-defined]
-    return values[: num_bytes // values.itemsize]
-
-
-def load_array(path: Path) -> np.ndarray:
-    """An .npy file, here or in a store."""
-    with path.open("rb") as file:
-        array: np.ndarray = np.load(file)
-    return array
-
-
-def _spans(file: BinaryIO, target: int | None) -> Iterator[tuple[int, int]]:
-    """Where the values for a target begin and end in each run that has some."""
-    size = file.seek(-16, 2)
-    num_runs, num_targets = np.frombuffer(file.read(16), dtype="<i8").tolist()
-    first, last = (0, num_targets) if target is None else (target, target + 1)
-    for run in range(num_runs):
-        place = size - 8 * (num_runs - run) * (num_targets + 1)
-        ends = []
-        for number in (first, last):
-            file.seek(place + 8 * number)
-            ends.append(int.from_bytes(file.read(8), "little"))
-        if ends[1] > ends[0]:
-            yield ends[0], ends[1]
-
-
-def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Some of the arrays that lie one behind the other in `values`, by their numbers."""
-    starts = np.cumsum(lengths) - lengths
-    counts = lengths[chosen].astype(np.int64)
-    ends = np.cumsum(counts)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[chosen] - ends + counts, counts)
-    taken: np.ndarray = values[places]
-    return taken
+        """Remove what other steps wrote, and what was merged."""
+        names = {path.name for path in self.folder.iterdir()}
+        kept = {f"{step.__name__}{MERGED * (f'{step.__name__}{MERGED}' in names)}" for step in steps}
+        for name in names - kept - {RESULT}:
+            store_path.remove_tree(self.folder / name)
 
 
 def range_of(keys: np.ndarray, num_ranges: int) -> np.ndarray:

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bessemer.corpus.dedup.task import read_split
+from bessemer.corpus.dedup.exchange import read_split
+from bessemer.corpus.dedup.task import folders_for, targets_each
+from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
 from bessemer.store_path import opened
 
@@ -53,10 +55,17 @@ class PartVerdicts:
 class DuplicateVerdicts:
     """The result of the search for duplicates, part by part, or table by table of all parts."""
 
-    folder: Path  # of the tasks `NameKeepers`
+    step: Path  # folder of the tasks `NameKeepers`
     num_parts: int
+    max_files: int
     settings: Dedup
     spans: Sequence[tuple[int, int, int]] | None = None  # part, first row and end of each table
+
+    def are_whole(self, made_of: str) -> bool:
+        """Whether all files are there as they were written. made_of: digest of the search."""
+        numbers, each = range(self.num_parts), targets_each(self.max_files)
+        folders = {one for part in numbers[::each] for one in folders_for(self.step, numbers, part, self.max_files)[0]}
+        return all(receipt(folder, made_of) for folder in folders)
 
     def __call__(self, number: int) -> PartVerdicts:
         """The verdicts on a part, or on a table by its rows."""
@@ -69,10 +78,9 @@ class DuplicateVerdicts:
         return PartVerdicts(found, paths, self.settings)
 
     def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
-
-        tasks = [self.folder / f"{number:06d}" for number in range(self.num_parts)]
-        found = read_split((task / VERDICTS for task in tasks), part, VERDICT)
-        text = read_split((task / PATHS for task in tasks), part, np.uint8).tobytes()
+        folders, target = folders_for(self.step, range(self.num_parts), part, self.max_files)
+        found = read_split((folder / VERDICTS for folder in folders), target, VERDICT)
+        text = read_split((folder / PATHS for folder in folders), target, np.uint8).tobytes()
         ends = np.cumsum(found["path_bytes"]).tolist()
         paths = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
         order = np.argsort(found["row"])

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from bessemer.corpus import engine
-from bessemer.corpus.dedup.task import load_array
+from bessemer.corpus.dedup.exchange import load_array
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.classify import (
