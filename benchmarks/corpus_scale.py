@@ -128,7 +128,7 @@ def write_receipts(work: Path, num_bytes: int, num_partitions: int, cut: partiti
             "bytes": each * 4000,
             "counts": tally.to_json(),
         }
-        mark_stage(folder, "partition", source="crawl", partition=number, **facts)
+        mark_stage(folder, partition.Partition.inputs, source="crawl", partition=number, **facts)
     funnel = Funnel("crawl", "warc", files=0, documents_in=100, documents_kept=25)
     for number in range(40):
         for example in range(3):
