@@ -465,6 +465,11 @@ def test_what_cannot_go_on_is_refused(
         ):
             assert "bring it to this machine with `bessemer fetch s3://b/runs/small`" in said_of(*arguments, code=2)
         assert "no run there" in run_fetch("s3://b/runs/other", 2, capsys)
+        said = run_fetch("s3://nowhere/runs/small", 2, capsys)
+        assert "the store has no bucket 'nowhere'" in said and "no run there" not in said
+        (tmp_path / "file").write_text("x")
+        said = run_fetch("s3://b/runs/small", 2, capsys, str(tmp_path / "file"))
+        assert said.count("fetch:") == 1 and "a file; name a folder that does not exist" in said
         assert "give s3://BUCKET/PATH/RUN" in run_fetch("s3://b", 2, capsys)
 
 

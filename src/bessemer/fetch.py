@@ -14,7 +14,7 @@ from bessemer.recipe import Recipe, load
 from bessemer.recipe.section import store_or_folder
 from bessemer.run import STORE_LOCK, RunFolder, published, sync_folder
 from bessemer.run_store import SETTLE_TRIES, RunStore, locked, run_files
-from bessemer.storage import patient, requiring_answer
+from bessemer.storage import is_remote, patient, require_bucket, requiring_answer
 from bessemer.store_folder import StoreFolder
 from bessemer.terminal import counted, say, size
 
@@ -83,14 +83,17 @@ def fetch_run(url: str, folder: Path | None, has_all: bool) -> dict[str, Any]:
     run = RunFolder(Path("runs") / name if folder is None else folder)
     store = RunStore(base, name, run)
     with requiring_answer("fetch"), patient():
-        if (copy := store.copy()) is None:
+        copy = store.copy()
+        if copy is None and is_remote(base):
+            require_bucket(base, "no run can be there")
+        if copy is None:
             raise InputError(
                 f"{store.place}: no run there, as it has no run.json; give run.store and the name of a run"
             )
         if run.has_begun:
             if not store.knows(copy):
                 raise InputError(
-                    f"fetch: {run.path}: has another run, or another state of this one, than {store.place}; name a folder that "
+                    f"{run.path}: has another run, or another state of this one, than {store.place}; name a folder that "
                     "does not exist"
                 )
             mirror = _mirror_url(run, base)
@@ -100,7 +103,7 @@ def fetch_run(url: str, folder: Path | None, has_all: bool) -> dict[str, Any]:
             )
         else:
             if run.path.exists() and not run.path.is_dir():
-                raise InputError(f"fetch: {run.path}: a file; name a folder that does not exist")
+                raise InputError(f"{run.path}: a file; name a folder that does not exist")
             step = _bring(base, name, run, copy, None if has_all else 1)
             said = f"{_brought(copy, step)} fetched from {store.place}"
     say(f"[green]✓[/] {run.path}: {said}")

@@ -80,11 +80,11 @@ def check_url(url: str, where: str) -> None:
         raise InputError(f"{where}: {url}: write {form}")
 
 
-def require_bucket(url: str, source: Source, where: str) -> None:
-    """Raise InputError where the store says that the bucket of a URL is not there."""
+def require_bucket(url: str, where: str, source: Source | None = None) -> None:
+    """Raise InputError where the store says that the bucket of a URL is not there. source: whose URL it is."""
     from pyarrow import fs
 
-    files, path = filesystem(url, source)
+    files, path = open_filesystem(url) if source is None else filesystem(url, source)
     scheme, bucket = url.partition("://")[0], path.partition("/")[0]
     if scheme == "hf" or "*" in bucket or "?" in bucket:
         return

@@ -29,6 +29,7 @@ class BackgroundCopy(ABC):
     """A copy that a thread brings up to date. Use from one process."""
 
     is_taken_over = False
+    _failed_with: type[Exception] | None = None  # since it was up to date
 
     def __init__(self, place: str, what: str) -> None:
         self.place, self.what = place, what
@@ -40,7 +41,7 @@ class BackgroundCopy(ABC):
         """Copy what has changed. Raises BessemerError, OSError."""
 
     def follow(self, on_failure: Callable[[str], None]) -> None:
-        """Bring the copy up to date, in a thread. on_failure: called with a message."""
+        """Bring the copy up to date, in a thread. on_failure: called with a message, once for each outage."""
 
         def work() -> None:
             while True:
@@ -51,11 +52,14 @@ class BackgroundCopy(ABC):
                     self._has_more = False
                 try:
                     self.update()
+                    self._failed_with = None
                 except KeyboardInterrupt:  # a stop while it waited for the store: the end of the command copies
                     pass
                 except UNREACHABLE as error:
                     self.is_taken_over |= isinstance(error, TakenOver)
-                    on_failure(f"{self.place}: {self.what} is not up to date: {storage.redacted(error)}")
+                    if type(error) is not self._failed_with:
+                        self._failed_with = type(error)
+                        on_failure(f"{self.place}: {self.what} is not up to date: {storage.redacted(error)}")
 
         if self.is_taken_over:  # which was said once
             return

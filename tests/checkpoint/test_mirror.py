@@ -182,6 +182,20 @@ def test_what_is_published_as_the_copying_ends_is_copied_too(tmp_path: Path) -> 
     assert mirror.steps() == [10, 20]
 
 
+def test_an_outage_is_reported_once(tmp_path: Path, bucket: Store) -> None:
+    run, said = RunFolder(tmp_path / "run"), list[str]()
+    mirror = Mirror("s3://bucket/deep", "name", run)
+    for outage, step in ((1, 10), (2, 30)):
+        saved(run, step)
+        bucket.refuse()
+        for _ in range(3):
+            mirror.follow(said.append)
+            assert mirror.finish() and len(said) == outage
+        bucket.answer()
+        mirror.follow(said.append)
+        assert mirror.finish() and step in mirror.steps() and len(said) == outage
+
+
 def test_what_it_cannot_do_is_told_and_stops_nothing(tmp_path: Path, bucket: Store) -> None:
     run, said = RunFolder(tmp_path / "run"), list[str]()
     saved(run, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -294,6 +295,22 @@ case "$1" in
   requeue) echo "$2" >> "{folder}/requeued" ;;
 esac
 """
+
+
+@pytest.mark.parametrize("setup", ["false", "exit 3", "ls | grep nothing", "echo $NOT_SET"])
+def test_a_set_up_that_fails_ends_the_job(setup: str, tmp_path: Path) -> None:
+    """With its code, before anything is trained; a variable that is not set is no failure."""
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).write_text(f'#!/bin/sh\ntouch "{tmp_path}/{name}-ran"\n')
+        (tmp_path / name).chmod(0o755)
+    asked = recipe(tmp_path, f"setup = [{json.dumps(setup)}]")
+    script = files.write(asked, "slurm", tmp_path / "out")[1]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
+    environment["SLURM_JOB_NODELIST"] = "node"
+    done = subprocess.run(["bash", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    is_fine = setup.startswith("echo")
+    assert done.returncode == {"exit 3": 3}.get(setup, 0 if is_fine else 1), done.stderr
+    assert (tmp_path / "srun-ran").exists() == is_fine
 
 
 @pytest.mark.long

@@ -141,7 +141,7 @@ def _remote(source: Source, pattern: str, where: str) -> Iterator[File]:
             if not any(part.startswith(".") for part in url.removeprefix(pattern).split("/")):
                 yield File(url, url, size, mtime_ns, etag)
         if is_empty:
-            storage.require_bucket(pattern, source, where)
+            storage.require_bucket(pattern, where, source)
     except InputError:
         raise
     except Exception as error:  # the hub's client has errors of its own kinds

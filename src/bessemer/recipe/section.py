@@ -37,12 +37,12 @@ def in_a_store(url: str | None) -> str | None:
 
 def store_or_folder(place: str | None) -> str | None:
     """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
-    if place is None or urlsplit(place).scheme in ("s3", "gs"):
+    if place is None or (urlsplit(place).scheme in ("s3", "gs") and urlsplit(place).netloc):
         return in_a_store(place)
     if "@" in urlsplit(place).netloc:
         raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
     if not Path(place).expanduser().is_absolute():
-        raise ValueError("give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
+        raise ValueError(f"{place!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
     return place
 
 
