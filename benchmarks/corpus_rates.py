@@ -8,7 +8,9 @@ what goes on from there is what the basic rules keep. Medians of the rounds, aft
 
     python benchmarks/corpus_rates.py --html FOLDER [--json FILE]
 
-Without --json the rates, their date and machine in the package are replaced; its shares and sizes stay as they are.
+Without --json the rates, their date and machine in the package are replaced; its shares and sizes stay as they are. With
+--repeats only the rates of what cuts repeated paragraphs and spans out are, and nothing is tokenised: those of the run, times
+the median ratio of the package's rates of the other stages to the run's, since another machine measured these.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ from time import process_time
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from machine import describe
 from readers import pack
 
 from bessemer.cli import run_command
 from bessemer.corpus import clean, partition, publish, warc, whole
+from bessemer.corpus.dedup.repeats import RepeatVerdicts, find_repeats
 from bessemer.corpus.dedup.verdicts import ParquetPart
 from bessemer.corpus.rules.apply import apply
-from bessemer.recipe import Rules
+from bessemer.recipe import Dedup, Paragraphs, Rules, Substrings
 from bessemer.recipe.rules import C4, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook
 from bessemer.tokens.tokenizer import Tokenizer
 
@@ -57,6 +62,14 @@ STAGES = {
 }
 """Stage: whose bytes it is charged by, and what it is."""
 
+REPEATS = {
+    ("paragraphs", "paragraph"): Dedup(paragraphs=Paragraphs(mode="paragraph")),
+    ("paragraphs", "ngram"): Dedup(paragraphs=Paragraphs(mode="ngram")),
+    ("spans", "words"): Dedup(substrings=Substrings(unit="words")),
+    ("spans", "bytes"): Dedup(substrings=Substrings(unit="bytes")),
+}
+"""By option of `bessemer crawl` and its value."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,6 +77,7 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=RATES)
+    parser.add_argument("--repeats", action="store_true", help="replace the rates of repeats alone")
     given = parser.parse_args()
     rates = json.loads(RATES.read_text(encoding="utf-8"))
     length = int(rates["sizes"]["document_bytes"]["value"])
@@ -71,16 +85,34 @@ def main() -> None:
         folder = Path(name)
         raw = pack(planted(sorted(given.html.rglob("*.html"))[: given.pages], folder), folder / "pages.warc.gz")
         rounds = [
-            Round(folder / str(number), folder / "pages.warc.gz", raw, length) for number in range(given.rounds + 1)
+            Round(folder / str(number), folder / "pages.warc.gz", raw, length, not given.repeats)
+            for number in range(given.rounds + 1)
         ]
         for one in rounds:
             one.run()
     measured = {}
     for stage, (of, what) in STAGES.items():
+        if stage not in rounds[-1].seconds:
+            continue
         found = [one.flow[of] / 1e6 / one.seconds[stage] for one in rounds[1:]]
         rate = float(f"{median(found):.2g}")
         measured[stage] = {"stage": stage, "of": of, "megabytes_per_cpu_second": rate, "with": what}
         print(f"{stage:<18}{rate:8.4g} MB of {of:<12} per CPU-second  ({', '.join(f'{one:.1f}' for one in found)})")
+    scale = 1.0
+    if given.repeats:
+        before = {row["stage"]: row["megabytes_per_cpu_second"] for row in rates["stages"]}
+        ratios = [before[stage] / row["megabytes_per_cpu_second"] for stage, row in measured.items()]
+        scale, measured = median(ratios), {}
+        print(f"the package's rates are {scale:.2f} times those of this run")
+    repeats = [repeats_row(rounds[1:], *option, scale) for option in REPEATS]
+    for row in repeats:
+        print(row)
+    stages = [measured.get(row["stage"], row) for row in rates["stages"] if "option" not in row]
+    place = next(number for number, row in enumerate(stages) if row["stage"] == "publish")
+    stages[place:place] = repeats
+    if given.repeats:
+        given.json.write_text(as_text(rates | {"stages": stages}), encoding="utf-8")
+        return
     machine, last = describe(), rounds[-1].flow
     sizes = ", ".join(f"{of} {last[of] / 1e6:.1f} MB" for of in ("raw", "text", "passed", "kept"))
     rates |= {
@@ -89,9 +121,21 @@ def main() -> None:
         "measured_by": f"benchmarks/corpus_rates.py on {sizes}, in documents of {length} characters; MB are 10^6 bytes of what "
         f"comes to the stage, per CPU-second of one core, median of {given.rounds} rounds",
         # those of corpus_scale.py stay
-        "stages": [measured.get(row["stage"], row) for row in rates["stages"]],
+        "stages": stages,
     }
     given.json.write_text(as_text(rates), encoding="utf-8")
+
+
+def repeats_row(rounds: list[Round], option: str, value: str, scale: float) -> dict[str, Any]:
+    """The stage that an option of `bessemer crawl` adds. exchanged: bytes that its tasks write, for a byte of text."""
+    name, what = f"{option} {value}", {"paragraphs": "repeated lines", "spans": "repeated spans"}[option]
+    rate = scale * median(one.flow[name] / 1e6 / one.seconds[name] for one in rounds)
+    exchanged = median(one.exchanged[name] / one.flow[name] for one in rounds)
+    return {
+        "stage": f"{option}, {value}", "of": "kept", "megabytes_per_cpu_second": float(f"{rate:.2g}"),
+        "with": f"{what} searched for (corpus.dedup) and cut out", "option": option, "value": value,
+        "exchanged": float(f"{exchanged:.2g}"),
+    }  # fmt: skip
 
 
 def planted(pages: list[Path], folder: Path) -> list[Path]:
@@ -136,10 +180,11 @@ EVERY = Rules(
 class Round:
     """One run of the pipeline: CPU seconds by stage, bytes by place in the flow."""
 
-    def __init__(self, folder: Path, archive: Path, raw: int, length: int) -> None:
-        self.folder, self.archive, self.length = folder, archive, length
+    def __init__(self, folder: Path, archive: Path, raw: int, length: int, tokenises: bool) -> None:
+        self.folder, self.archive, self.length, self.tokenises = folder, archive, length, tokenises
         self.seconds: dict[str, float] = defaultdict(float)
         self.flow: dict[str, float] = defaultdict(float, raw=raw)
+        self.exchanged: dict[str, int] = defaultdict(int)
 
     def run(self) -> None:
         with self.clock("read WARC"), self.archive.open("rb") as file:
@@ -165,6 +210,8 @@ class Round:
         self.seconds["verify duplicates"] -= self.seconds["link duplicates"]
         texts = [text for table in self.documents() for text in table["text"].to_pylist()]
         self.flow["kept"] = sum(len(text.encode()) for text in texts)
+        if not self.tokenises:
+            return
         tokenizer = Tokenizer.train(texts[:2000], VOCABULARY, END)
         with self.clock("tokenise"):
             tokenizer.encode_batch(texts)
@@ -224,7 +271,31 @@ class Round:
         with self.clock("link duplicates"):
             SEARCH(parts, settings.model_copy(update={"verify": False}), folder.with_name("linked"), *given)
         with self.clock("verify duplicates"):
-            return SEARCH(parts, settings, folder, *given)
+            done = SEARCH(parts, settings, folder, *given)
+        decided = whole.Decisions(verdicts=whole._verdicts(folder.parent, settings))
+        self.search_repeats(
+            [whole.BucketPart((one,), decided) for part in parts for one in part.buckets], folder, *given
+        )
+        return done
+
+    def search_repeats(self, parts: Any, folder: Path, made_of: str, names: Any, perform: Any) -> None:
+        """Search for each kind of repeats in what is no duplicate, and cut them out."""
+        for (option, value), settings in REPEATS.items():
+            name, place = f"{option} {value}", folder.with_name(f"{option}-{value}")
+
+            def counting(tasks: Any, name: str = name) -> Any:
+                done = perform(tasks)
+                self.exchanged[name] += sum(sum(one["outputs"].values()) for one in done)
+                return done
+
+            with self.clock(name):
+                first = find_repeats(parts, settings, place, made_of, counting)["first"]
+            verdicts = RepeatVerdicts(place, first, settings)
+            for number, part in enumerate(parts):
+                table = pa.concat_tables(part(["text", "characters"]))
+                self.flow[name] += pc.sum(pc.binary_length(table["text"])).as_py() or 0
+                with self.clock(name):
+                    verdicts(number, table)
 
 
 READ, ROW, SEARCH = partition.read, partition._row, whole.find_duplicates

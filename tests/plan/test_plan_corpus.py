@@ -68,6 +68,23 @@ def test_a_stage_on_one_machine_or_core_is_not_divided() -> None:
         assert found["compute_hours"] == pytest.approx(400_000 / 3600 / 20 + 50_000 / 3600 / at_once)
 
 
+def test_repeats_count_where_they_are_asked_for() -> None:
+    given = rates()
+    for value, rate, exchanged in (("paragraph", 10.0, 0.5), ("ngram", 5.0, 2.0)):
+        row = {"stage": f"lines, {value}", "of": "kept", "megabytes_per_cpu_second": rate, "exchanged": exchanged}
+        given["stages"].insert(1, {**row, "option": "paragraphs", "value": value})
+    without = corpus.plan(1e12, given)
+    assert [row["stage"] for row in without["stages"]] == ["one", "two"]
+    assert "exchange of repeats" not in without["storage_bytes"]
+    found = corpus.plan(1e12, given, repeats={"paragraphs": "ngram"})
+    assert [row["stage"] for row in found["stages"]] == ["one", "lines, ngram", "two"]
+    assert found["core_hours"] - without["core_hours"] == pytest.approx(5e10 / 5e6 / 3600)
+    assert found["storage_bytes"]["exchange of repeats"] == pytest.approx(1e11)
+    assert found["shuffle_bytes"] - without["shuffle_bytes"] == pytest.approx(1e11)
+    with pytest.raises(InputError, match="--spans words: these rates have no such stage"):
+        corpus.plan(1e12, given, repeats={"spans": "words"})
+
+
 def test_twice_the_corpus_is_twice_the_work() -> None:
     one, two = corpus.plan(1e12, rates()), corpus.plan(2e12, rates())
     assert two["core_hours"] == pytest.approx(2 * one["core_hours"])
@@ -111,7 +128,10 @@ def test_what_is_not_a_size(text: str) -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_command(["crawl", "100TB"]) == 0
     shown = capsys.readouterr().out
-    assert "core-hours" in shown and "extract" in shown and "exchange of duplicates" in shown
+    assert "core-hours" in shown and "extract" in shown and "exchange of duplicates" in shown and "repeats" not in shown
+    assert run_command(["crawl", "100TB", "--paragraphs", "ngram", "--spans", "words"]) == 0
+    shown = capsys.readouterr().out
+    assert "paragraphs, ngram" in shown and "spans, words" in shown and "exchange of repeats" in shown
     (tmp_path / "rates.json").write_text(json.dumps(rates()))
     assert run_command(["crawl", "1TB", "--rates", str(tmp_path / "rates.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["core_hours"] == pytest.approx(125)
@@ -175,6 +195,12 @@ def test_the_docs_have_what_the_command_prints() -> None:
     prose = " ".join(text.split())
     stages = {row["stage"]: row for row in found["stages"]}
     one_core = stages["metadata"]["core_hours"]
+    repeats = {"whole lines": ("paragraphs", "paragraph"), "n-grams": ("paragraphs", "ngram"),
+               "spans of words": ("spans", "words"), "of bytes": ("spans", "bytes")}  # fmt: skip
+    for name, (option, value) in repeats.items():
+        added = corpus.plan(1e14, corpus.load_rates(), repeats={option: value})
+        hours, stored = added["core_hours"] - found["core_hours"], added["storage_bytes"]["exchange of repeats"] / 1e12
+        assert f"{name} {hours:.0f} core-hours and {stored:.1f} TB of exchange" in prose
     for phrase in (
         f"{found['machines']} machines of {found['cores_per_machine']} cores: {found['hours']:.1f} hours, of them "
         f"{found['hours_on']['cluster']:.1f} on all of them and {one_core:.1f} on one core (metadata); the input needs {found['transfer_hours']:.1f} hours",

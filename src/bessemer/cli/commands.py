@@ -135,6 +135,8 @@ COMMANDS = (
         option("--machines", "machines (default 16)", type=int, default=16, metavar="N"),
         option("--price", "of a core for an hour (default 0.05)", type=float, default=0.05, metavar="P"),
         option("--storage-price", "of a gigabyte for a month (default 0.023)", type=float, default=0.023, metavar="P"),
+        option("--paragraphs", "count the removal of repeated lines (corpus.dedup.paragraphs)", choices=("paragraph", "ngram")),
+        option("--spans", "count the removal of repeated spans (corpus.dedup.substrings)", choices=("words", "bytes")),
         option("--rates", "measured rates, as benchmarks/corpus_rates.py writes them", metavar="FILE"),
     )),
     Command("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", planning.calibrate, (

@@ -57,6 +57,7 @@ def crawl(args: argparse.Namespace) -> dict[str, Any]:
         cores=args.cores,
         price=args.price,
         storage_price=args.storage_price,
+        repeats={name: value for name in ("paragraphs", "spans") if (value := getattr(args, name)) is not None},
     )
     if not args.json:
         print(corpus.table(planned))

@@ -34,16 +34,17 @@ NETWORK_BYTES_PER_SECOND = 1.25e9  # of a machine
 
 def plan(
     input_bytes: float, rates: dict[str, Any], *, machines: int = 16, cores: int = 64, price: float = 0.05,
-    storage_price: float = 0.023,
+    storage_price: float = 0.023, repeats: dict[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """What a corpus of `input_bytes` of compressed crawl takes, as plain values: bytes, core-hours, hours, and money in the unit
     of the prices.
 
     A stage that runs `on` one machine or one core is not divided among more; hours_on: of the stages on each.
 
-    rates: as `load_rates` gives them. price: of a core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the
-    storage. transfer_hours: to bring the input in over the machines' networks, while they work; partitions, buckets,
-    row_groups: how the work and the rows in between are cut (docs/scale.md). Raises InputError for numbers that make no sense.
+    rates: as `load_rates` gives them. repeats: which stages of an option ("paragraphs", "spans") count, by its value. price: of a
+    core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the storage. transfer_hours: to bring the input in
+    over the machines' networks, while they work; partitions, buckets, row_groups: how the work and the rows in between are cut
+    (docs/scale.md). Raises InputError for numbers that make no sense, and a value of an option that has no rate.
     """
     for name, value in {"SIZE": input_bytes, "--machines": machines, "--cores": cores}.items():
         if not value > 0:
@@ -58,7 +59,18 @@ def plan(
     tokens = flow["kept"] / sizes["bytes_per_token"]
     partitions, ranges, buckets = cut(flow["input"])
     is_merged = buckets > ranges
-    steps = [row for row in rates["stages"] if is_merged or row["stage"] != "merge"]
+    wanted = repeats or {}
+    steps = [
+        row
+        for row in rates["stages"]
+        if (is_merged or row["stage"] != "merge") and wanted.get(row.get("option", "")) == row.get("value")
+    ]
+    cutting = [row for row in steps if "option" in row]
+    for option, mode in wanted.items():
+        if not any(row["option"] == option for row in cutting):
+            raise InputError(
+                f"--{option} {mode}: these rates have no such stage; measure it with benchmarks/corpus_rates.py"
+            )
     seconds = [flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in steps]
     stages = [
         {
@@ -75,6 +87,7 @@ def plan(
         "cleaned partitions": rows_between,
         **({"merged buckets": rows_between} if is_merged else {}),
         "exchange of duplicates": exchanged,
+        **({"exchange of repeats": flow["kept"] * max(row["exchanged"] for row in cutting)} if cutting else {}),
         "documents": flow["kept"] * sizes["parquet_per_text"],
         "rejected": (documents["text"] - documents["kept"]) * sizes["reject_bytes"],
         "token shards": tokens * sizes["token_bytes"],
@@ -101,7 +114,7 @@ def plan(
         "hours_on": hours,
         "transfer_hours": transfer_hours,
         "hours": max(compute_hours, transfer_hours),
-        "shuffle_bytes": cleaned + exchanged,
+        "shuffle_bytes": cleaned + exchanged + flow["kept"] * sum(row["exchanged"] for row in cutting),
         "partitions": partitions,
         "buckets": buckets,
         "row_groups": partitions * ranges + buckets * is_merged,
@@ -136,6 +149,7 @@ def load_rates(path: Path | None = None) -> dict[str, Any]:
         needed = {f"{after}_per_{before}" for before, after in pairwise(FLOW)}
         numbers = [*(shares[name] for name in needed), *sizes.values()]
         numbers += [row["megabytes_per_cpu_second"] for row in rates["stages"]]
+        numbers += [row["exchanged"] for row in rates["stages"] if "option" in row]
         places = {row.get("on", "cluster") for row in rates["stages"]} <= {"cluster", "machine", "core"}
         known = places and all(row["of"] in FLOW and row["stage"] for row in rates["stages"]) and rates["stages"]
         if not known or not rates["date"] or not rates["machine"] or not all(number > 0 for number in numbers):

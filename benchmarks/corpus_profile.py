@@ -1,0 +1,150 @@
+"""Where the CPU time of a corpus goes, by stage of work: the JSONL of corpus.py through `bessemer corpus` in one worker.
+
+The functions of each stage are timed where the pipeline calls them, without what they call of other stages; what no stage has is
+`the rest`. A first run compiles; then the medians of the rounds, each a process of its own, whose start is a stage too.
+
+    python benchmarks/corpus_profile.py [FOLDER ...] [--megabytes MB] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "corpus_profile.json"
+STAGES = {
+    "reading": "JSON, encodings, keys of records",
+    "normalising": "NFC, line ends, control characters",
+    "hard-wrap": "looking for hard-wrapped lines, and unwrapping",
+    "words": "cutting texts into words for the rules",
+    "rules": "Gopher repetition and the basic rules, without the words",
+    "folding and hashing": "identity, BLAKE2b of the folded text, columns",
+    "signatures": "140 MinHash values over 5-word shingles",
+    "tables and files": "Arrow tables and Parquet of partitions",
+    "near duplicates": "the search: exact copies, LSH, verification",
+    "publishing": "a bucket read, decided and written again",
+    "start": "until the first partition begins: Python, imports, recipe, listing",
+}
+
+
+class Profile:
+    """CPU seconds of stages, each without those within it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._running: list[str] = ["start"]
+        self._since = 0.0  # of the process
+
+    def enter(self, stage: str) -> None:
+        self._charge()
+        self._running.append(stage)
+
+    def leave(self) -> None:
+        self._charge()
+        self._running.pop()
+
+    def _charge(self) -> None:
+        now = process_time()
+        self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, stage: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            if self._running == ["start"]:
+                self._charge()
+                self._running[0] = "the rest"
+            self.enter(stage)
+            try:
+                return work(*given, **named)
+            finally:
+                self.leave()
+
+        return run
+
+    def each(self, stage: str, work: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        """The same for a function that yields."""
+
+        def run(*given: Any) -> Iterator[Any]:
+            found = work(*given)
+            step = self.timed(stage, lambda: next(found, None))
+            while (one := step()) is not None:
+                yield one
+
+        return run
+
+
+def profile_run(recipe: str) -> dict[str, float]:
+    """Seconds of each stage of `bessemer corpus` in this process."""
+    from bessemer.cli import run_command
+    from bessemer.corpus import clean, partition, publish, whole
+    from bessemer.corpus.dedup import signatures
+    from bessemer.corpus.text import statistics
+
+    of = Profile()
+    steps = {"normalise": "normalising", "rules": "rules"}
+    clean.STEPS = tuple((name, of.timed(steps[name], step) if name in steps else step) for name, step in clean.STEPS)
+    for module, name, stage in (
+        (clean, "unwrapped", "hard-wrap"), (partition, "_row", "folding and hashing"),
+        (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
+        (signatures, "signatures", "signatures"), (whole, "run_dedup_step", "near duplicates"),
+        (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),
+    ):  # fmt: skip
+        setattr(module, name, of.timed(stage, getattr(module, name)))
+    partition.read = of.each("reading", partition.read)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        if run_command(["corpus", recipe]):
+            raise SystemExit("the corpus could not be built")
+    of._charge()
+    return dict(of.seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--megabytes", type=float, default=60, help="before a quarter of them is copied in")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # in a process of its own
+    given = parser.parse_args()
+    if given.one is not None:
+        print(json.dumps(profile_run(given.one)))
+        return
+    from corpus import corpus_of, megabytes, prepared
+    from machine import describe
+
+    records, rounds = corpus_of(given.folders, given.megabytes), []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        recipe = prepared(work, records, None)
+        command = [sys.executable, __file__, "--one", str(recipe)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for _ in range(given.rounds + 1):
+            subprocess.run(["rm", "-rf", work / "benchmark"], check=True)
+            done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+            rounds.append(json.loads(done.stdout))
+    rounds = rounds[1:]
+    seconds = {stage: median(one.get(stage, 0.0) for one in rounds) for stage in (*STAGES, "the rest")}
+    total = sum(seconds.values())
+    shares = {stage: spent / total for stage, spent in sorted(seconds.items(), key=lambda row: -row[1])}
+    for stage, share in shares.items():
+        print(f"{stage:<20} {seconds[stage]:7.2f} s {share:6.1%}  {STAGES.get(stage, '')}")
+    rate = megabytes(records) / total
+    print(f"{megabytes(records):.0f} MB in {total:.1f} CPU-seconds: {rate:.1f} MB per CPU-second")
+    facts = {"machine": describe(megabytes=megabytes(records)), "seconds": seconds, "shares": shares, "rate": rate}
+    given.json.write_text(json.dumps({**facts, "rounds": rounds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
