@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -67,6 +68,20 @@ def test_a_table_a_person_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert "64 x A100 SXM 80GB" in out and "compute-optimal" in out
 
 
+def test_faster_layouts_are_faster_than_the_chosen_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (("--model", "llama-3-8b", "--gpus", "64xH100"), ("--params", "30B", "--gpus", "256xH100")):
+        assert run_command(["plan", *asked, "--tokens", "1T", "--search"]) == 0
+        lines = iter(capsys.readouterr().out.splitlines())
+        seconds = dict[str, list[float]]()
+        for line in lines:
+            if line.startswith(("best", "faster, with less free")):
+                title = line.partition("  ")[0]
+                rows = itertools.takewhile(str.strip, lines)
+                seconds[title] = [float(re.split(r"  +", row.strip())[1]) for row in rows]
+        assert len(seconds["best"]) > 1
+        assert all(one <= seconds["best"][0] for one in seconds.get("faster, with less free", [])), seconds
+
+
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
     found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")
@@ -92,6 +107,21 @@ def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.Captu
     }[budget[0]]  # fmt: skip
     assert 0.99 * limit <= spent <= limit
     assert any("is kept by the expected figure" in note for note in found["notes"]) == (budget[0] != "--flops")
+
+
+def test_a_what_if_of_a_budget_says_whether_it_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--money", "500k", "--gpus", "64xH100")
+    found = planned(
+        capsys, *asked, *(part for change in ("price=6", "price=1", "params=100M") for part in ("--what-if", change))
+    )
+    dear, cheap, small = found["what_if"]
+    assert dear["expected"]["cost"] > 500e3 and any(
+        f"--money 500k is NOT kept: the expected figure is {dear['expected']['cost'] / 500e3:.0%} of it" in note
+        for note in dear["notes"]
+    )
+    assert not any("is kept" in note for note in dear["notes"])
+    for one in (cheap, small):
+        assert one["expected"]["cost"] < 500e3 and any("--money 500k is kept" in note for note in one["notes"])
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer.chosen_layout import planned as plan_of
-    from bessemer.plan import outcome, search
+    from bessemer.plan import budget, outcome, search
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page, job = _page_path(args), _requested_job(args, requested)
@@ -298,6 +298,8 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     unique = _unique(args)
     planned = plan_of(job, searched=args.search, unique=unique)
     what_ifs = [plan_of(one, unique=unique) for one in changed]
+    for kind, text in _budget(args).items():
+        what_ifs = [budget.compared(kind, text, one) for one in what_ifs]
     if not args.json:
         titles = ["as asked", *args.what_if]
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))

@@ -51,9 +51,7 @@ def fitted(
     out.
     """
     amount, rate, largest = ask.dollars(text, kind), None, math.inf
-    notes: tuple[str, ...] = ()
-    if kind != "flops":
-        notes = (f"--{kind} {text} is kept by the expected figure, which one run in two exceeds",)
+    notes: tuple[str, ...] = () if kind == "flops" else (_kept(kind, text),)
     rounds = 0
     while rounds < ROUNDS:
         chosen = proposal_for_budget(kind, text, asked, rate, largest, unique)
@@ -115,6 +113,21 @@ def _sized(
 ) -> PlanRequest:  # fmt: skip
     sizes = {"params": repr(float(parameters)), "tokens": str(tokens)}
     return replace(request({**asked, **sizes}), notes=notes)
+
+
+def _kept(kind: str, text: str) -> str:
+    return f"--{kind} {text} is kept by the expected figure, which one run in two exceeds"
+
+
+def compared(kind: str, text: str, result: PlanResult) -> PlanResult:
+    """A what-if of a plan that keeps to a budget, with a note of whether it keeps to it too."""
+    share = _spent(kind, result) / ask.dollars(text, kind)
+    notes = [note for note in result.goal.notes if note != _kept(kind, text)]
+    if share > 1:
+        notes.insert(0, f"--{kind} {text} is NOT kept: the expected figure is {share:.0%} of it")
+    elif kind != "flops":
+        notes.insert(0, _kept(kind, text))
+    return replace(result, goal=replace(result.goal, notes=tuple(notes)))
 
 
 def _leaves_headroom(result: PlanResult) -> bool:

@@ -281,9 +281,9 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
     spare = f"{len(of.safe):,} of them with {of.headroom:.0%} of the memory free"
     lines = [f"{counted(len(of.ranked), 'layout')} fit, {spare}; {len(of.rejected):,} do not.", ""]
     lines += _layouts("best", of.preferred[:LISTED], devices)
-    tight = [one for one in of.ranked[:LISTED] if not one.leaves(of.headroom)]
-    if tight and of.safe and tight[0].step.seconds < of.safe[0].step.seconds:
-        lines += ["", *_layouts("faster, with less free", tight, devices)]
+    chosen = of.preferred[0].step.seconds if of.safe else 0.0
+    if tight := [one for one in of.ranked if one.step.seconds < chosen and not one.leaves(of.headroom)]:
+        lines += ["", *_layouts("faster, with less free", tight[:LISTED], devices)]
     if len(of.pareto) > 1:
         lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
     if of.rejected:
