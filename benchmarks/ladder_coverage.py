@@ -27,6 +27,8 @@ from bessemer.terminal import text_table
 FEWEST = 4  # rungs that a prediction is made from
 RUNGS = 6
 BUDGET = "6e11"  # FLOPs of the rungs: the largest ladder below a quarter of the planned compute
+STEPS = 370
+KEPT = ("name", "group", "parameters", "tokens", "flops", "loss", "steps", "batch_excess")  # of a rung: a Point's own
 RECIPE = """
 [run]
 name = "{name}"
@@ -53,7 +55,7 @@ kv_heads = 4
 mlp_width = 240
 
 [train]
-steps = 370
+steps = {steps}
 global_batch_tokens = 1024
 precision = "fp32"
 
@@ -99,7 +101,9 @@ def trained(text: Path, work: Path) -> dict[str, Any]:
     """ladder.json of a ladder on this text, after its planned run has been trained too."""
     work.mkdir(parents=True, exist_ok=True)
     recipe, folder = work / f"{text.name}.toml", work / text.name
-    recipe.write_text(RECIPE.format(name=text.name, work=work.resolve(), text=text.resolve()), encoding="utf-8")
+    recipe.write_text(
+        RECIPE.format(steps=STEPS, name=text.name, work=work.resolve(), text=text.resolve()), encoding="utf-8"
+    )
     ladder = ["ladder", str(recipe), "--rungs", str(RUNGS), "--budget", BUDGET]
     for command in (ladder, ["train", str(recipe)], ladder):
         if code := run_command(command):
@@ -112,9 +116,10 @@ def trained(text: Path, work: Path) -> dict[str, Any]:
 def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
     """Every prediction of a larger run from smaller ones, beside its loss; ladder: ladder.json, or what this returned."""
     runs = sorted(ladder["rungs"], key=lambda rung: rung["flops"])
-    points = [Point(r["name"], r["group"], r["parameters"], r["tokens"], r["flops"], r["loss"]) for r in runs]
+    points = [Point(*(rung[key] for key in KEPT)) for rung in runs]
     amounts, planned = sorted({point.flops for point in points}), ladder["planned"]
-    last = Point("planned", -1, planned["parameters"], planned["tokens"], planned["flops"], planned["measured"]["loss"])
+    size = (planned["parameters"], planned["tokens"], planned["flops"])
+    last = Point("planned", -1, *size, planned["measured"]["loss"], STEPS)
     larger = [*points, last]
     targets = [
         (count, point)
@@ -125,18 +130,17 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
     predictions = []
     for count, target in targets:
         below = tuple(point for point in points if point.flops <= amounts[count - 1])
-        interval = fitted("ratio", below).loss(target.parameters, target.tokens, target.flops)
+        law = fitted("ratio", below)
+        interval = law.loss(target.parameters, target.tokens, target.flops, batch_excess=target.batch_excess)
         predictions.append({
             "run": target.name, "from_rungs": count, "beyond": target.flops / amounts[count - 1], "measured": target.loss,
             "predicted": interval.value, "low": interval.low, "high": interval.high,
             "error": interval.value / target.loss - 1, "width": (interval.high - interval.low) / interval.value,
             "inside": interval.covers(target.loss),
         })  # fmt: skip
-    kept = ("name", "group", "parameters", "tokens", "flops", "seed", "loss")
     return {
-        "kind": kind, "predictions": predictions, "rungs": [{key: run[key] for key in kept} for run in runs],
+        "kind": kind, "predictions": predictions, "rungs": [{key: run[key] for key in ("seed", *KEPT)} for run in runs],
         "planned": {key: planned[key] for key in ("parameters", "tokens", "flops", "measured")},
-        "fit": {"spreads": ladder["fit"]["spreads"]},
     }  # fmt: skip
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
 from bessemer.errors import InputError
 from bessemer.ladder.fit import fit
-from bessemer.ladder.law import Point, best_size, fitted, left_out, more_runs, optimum, profiles
+from bessemer.ladder.law import BATCH_EFFECT, Point, best_size, fitted, left_out, more_runs, optimum, profiles
 from tests.ladder.laws import Law
 
+STEPS = 5000.0  # of long runs, whose slope steepens no more
 LAW = Law(1.8172, (482.01, 2085.43), (0.3478, 0.3658))  # Besiroglu et al. 2024, table 1
 
 
@@ -20,7 +23,9 @@ def ratio_points(count: int, noise: float, seed: int, law: Law = LAW) -> tuple[P
     sizes = np.sqrt(1e18 * 4.0 ** np.arange(count) / 120)
     losses = law.loss(sizes, 20 * sizes) * np.exp(noise * chance.standard_normal(count))
     rows = zip(sizes, losses, strict=True)
-    return tuple(Point(f"r{n}", n, size, 20 * size, 120 * size**2, float(loss)) for n, (size, loss) in enumerate(rows))
+    return tuple(
+        Point(f"r{n}", n, size, 20 * size, 120 * size**2, float(loss), STEPS) for n, (size, loss) in enumerate(rows)
+    )
 
 
 def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Point, ...]:
@@ -31,7 +36,7 @@ def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Po
         for size in np.sqrt(compute / 120) * np.geomspace(1 / 3, 3, count):
             tokens = compute / 6 / size
             loss = float(LAW.loss(size, tokens)) * float(np.exp(noise * chance.standard_normal()))
-            found.append(Point(f"i{level}-{size:.0f}", level, size, tokens, compute, loss))
+            found.append(Point(f"i{level}-{size:.0f}", level, size, tokens, compute, loss, STEPS))
     return tuple(found)
 
 
@@ -88,7 +93,7 @@ def test_the_largest_rung_is_predicted_from_the_others() -> None:
     points = ratio_points(7, 0.0, 0)
     worse = (
         *points[:-1],
-        Point("worse", 6, points[-1].parameters, points[-1].tokens, points[-1].flops, points[-1].loss * 1.1),
+        replace(points[-1], name="worse", loss=points[-1].loss * 1.1),
     )
     good, bad = left_out("ratio", points), left_out("ratio", worse)
     assert good is not None and bad is not None
@@ -116,14 +121,33 @@ def test_more_runs_halve_the_error_when_they_are_made() -> None:
     def noisy(rungs: tuple[Point, ...]) -> list[tuple[Point, ...]]:
         chance = np.random.default_rng(7)
         return [
-            tuple(Point(p.name, p.group, p.parameters, p.tokens, p.flops,
-                        float(LAW.loss(p.parameters, p.tokens)) * float(np.exp(0.004 * chance.standard_normal())))
+            tuple(replace(p, loss=float(LAW.loss(p.parameters, p.tokens)) * float(np.exp(0.004 * chance.standard_normal())))
                   for p in rungs)
             for _ in range(16)
         ]  # fmt: skip
 
     four_times = spread(points * 4) / spread(points)
     assert 0.3 < four_times < 0.75, four_times
+
+
+def test_a_batch_above_the_laws_is_taken_off() -> None:
+    """Rungs whose losses hold the effect of rounded batches give the same law as ones without, and a prediction of a run
+    with such a batch holds it."""
+    points = ratio_points(6, 0.0, 0)
+    excess = (0.13, -0.16, 0.01, 0.10, -0.07, 0.01)
+    rounded = tuple(
+        replace(point, loss=point.loss * float(np.exp(BATCH_EFFECT * by)), batch_excess=by)
+        for point, by in zip(points, excess, strict=True)
+    )
+    size = (2e9, 4e10, 4.8e20)
+    plain, found = fitted("ratio", points), fitted("ratio", rounded)
+    assert found.loss(*size).value == pytest.approx(plain.loss(*size).value, rel=1e-6)
+    more = found.loss(*size, batch_excess=0.2)
+    assert more.value / found.loss(*size).value == pytest.approx(np.exp(0.2 * BATCH_EFFECT), rel=1e-9)
+    out = left_out("ratio", rounded)
+    assert out is not None
+    without = left_out("ratio", points)
+    assert without is not None and out["error"] == pytest.approx(without["error"], abs=1e-6)
 
 
 def test_too_few_rungs_are_an_error() -> None:

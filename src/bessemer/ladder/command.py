@@ -17,14 +17,16 @@ from bessemer.ladder.design import (
     SEEDS,
     Budget,
     Design,
+    Planned,
     Rung,
+    batch_excess,
     parse_budget,
     rate_rule,
     refuse_few,
     rungs_within,
 )
 from bessemer.ladder.law import FittedLaw, Interval, Point
-from bessemer.ladder.posterior import SPREADS
+from bessemer.ladder.posterior import DRAWN
 from bessemer.ladder.runs import Ground
 from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
@@ -111,7 +113,7 @@ def result(
 ) -> dict[str, Any]:
     """What ladder.json holds, of rungs that are done: plain values."""
     planned, recipe = ground.planned, ground.planned.recipe
-    points = tuple(Point(r.name, r.group, r.size.parameters, r.tokens, r.flops, scores[r.name].loss) for r in rungs)
+    points = tuple(_point(planned, rung, scores[rung.name].loss) for rung in rungs)
     found = law.fitted(design, points, recipe.run.seed)
     at = (planned.size.parameters, planned.tokens, planned.flops)
     on_the_line = design == "isoflop" or abs(ratio / planned.ratio - 1) < 0.05
@@ -149,10 +151,17 @@ def result(
     return dict(runs.plain(values))
 
 
+def _point(planned: Planned, rung: Rung, loss: float) -> Point:
+    excess = batch_excess(planned.recipe, rung.batch, rung.flops, planned.flops)
+    return Point(rung.name, rung.group, rung.size.parameters, rung.tokens, rung.flops, loss, rung.steps, excess)
+
+
 def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict[str, Any]:
-    said = found.loss(point.parameters, point.tokens, point.flops, of_a_run=False).value
+    size = (point.parameters, point.tokens, point.flops)
+    said = found.loss(*size, of_a_run=False, batch_excess=point.batch_excess).value
     shape = {key: value for key, value in rung.to_dict().items() if key != "model"}
-    return {**shape, "loss": score.loss, "loss_by_source": score.by_source, "seconds": score.seconds,
+    return {**shape, "batch_excess": point.batch_excess, "loss": score.loss, "loss_by_source": score.by_source,
+            "seconds": score.seconds,
             "residual": point.loss / said - 1}  # fmt: skip
 
 
@@ -172,9 +181,11 @@ def _law(found: FittedLaw) -> dict[str, Any]:
 
 
 def _spreads(found: FittedLaw) -> dict[str, dict[str, float]]:
-    """Of log losses: between seeds of a size, of sizes about the curve, and of the curve's slope about the law's."""
-    drawn = found.posterior.spreads
-    return {kind: asdict(Interval.of(float(np.median(drawn[:, at])), drawn[:, at])) for at, kind in enumerate(SPREADS)}
+    """Of log losses: between seeds of a size, of sizes about the curve, and of the curve's slope about the law's; and what the
+    slope of short runs gains."""
+    posterior = found.posterior
+    drawn = np.concatenate([posterior.spreads, posterior.steepening[:, None]], axis=1)
+    return {kind: asdict(Interval.of(float(np.median(drawn[:, at])), drawn[:, at])) for at, kind in enumerate(DRAWN)}
 
 
 def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:

@@ -116,10 +116,9 @@ def learning_rate(recipe: Recipe, flops: float, planned_flops: float) -> float:
     square root of that (Malladi et al. 2022, the square-root scaling rule of Adam), or the loss has a step where the batch
     has one.
     """
-    peak, batch = recipe.train.optimizer.learning_rate, recipe.train.global_batch_tokens
-    assert peak is not None and batch is not None, "the recipe is resolved"
-    by_law = batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)
-    rounded = sqrt(batch_tokens(recipe, flops, planned_flops) / by_law)
+    peak = recipe.train.optimizer.learning_rate
+    assert peak is not None, "the recipe is resolved"
+    rounded = exp(0.5 * batch_excess(recipe, batch_tokens(recipe, flops, planned_flops), flops, planned_flops))
     rule = (flops / planned_flops) ** RATE_EXPONENT if rate_rule(recipe) == "dial" else 1.0
     return float(f"{peak * rule * rounded:.4g}")
 
@@ -138,6 +137,13 @@ def batch_tokens(recipe: Recipe, flops: float, planned_flops: float) -> int:
     below = max(int(sequences), FEWEST_SEQUENCES)
     nearest = below + (sequences > sqrt(below * (below + 1)))
     return int(min(nearest * length, batch))
+
+
+def batch_excess(recipe: Recipe, tokens: int, flops: float, planned_flops: float) -> float:
+    """The logarithm of a batch over the law's, which is not whole sequences; recipe: resolved."""
+    batch = recipe.train.global_batch_tokens
+    assert batch is not None, "the recipe is resolved"
+    return log(tokens / (batch * min((flops / planned_flops) ** BATCH_EXPONENT, 1.0)))
 
 
 Design = Literal["ratio", "isoflop"]

@@ -123,8 +123,9 @@ def _spreads(found: Json) -> str:
     measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
     return (
         f"the smallest run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}), any run's "
-        f"{spreads['shape']['value']:.2%} by its size; the slope drifts by {spreads['drift']['value']:.4f} for every e times the "
-        "compute; all intervals hold these"
+        f"{spreads['shape']['value']:.2%} by its size; for every e times the compute the slope gains "
+        f"{spreads['steepening']['value']:.4f}, as that of short runs does, and drifts by {spreads['drift']['value']:.4f}; all "
+        "intervals hold these"
     )
 
 
