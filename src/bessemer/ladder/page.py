@@ -121,11 +121,14 @@ def _spreads(found: Json) -> str:
     """What an interval holds on top of the law's own uncertainty."""
     spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
     measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
+    gain, drift = (
+        spreads["steepening"]["value"],
+        f"drifts by {spreads['drift']['value']:.4f} for every e times the compute",
+    )
+    steepens = f"gains {gain:.4f}, as that of short runs does, and " if gain > 0 else ""
     return (
         f"the smallest run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}), any run's "
-        f"{spreads['shape']['value']:.2%} by its size; for every e times the compute the slope gains "
-        f"{spreads['steepening']['value']:.4f}, as that of short runs does, and drifts by {spreads['drift']['value']:.4f}; all "
-        "intervals hold these"
+        f"{spreads['shape']['value']:.2%} by its size; the slope {steepens}{drift}; all intervals hold these"
     )
 
 
