@@ -395,9 +395,12 @@ def test_the_recipe_alone_goes_on(command: Any, prepared: Path, tmp_path: Path, 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Mirror, "update", lambda self: (_ for _ in ()).throw(BessemerError("it is full")))
         said = command("train", "one", STORE, code=1)
-    assert "does not have all checkpoints: it is full; the same command copies them" in said and not place.exists()
+    assert "does not have all checkpoints: it is full; then the same command copies them" in said and not place.exists()
     command("train", "one", STORE)
     assert place.exists()
+    (place / "manifest.json").unlink()
+    said = command("evaluate", "five", STORE)
+    assert "five/small/evaluation.json has the scores of step 24, whose checkpoint is not here: step" in said
 
 
 def test_what_cannot_go_on_is_refused(

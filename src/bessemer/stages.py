@@ -373,9 +373,10 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
 
     def work() -> str:
         from bessemer.evaluate.final import evaluate as score
-        from bessemer.evaluate.final import score_line
+        from bessemer.evaluate.final import score_line, warn_of_older
         from bessemer.tasks.scoring import main_score
 
+        warn_of_older(place, before.get("step", 0), published(run.checkpoints))
         found = score(recipe, run, *opened(recipe, run, average=average), items)
         if before.get("step") == found.get("step") and (tasks := kept + found.get("tasks", [])):
             found["tasks"] = tasks  # those of earlier commands stay

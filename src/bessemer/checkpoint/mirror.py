@@ -117,7 +117,10 @@ class Mirror(BackgroundCopy):
         there, own, here = self._listed(), self._copied(), published(self._run.checkpoints)
         own |= {step for step in set(there) - own if self._is_of_run(step)}
         if foreign := sorted(set(there) - own):
-            raise BessemerError(f"it has a checkpoint of step {foreign[-1]} from another training; name another folder")
+            place = f"{self.place}/{checkpoint_name(foreign[-1])}"
+            raise BessemerError(
+                f"it has a checkpoint of step {foreign[-1]} from another training; remove {place}, or name another folder"
+            )
         new = [step for step in here if self._differs(step, there)]
         self._note({*own, *new})  # before the first byte, so that what a kill leaves is known as this run's
         if new:

@@ -212,7 +212,7 @@ def checkpoints_copied(session: Session) -> Iterator[None]:
             warn(why)
         raise
     if (why := failure()) is not None:
-        raise BessemerError(f"{why}; the same command copies them")
+        raise BessemerError(f"{why}; then the same command copies them")
 
 
 def _may_copy(store: RunStore) -> bool:

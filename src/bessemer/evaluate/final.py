@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from bessemer.recipe import Contamination, EvaluationSet, Recipe
 from bessemer.run import RunFolder, read_json_again, write_atomic
 from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
-from bessemer.terminal import counted, progress, size
+from bessemer.terminal import counted, progress, size, warn
 from bessemer.tokens.held_out import held_out
 from bessemer.tokens.pieces import WordEdges
 from bessemer.tokens.shards import TokenStore
@@ -83,6 +84,15 @@ def task_scores(
             facts["contamination"] = contamination_of(task, recipe, run)
             rows.append({**scored.to_dict(), **facts})
     return rows
+
+
+def warn_of_older(place: Path, scored: int, steps: Sequence[int]) -> None:
+    """Warn where results of a later step than that of the newest checkpoint are to be replaced. scored: the step they are of."""
+    if steps and scored > steps[-1]:
+        warn(
+            f"{place} has the scores of step {scored}, whose checkpoint is not here: step {steps[-1]} is scored instead; "
+            "`bessemer train RECIPE` trains to the end again"
+        )
 
 
 def score_line(found: dict[str, Any]) -> str:
