@@ -11,6 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
+# Compiled code is kept, so that each worker and each program that tests start does not compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-long faults gpu check docs clean
 
 install: $(INSTALLED)
@@ -22,7 +25,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not long"
 
 test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m long -p no:hypothesispytest
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/fault-matrix.md

@@ -2,7 +2,8 @@
 
 `interpreter()` gives the path of a small program that takes the place of the Python interpreter: it passes its arguments,
 environment, folder and open files on to a server, which forks; the fork then runs what a new interpreter would run. Signals, exit
-codes and ends by a signal go both ways, and who kills the small program kills the fork. What a fork cannot do as a new interpreter
+codes and ends by a signal go both ways, and who kills the small program kills the fork, a moment later; to kill both at once there
+is `fork_of`. What a fork cannot do as a new interpreter
 would (other flags, variables that libraries read when they are loaded) is run by the real one.
 
     python -m tests.warm SOCKET bessemer     the server, which a test session starts and ends; by the last word, which forks
@@ -22,6 +23,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -200,7 +202,9 @@ def serve(listener: socket.socket) -> None:
     set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}
     poll = select.poll()
     poll.register(listener, select.POLLIN)
-    clients: dict[int, tuple[socket.socket, int, int]] = {}  # by each of its two files: the connection, pid, pidfd
+    clients: dict[
+        int, tuple[socket.socket, int, int, Path]
+    ] = {}  # by each of its two files: the connection, pid, pidfd, note
     while True:
         for number, _ in poll.poll():
             if number == listener.fileno():
@@ -235,15 +239,33 @@ def _accept(
             header["environment"] = {**set_by_imports, **header["environment"]}
             _become(header, files, base)
         handle = os.pidfd_open(pid)
+        note = _note(listener, connection)
+        note.write_text(str(pid))
         connection.sendall(f"{pid}\n".encode())
         for number in (connection.fileno(), handle):
-            clients[number] = (connection, pid, handle)
+            clients[number] = (connection, pid, handle, note)
             poll.register(number, select.POLLIN)
     except (OSError, EOFError, ValueError):
         connection.close()
     finally:
         for number in files:
             os.close(number)
+
+
+def _note(listener: socket.socket, connection: socket.socket) -> Path:
+    """The file with the pid of the fork that stands for the program at the other end of a connection."""
+    program, _, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return Path(listener.getsockname()).parent / str(program)
+
+
+def fork_of(pid: int) -> list[int]:
+    """The fork that a started program stands for; nothing where it is a process of its own."""
+    try:
+        return [int((Path(sys.executable).parent / str(pid)).read_text())]
+    except (OSError, ValueError):
+        return []
 
 
 def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
@@ -255,9 +277,10 @@ def _can_fork(environment: dict[str, str], own: dict[str, str]) -> bool:
 
 def _end(number: int, poll: Any, clients: dict[int, Any]) -> None:
     """The fork has ended, or the one that it stands for was killed."""
-    connection, pid, handle = clients[number]
+    connection, pid, handle, note = clients[number]
     if number != handle:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
+    note.unlink(missing_ok=True)  # while no other process can have this pid
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):
         connection.sendall(f"{status}\n".encode())

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainings import RECIPE, command
+from trainings import RECIPE, command, trained
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for stage in ("corpus", "tokens"):
         subprocess.run(command(stage, str(recipe)), check=True, capture_output=True, timeout=240)
     return recipe
+
+
+@pytest.fixture(scope="session")
+def whole(made: Path) -> str:
+    return trained(made, "one-fp64", "train.precision=fp64")
+
+
+@pytest.fixture(scope="session")
+def replicas(made: Path) -> str:
+    return trained(made, "two-replicas", "parallel.replicate=2", "train.steps=30")
+
+
+@pytest.fixture(scope="session")
+def shards(made: Path) -> str:
+    return trained(made, "two-shards", "parallel.shard=2", "train.steps=40")

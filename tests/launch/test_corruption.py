@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainings import another, command, losses, weights
+from trainings import losses, trained, weights
 
 from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.run import read_json_lines
@@ -61,31 +60,26 @@ def test_the_one_that_differs_from_most_is_named() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("layout", "processes", "flips"), [("replicate", 2, 1), ("replicate", 4, 2)])
+@pytest.mark.parametrize(("processes", "flips", "steps"), [(2, 1, 30), (4, 2, 16)])
 @pytest.mark.fault(21)
-def test_a_flipped_bit_is_undone(made: Path, tmp_path: Path, layout: str, processes: int, flips: int) -> None:
+def test_a_flipped_bit_is_undone(
+    made: Path, replicas: str, tmp_path: Path, processes: int, flips: int, steps: int
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(FLIPS)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    name = f"{layout}-{processes}"
-    given = [f"parallel.{layout}={processes}", "guard.compare_replicas_every=5", "train.steps=30"]
-    sets = [part for key in given for part in ("--set", key)]
+    name = f"flipped-{processes}"
+    given = [f"parallel.replicate={processes}", "guard.compare_replicas_every=5", f"train.steps={steps}"]
     flipped = {"PYTHONPATH": path, "FLIPS": str(flips), "FLIPPED": str(tmp_path / "flipped")}
-    for run, environment in {name: flipped, f"{name}-whole": {}}.items():
-        done = subprocess.run(
-            command("train", *another(made, run), *sets), env=os.environ | environment, capture_output=True, text=True,
-            timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    if processes != 2:
+        replicas = trained(made, "four-replicas", *given)
+    trained(made, name, *given, environment=flipped)
     assert (tmp_path / "flipped").exists()
     found = read_json_lines(made.parent / "runs" / name / "incidents.jsonl")
-    if layout == "shard":
-        assert found == [], "nobody else has this part of the embedding"
-        return
     assert found[0]["what"] == "corruption"
     assert (found[0]["step"], found[0]["onset"]) == (15, 13), "checkpoints at 12, comparisons at 10, 12, 15"
     assert found[0]["action"].startswith("rolled back to step 12") and "the same steps again" in found[0]["action"]
     (redone,) = {row["redone_steps"] for row in read_json_lines(made.parent / "runs" / name / "time.jsonl")[-1:]}
     assert redone == 3, "13, 14 and 15"
     assert found[-1]["rank"] == flips and f"rank {flips}" in found[-1]["cause"]
-    assert losses(made, name) == losses(made, f"{name}-whole")
-    assert weights(made, name) == weights(made, f"{name}-whole")
+    assert losses(made, name) == losses(made, replicas)
+    assert weights(made, name) == weights(made, replicas)

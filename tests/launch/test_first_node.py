@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
-from trainings import another, bessemer, command, errors, kill_tree, losses, metrics, node, wait_for_step, weights
+from trainings import another, command, errors, kill_tree, losses, metrics, node, wait_for_step, weights
 
 from bessemer.launch import store
 from bessemer.report import data as report_data
@@ -28,18 +28,14 @@ NOWHERE = "192.0.2.1"  # kept free for documentation (RFC 5737)
 class Nodes:
     """Two nodes of one process each."""
 
-    def __init__(self, given: tuple[str, ...], *more: str, doomed: int = 0, port: int | None = None) -> None:
-        """doomed: the one that will be lost; port: of a store that is hosted elsewhere."""
+    def __init__(self, given: tuple[str, ...], *more: str, port: int | None = None) -> None:
+        """port: of a store that is hosted elsewhere."""
         self.port = port or free_port()
         self.line = node(given, self.port, *LAYOUT, *more)
-        self.running = [self.start(doomed == 0), self.start(doomed == 1)]
+        self.running = [self.start(), self.start()]
 
-    def start(self, is_doomed: bool = False) -> subprocess.Popen[str]:
-        """is_doomed: its processes descend from each other, where forks would not, so that they are killed all at once."""
-        environment = os.environ | ({"COLD_PYTHON": "1"} if is_doomed else {})
-        started = subprocess.Popen(
-            self.line, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
-        )
+    def start(self) -> subprocess.Popen[str]:
+        started = subprocess.Popen(self.line, stderr=subprocess.PIPE, text=True, start_new_session=True)
         wait_for_listener(self.port)  # so that the first one hosts the store
         return started
 
@@ -58,8 +54,8 @@ class Nodes:
         kill_tree(self.running[which].pid)
         self.running[which].communicate()
 
-    def again(self, which: int, is_doomed: bool = False) -> None:
-        self.running[which] = self.start(is_doomed)
+    def again(self, which: int) -> None:
+        self.running[which] = self.start()
 
     def end(self) -> tuple[list[int], list[str]]:
         """Exit codes and what was said, when both have ended."""
@@ -80,20 +76,13 @@ def connections(port: int) -> int:
     return sum(row[2].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
-@pytest.fixture(scope="session")
-def undisturbed(made: Path) -> str:
-    """The name of a run in LAYOUT that nothing happened to."""
-    assert bessemer("train", *another(made, "both-nodes-stay"), *LAYOUT).returncode == 0
-    return "both-nodes-stay"
-
-
 def lost(run: Path) -> list[dict[str, Any]]:
     return [one for one in read_json_lines(run / "incidents.jsonl") if one["what"] == "lost"]
 
 
 @pytest.mark.long
 @pytest.mark.fault(32)
-def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, undisturbed: str) -> None:
+def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, replicas: str) -> None:
     run = made.parent / "runs" / "lost-first"
     with Nodes(another(made, "lost-first")) as nodes:
         wait_for_step(run, 6)
@@ -113,30 +102,30 @@ def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, undisturbed
     assert any(told in what for _, what in story(report_data.read(RunFolder(run))))
     (resumed,) = metrics(made, "lost-first", "resumed")
     assert resumed["step"] >= 4
-    assert losses(made, "lost-first") == losses(made, undisturbed)
-    assert weights(made, "lost-first") == weights(made, undisturbed)
+    assert losses(made, "lost-first") == losses(made, replicas)
+    assert weights(made, "lost-first") == weights(made, replicas)
 
 
 @pytest.mark.long
 @pytest.mark.fault(32)
-def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undisturbed: str) -> None:
+def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, replicas: str) -> None:
     run = made.parent / "runs" / "lost-thrice"
     with Nodes(another(made, "lost-thrice")) as nodes:
         nodes.wait_until_met()
         nodes.lose(0)  # before the group has started
-        nodes.again(0, is_doomed=True)
+        nodes.again(0)
         wait_for_step(run, 6)
         nodes.lose(0)
-        nodes.again(0, is_doomed=True)  # with the last attempt's files in the run folder, and lost again at its start
+        nodes.again(0)  # with the last attempt's files in the run folder, and lost again at its start
         nodes.lose(0)
-        nodes.again(0, is_doomed=True)
+        nodes.again(0)
         wait_for_step(run, 14)
         nodes.lose(0)
         nodes.again(0)
         codes, said = nodes.end()
     assert codes == [0, 0], said
-    assert losses(made, "lost-thrice") == losses(made, undisturbed)
-    assert weights(made, "lost-thrice") == weights(made, undisturbed)
+    assert losses(made, "lost-thrice") == losses(made, replicas)
+    assert weights(made, "lost-thrice") == weights(made, replicas)
     # The first loss counts where the group had met by then; the one before the nodes had met again does not.
     before = [int(re.search(r"restart (\d) of 3", row["action"])[1]) for row in lost(run)]  # type: ignore[index]
     assert before in ([1, 2], [2, 3])
@@ -146,21 +135,21 @@ def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, undi
 @pytest.mark.fault(32)
 @pytest.mark.parametrize("which", ["first, with the store elsewhere", "second"])
 def test_a_node_without_the_store_that_is_lost_and_comes_back_costs_nothing(
-    which: str, made: Path, undisturbed: str
+    which: str, made: Path, replicas: str
 ) -> None:
-    name, doomed, port = f"lost-{which[:5]}-no-store", int(which == "second"), free_port()
-    elsewhere = None if doomed else TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
-    with Nodes(another(made, name), doomed=doomed, port=elsewhere and port) as nodes:
+    name, lost_one, port = f"lost-{which[:5]}-no-store", int(which == "second"), free_port()
+    elsewhere = None if lost_one else TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    with Nodes(another(made, name), port=elsewhere and port) as nodes:
         wait_for_step(made.parent / "runs" / name, 6)
-        nodes.lose(doomed)
-        nodes.again(doomed)
+        nodes.lose(lost_one)
+        nodes.again(lost_one)
         codes, said = nodes.end()
     assert codes == [0, 0], said
     (incident,) = lost(made.parent / "runs" / name)
     assert incident["cause"].startswith("node localhost was lost after step ") and incident["host"] == "localhost"
     assert incident["action"] == "the group starts again from the newest copy or checkpoint (restart 1 of 3)"
-    assert losses(made, name) == losses(made, undisturbed)
-    assert weights(made, name) == weights(made, undisturbed)
+    assert losses(made, name) == losses(made, replicas)
+    assert weights(made, name) == weights(made, replicas)
 
 
 @pytest.mark.long

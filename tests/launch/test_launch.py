@@ -67,15 +67,8 @@ def test_a_profile_says_what_communication_nothing_was_computed_beside(made: Pat
 LAYOUT = "--set", "parallel.shard=2", "--set", "checkpoint.asynchronous=true", "--set", "train.steps=40"
 
 
-@pytest.fixture(scope="session")
-def straight(made: Path) -> str:
-    """The name of a run in LAYOUT that nothing stopped."""
-    assert bessemer("train", *another(made, "straight"), *LAYOUT).returncode == 0
-    return "straight"
-
-
 @pytest.mark.fault(1)
-def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
+def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
     killed = another(made, "killed")
     run = made.parent / "runs" / "killed"
     with subprocess.Popen(command("train", *killed, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
@@ -90,12 +83,12 @@ def test_a_killed_process_costs_nothing(made: Path, straight: str) -> None:
     assert (incident["rank"], incident["code"]) == (1, -signal.SIGKILL)
     assert incident["cause"].startswith(f"rank 1 on {socket.gethostname()} {told} ") and incident["step"] >= 5
     assert incident["action"] == "the group starts again from the newest copy or checkpoint (restart 1 of 3)"
-    assert losses(made, "killed") == losses(made, straight)
-    assert weights(made, "killed") == weights(made, straight)
+    assert losses(made, "killed") == losses(made, shards)
+    assert weights(made, "killed") == weights(made, shards)
 
 
 @pytest.mark.fault(1)
-def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Path, straight: str) -> None:
+def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Path, shards: str) -> None:
     killed = another(made, "in-memory")
     run = made.parent / "runs" / "in-memory"
     sets = "--set", "checkpoint.every=20", "--set", "checkpoint.memory_every=3"
@@ -109,15 +102,15 @@ def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Pa
     resumed = found[0]
     assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 9
     assert f"going on from step {resumed['step']} of 40, from the copy in memory" in said
-    assert losses(made, "in-memory") == losses(made, straight)
-    assert weights(made, "in-memory") == weights(made, straight)
+    assert losses(made, "in-memory") == losses(made, shards)
+    assert weights(made, "in-memory") == weights(made, shards)
     taken = accounts(sessions(run / "time.jsonl"))
     assert taken is not None and 0 < taken["memory"] < taken["total"]
 
 
 @pytest.mark.long
 @pytest.mark.fault(9)
-def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) -> None:
+def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str) -> None:
     stopped = another(made, "stopped")
     run = made.parent / "runs" / "stopped"
     with subprocess.Popen(command("train", *stopped, *LAYOUT), stderr=subprocess.PIPE, text=True) as process:
@@ -128,8 +121,8 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path, straight: str) ->
         assert "everything is saved" in said
         assert "stopped by SIGTERM" in said, "the signal that the command received, not the one it passes on"
     assert bessemer("train", *stopped, *LAYOUT).returncode == 0
-    assert losses(made, "stopped") == losses(made, straight)
-    assert weights(made, "stopped") == weights(made, straight)
+    assert losses(made, "stopped") == losses(made, shards)
+    assert weights(made, "stopped") == weights(made, shards)
 
 
 @pytest.mark.parametrize(

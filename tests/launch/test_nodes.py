@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, differ, errors, facts, kill_tree, losses, node, together, wait_for_step
+from trainings import another, differ, errors, facts, kill_tree, losses, node, together, wait_for_step
 
 from tests.ports import free_port, wait_for_listener
 
@@ -21,13 +21,6 @@ def torchrun(given: tuple[str, ...], port: int, *more: str) -> list[str]:
     meet = "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}"
     here = "--local-addr=localhost", "--rdzv-id=test"
     return [sys.executable, "-m", "torch.distributed.run", *meet, *here, "-m", "bessemer", "train", *given, *more]
-
-
-@pytest.fixture(scope="session")
-def whole(made: Path) -> str:
-    """The name of a run of one process in fp64."""
-    assert bessemer("train", *another(made, "one-fp64"), *FP64).returncode == 0
-    return "one-fp64"
 
 
 def test_torchrun_on_two_nodes_gives_the_losses_of_one_process(made: Path, whole: str) -> None:

@@ -10,18 +10,11 @@ from trainings import another, bessemer, errors, kill_tree, losses, metrics, nod
 
 from tests.ports import free_port, wait_for_listener
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("cold")]  # real processes, so that a node is killed as a whole
+pytestmark = pytest.mark.long
 
 STEPS = 40
 LAYOUT = "--set", "parallel.shard=2", "--set", f"train.steps={STEPS}"
 DISK_EVERY = 8
-
-
-@pytest.fixture(scope="session")
-def undisturbed(made: Path) -> str:
-    """The name of a run that nothing happened to, on one node."""
-    assert bessemer("train", *another(made, "undisturbed"), *LAYOUT).returncode == 0
-    return "undisturbed"
 
 
 def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int, which: int = 1) -> str:
@@ -51,7 +44,7 @@ def with_a_node_replaced(recipe: Path, name: str, *sets: str, after: int, which:
 
 @pytest.mark.fault(1)
 @pytest.mark.parametrize("which", [1, 0])
-def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, undisturbed: str, which: int) -> None:
+def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, shards: str, which: int) -> None:
     """Of the first node too, which hosts the store of the rendezvous."""
     name = f"replaced-{which}"
     sets = "checkpoint.memory_every=3", "checkpoint.memory_replicas=1", f"checkpoint.every={STEPS}"
@@ -60,17 +53,17 @@ def test_a_lost_node_costs_the_steps_since_the_last_replica(made: Path, undistur
     assert resumed["from"] == "memory" and resumed["step"] % 3 == 0 and resumed["step"] >= 3
     assert f"fetching the copy of step {resumed['step']} in memory: node " in said
     assert f"going on from step {resumed['step']} of {STEPS}, from the copy in memory" in said
-    assert losses(made, name) == losses(made, undisturbed)
-    assert weights(made, name) == weights(made, undisturbed)
+    assert losses(made, name) == losses(made, shards)
+    assert weights(made, name) == weights(made, shards)
 
 
-def test_without_replicas_it_costs_the_steps_since_the_last_checkpoint(made: Path, undisturbed: str) -> None:
+def test_without_replicas_it_costs_the_steps_since_the_last_checkpoint(made: Path, shards: str) -> None:
     sets = "--set", "checkpoint.memory_every=3", "--set", f"checkpoint.every={DISK_EVERY}"
     with_a_node_replaced(made, "not-replicated", *sets, after=12)
     (resumed,) = metrics(made, "not-replicated", "resumed")
     assert "from" not in resumed and resumed["step"] % DISK_EVERY == 0
-    assert losses(made, "not-replicated") == losses(made, undisturbed)
-    assert weights(made, "not-replicated") == weights(made, undisturbed)
+    assert losses(made, "not-replicated") == losses(made, shards)
+    assert weights(made, "not-replicated") == weights(made, shards)
 
 
 def test_more_replicas_than_other_nodes_are_refused(made: Path) -> None:

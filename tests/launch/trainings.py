@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.newest import weights_hash
+from tests.warm import fork_of
 
 RECIPE = """
 [run]
@@ -43,8 +44,9 @@ tensorboard = false
 """
 
 
-def bessemer(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=400)
+def bessemer(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | (environment or {})
+    return subprocess.run(command(*arguments), env=variables, capture_output=True, text=True, timeout=400)
 
 
 def command(*arguments: str) -> list[str]:
@@ -58,8 +60,9 @@ def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> lis
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and all that descend from it, forks of the tests' server (tests/warm.py) too."""
     children = [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    children += fork_of(pid)
     return [pid, *(each for child in children for each in tree(child))]
 
 
@@ -87,6 +90,14 @@ def another(recipe: Path, name: str) -> tuple[str, ...]:
     for part in ("corpus", "tokens"):
         os.symlink(runs / "t" / part, runs / name / part)
     return str(recipe), "--set", f"run.name={name}"
+
+
+def trained(recipe: Path, name: str, *keys: str, environment: dict[str, str] | None = None) -> str:
+    """Train a run of its own to its end. Returns its name."""
+    sets = [part for key in keys for part in ("--set", key)]
+    done = bessemer("train", *another(recipe, name), *sets, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return name
 
 
 def losses(recipe: Path, name: str, kind: str = "train") -> dict[int, float]:
