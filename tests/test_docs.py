@@ -121,17 +121,47 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# What other commands of a page may read: these run on every page. Any other line runs on the first page that has it.
+BEFORE_OTHERS = ("bessemer run my.toml", "bessemer corpus my.toml", "bessemer tokens my.toml")
+SHORTENED = (
+    ("my.toml", "shown.toml", ">"),
+    ("train.steps=20 ", "train.steps=3 ", ""),  # on eight processes
+    (
+        "llama-7b-64 --simulate",
+        "llama-7b-64 --simulate --set model.layers=2",
+        "",
+    ),  # whole: tests/train/test_simulate.py
+    ("--budget 7e11", "--budget 3.6e11 --seeds 1", "bessemer ladder"),
+)  # what is replaced by what, in lines with a third text
+
+
+def commands_to_run() -> dict[str, list[str]]:
+    """By page, each command once; pages without any are left out."""
+    seen, found = (
+        {"bessemer study precision"},
+        dict[str, list[str]](),
+    )  # which tests/studies/test_precision.py runs whole
+    for page in PAGES[:-1]:  # those of benchmarks/ take hours
+        lines = [line for line in commands(page) if line in BEFORE_OTHERS or line not in seen]
+        seen.update(lines)
+        if set(lines) - {*BEFORE_OTHERS}:
+            found[page] = lines
+    return found
+
+
+TO_RUN = commands_to_run()
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "benchmarks/README.md"])
+@pytest.mark.parametrize("page", TO_RUN)
 def test_the_commands_of_the_docs_run(page: str, place: Path) -> None:
     environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
     shutil.rmtree(place / "runs" / "text", ignore_errors=True)  # of a page before, which may have trained it longer
-    for line in commands(page):
+    for line in TO_RUN[page]:
         # `recipe demo > my.toml` writes the demo's recipe; the reader edits it, we put a small one in its place.
         (place / "my.toml").write_text((place / "own.toml").read_text())
-        if ">" in line:
-            line = line.replace("my.toml", "shown.toml")
-        line = line.replace("train.steps=20 ", "train.steps=3 ")  # on eight processes
+        for old, new, where in SHORTENED:
+            line = line.replace(old, new) if where in line else line
         line = re.sub(r"(train\.minutes=0\.)(\d)", r"\g<1>0\2", line)
         done = subprocess.run(
             ["bash", "-c", line], cwd=place, env=environment, capture_output=True, text=True, check=False

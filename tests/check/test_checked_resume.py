@@ -79,7 +79,6 @@ def test_a_layout_that_does_not_fit_is_said_not_passed(
     assert "more than this machine runs" in rows["sizes multiply to the world"]["evidence"]
 
 
-@pytest.mark.usefixtures("cold")
 @pytest.mark.long
 def test_processes_of_a_launcher_try_devices_and_links_together(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
     from bessemer.launch.group import run_group

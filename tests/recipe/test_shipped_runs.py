@@ -51,8 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(place: Path, name: str, *overrides: str) -> Path:
+    """Run a recipe. The checklist goes first for one of each objective, and of each start: its rows are of them, not of the text."""
     sets = [part for one in (f"run.dir={place / 'runs'}", *overrides) for part in ("--set", one)]
-    for command in ("check", "run"):
+    for command in ("check", "run") if name in ("chat", "encoder", "fineweb-edu-124m") else ("run",):
         assert run_command([command, str(place / f"{name}.toml"), *sets]) == 0, command
     run = place / "runs" / name
     assert read_json(run / "evaluation.json")["tokens"] > 0
