@@ -360,7 +360,10 @@ def test_a_usual_batch_beyond_every_law_is_not_proposed(capsys: pytest.CaptureFi
     found = planned(capsys, *asked, "--tokens", "780B")
     assert found["fits"] and found["batch"]["verdict"] == "efficient" and found["batch_tokens"] == 6144 * 2048
     assert any(
-        note.endswith("the default is 16,384, beyond the critical batch by every law") for note in found["notes"]
+        note.endswith(
+            "the default is 16,384, which these devices divide as 18,432, beyond the critical batch by every law"
+        )
+        for note in found["notes"]
     )
     trained = planned(capsys, *asked, "--tokens", "10.8T")
     assert trained["batch_tokens"] > found["batch_tokens"] and "beyond" not in str(trained["notes"])

@@ -64,6 +64,10 @@ def test_outlook_judges_the_batch() -> None:
     assert outlook.steps == 40_000 and outlook.verdict == "efficient"
     assert outlook.middle_critical == sorted(each.value for each in outlook.critical.values())[1]
     assert batch.batch_outlook(1e9, 2e10, 2e4).verdict == "small"
+    middle = outlook.middle_critical
+    just_below, just_above = (batch.batch_outlook(1e9, 2e10, middle * share) for share in (0.49, 0.51))
+    assert just_below.verdict == "efficient"
+    assert just_above.verdict == "near critical"
     assert batch.batch_outlook(1e9, 2e10, 4e6).verdict == "near critical"  # between Kaplan's 3.3M and Power Lines' 5.5M
     assert batch.batch_outlook(1e9, 2e10, 5e7).verdict == "beyond critical"
     assert outlook.halved.steps_ratio > 1 > outlook.doubled.steps_ratio

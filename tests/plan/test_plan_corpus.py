@@ -129,6 +129,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert run_command(["crawl", "100TB"]) == 0
     shown = capsys.readouterr().out
     assert "core-hours" in shown and "extract" in shown and "exchange of duplicates" in shown and "repeats" not in shown
+    assert "text per raw 0.08" in shown and "document bytes 4000; give your crawl's own by --rates FILE" in shown
     assert run_command(["crawl", "100TB", "--paragraphs", "ngram", "--spans", "words"]) == 0
     shown = capsys.readouterr().out
     assert "paragraphs, ngram" in shown and "spans, words" in shown and "exchange of repeats" in shown

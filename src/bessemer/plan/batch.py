@@ -124,9 +124,9 @@ class BatchOutlook:
 
 
 def batch_outlook(parameters: float, tokens: float, batch: float) -> BatchOutlook:
-    """Judge a batch of `batch` tokens. small: under a tenth of the middle critical batch, where devices could be added at no cost
-    in tokens; efficient: up to it; near critical: above it, but not by every law; beyond critical: by every law more than half
-    of the tokens are spent on speed."""
+    """Judge a batch of `batch` tokens. small: under a tenth of the middle critical batch, where devices could be added at no
+    cost in tokens; efficient: up to half of it, at most a third of the tokens for speed; near critical: above that; beyond
+    critical: by every law more than half of the tokens are spent on speed."""
     critical = critical_batches(parameters, tokens)
     values = sorted(each.value for each in critical.values())
     middle = values[len(values) // 2]
@@ -146,6 +146,6 @@ def batch_outlook(parameters: float, tokens: float, batch: float) -> BatchOutloo
 def _verdict(batch: float, middle: float, largest: float) -> BatchVerdict:
     if batch < middle / 10:
         return "small"
-    if batch <= middle:
+    if batch <= middle / 2:
         return "efficient"
     return "near critical" if batch <= largest else BEYOND

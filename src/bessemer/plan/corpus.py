@@ -101,6 +101,7 @@ def plan(
     compute_hours = sum(hours.values())
     transfer_hours = flow["input"] / (machines * NETWORK_BYTES_PER_SECOND) / 3600
     return {
+        "assumed": {**shares, "document_bytes": sizes["document_bytes"]},
         "rates_date": rates["date"],
         "rates_machine": rates["machine"],
         "flow_bytes": flow,
@@ -200,6 +201,8 @@ def table(of: dict[str, Any]) -> str:
         "flow": flow,
         "documents": f"{documents['text']:.3g} read, {documents['passed']:.3g} pass, {documents['kept']:.3g} kept",
         "tokens": f"{of['tokens']:.3g}",
+        "assumed": ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in of["assumed"].items())
+        + "; give your crawl's own by --rates FILE, a copy of corpus_rates.json",
         "time": f"{days} on {of['machines']} machines of {of['cores_per_machine']} cores "
         f"({where}; {of['transfer_hours']:.1f} h to bring the input in)",
         "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} row groups, of {of['partitions']:,} partitions; "

@@ -300,7 +300,9 @@ def proposed_batch(
         found = dividing_batch(smaller, model, cluster, copies_keys=copies_keys)
         if batch_outlook(model.active_parameters, tokens, found * model.sequence_length).verdict != BEYOND:
             return found, why
-        smaller, why = smaller // 2, ", beyond the critical batch by every law"
+        divided = "" if found == smaller else f", which these devices divide as {found:,}"
+        why = why or f"{divided}, beyond the critical batch by every law"
+        smaller //= 2
     return dividing_batch(sequences, model, cluster, copies_keys=copies_keys), ""
 
 

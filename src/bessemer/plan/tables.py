@@ -22,7 +22,7 @@ LISTED = 10
 NO_WATTS = "no watts known for its energy"
 HOURS_FOR = {
     "steps": "of ideal steps", "program": "for slower ones", "failures": "for failures", "checkpoints": "for checkpoints",
-    "the rest": "for evaluation, start-ups and idle devices",
+    "the rest": "for the rest (evaluation, start-ups, idle devices; fitted to published runs)",
 }  # fmt: skip
 PART_NAMES = {"host": "waiting for launches", "shard": "sharded weights", "data": "gradients"}
 
