@@ -59,18 +59,8 @@ def plan(
     tokens = flow["kept"] / sizes["bytes_per_token"]
     partitions, ranges, buckets = cut(flow["input"])
     is_merged = buckets > ranges
-    wanted = repeats or {}
-    steps = [
-        row
-        for row in rates["stages"]
-        if (is_merged or row["stage"] != "merge") and wanted.get(row.get("option", "")) == row.get("value")
-    ]
+    steps = _stages(rates["stages"], is_merged, repeats or {})
     cutting = [row for row in steps if "option" in row]
-    for option, mode in wanted.items():
-        if not any(row["option"] == option for row in cutting):
-            raise InputError(
-                f"--{option} {mode}: these rates have no such stage; measure it with benchmarks/corpus_rates.py"
-            )
     seconds = [flow[row["of"]] / (1e6 * row["megabytes_per_cpu_second"]) for row in steps]
     stages = [
         {
@@ -123,6 +113,20 @@ def plan(
         "compute_money": core_hours * price,
         "storage_money": sum(storage.values()) / 1e9 * storage_price,
     }
+
+
+def _stages(rows: list[dict[str, Any]], is_merged: bool, wanted: dict[str, str]) -> list[dict[str, Any]]:
+    """The stages that count. wanted: values of options, each of which must have a stage. Raises InputError."""
+    for option, value in wanted.items():
+        if not any((row.get("option"), row.get("value")) == (option, value) for row in rows):
+            raise InputError(
+                f"--{option} {value}: these rates have no such stage; measure it with benchmarks/corpus_rates.py"
+            )
+    return [
+        row
+        for row in rows
+        if (is_merged or row["stage"] != "merge") and wanted.get(row.get("option", "")) == row.get("value")
+    ]
 
 
 def cut(num_bytes: float) -> tuple[int, int, int]:
