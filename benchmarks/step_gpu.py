@@ -49,7 +49,12 @@ CASES = {
     "0.5B fp8": ("0.5B", ("train.precision=fp8",)),
     "1.3B fp8": ("1.3B", ("train.precision=fp8",)),
     "3B fp8": ("3B", ("train.precision=fp8",)),
-    "8B recompute": ("8B", ("train.recompute=full",)),
+    "8B 8bit": ("8B", ("train.recompute=full", "train.optimizer.state=8bit")),
+    "8B offload": (
+        "8B",
+        ("train.recompute=full", "train.optimizer.offload=true"),
+    ),  # 64 GB less on the device than "8B fp32"
+    "8B fp32": ("8B", ("train.recompute=full",)),  # moments in fp32: 16 bytes a parameter
 }
 MEAN_DOCUMENT = 1000  # tokens: documents of web text average about this
 WARM_UP = 3
@@ -346,7 +351,7 @@ def main() -> None:
 
     from bessemer.layout.devices import peak_flops
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     print(f"{'case':<22} {'tokens/s':>10} {'MFU':>6} {'peak GB':>8} {'first step, cold':>17} {'warm':>6}")
     for name, python, case in sides:
         with tempfile.TemporaryDirectory() as cache:
@@ -354,6 +359,7 @@ def main() -> None:
             warm = cold if given.once else run(python, case, given, cache)
         row: dict[str, Any] = {"case": name, "cold": cold, "warm": warm}
         rows.append(row)
+        keep(given, rows)
         if "failed" in cold or "failed" in warm:
             print(f"{name:<22} failed: {cold.get('failed') or warm.get('failed')}")
             continue
@@ -371,6 +377,11 @@ def main() -> None:
         if "plan" in warm:
             row["planned_against_measured"] = beside(warm["plan"], warm["seconds"], warm["peak_bytes"])
             print_beside(name, row["planned_against_measured"])
+    keep(given, rows)
+
+
+def keep(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Write what there is so far: a run that is cut short leaves the cases that it measured."""
     if given.json:
         given.json.write_text(json.dumps({"machine": describe(steps=given.steps), "cases": rows}, indent=1) + "\n")
 
