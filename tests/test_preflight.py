@@ -32,6 +32,7 @@ from bessemer.train import device
         (["tokenizer.path={tokenizer}", "tokenizer.end_of_text=</s>"], "the tokenizer has no token '</s>'"),
         (["tokenizer.path={tokenizer}", "model.family=bert", "train.objective=masked"], "the tokenizer has no special token '<|mask|>'"),
         (["tokenizer.path=/no/tokenizer.json"], "/no/tokenizer.json: no such tokenizer file"),
+        (["train.precision=tf32", "train.device=cpu"], "cannot compute in tf32; it has fp32, bf16, fp16, fp64, or use auto"),
         (["train.batch_ramp={{start_tokens=512,steps=3}}"], "train.batch_ramp.start_tokens"),
     ],
 )  # fmt: skip
@@ -66,6 +67,24 @@ def test_a_rate_that_rarely_works_is_warned_of_with_those_that_do(
     said = capsys.readouterr().err
     assert concern in said and "rates that usually work lie between 1e-5 and 2e-2" in said
     preflight.require_rate(load(recipe_file))
+    assert not capsys.readouterr().err
+
+
+def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [
+        "optimizer.muon_rate=0.1",
+        "schedule.decay_share=0.5",
+        "schedule.rewarm_from=0.2",
+        "optimizer.reference_batch_tokens=512",
+    ]
+    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in keys]).train)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.optimizer.muon_rate has no effect with kind = 'adamw'" in said
+    assert "train.schedule.decay_share has no effect with kind = 'cosine'" in said
+    assert "train.schedule.rewarm_from has no effect without rewarm_at" in said
+    assert "train.optimizer.reference_batch_tokens has no effect with batch_scaling = 'none'" in said
+    read = ["optimizer.kind=muon", "schedule.kind=wsd", "schedule.rewarm_at=3", "optimizer.batch_scaling=sqrt"]
+    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]).train)
     assert not capsys.readouterr().err
 
 

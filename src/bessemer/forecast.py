@@ -51,6 +51,7 @@ def plan_only(
     held_out_tokens = known.get("held_out_tokens", 0)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
     preflight.require_rate(resolved)
+    preflight.warn_of_unused(resolved.train)
     if recipe.train.minutes is None or recipe.train.steps is not None:
         preflight.require_warmup(resolved)
     if done:
@@ -110,6 +111,23 @@ def planned_run(
     return plan, resolved
 
 
+def compare_machines(recipe: Recipe, plan: dict[str, Any], vocabulary: int, labels: int) -> None:
+    """Say what a run that goes on should know of the machine where it does: it keeps the plan and the precision that it began
+    with, which may not suit it. recipe: resolved; plan: contents of plan.json."""
+    from bessemer.train import device as devices
+    from bessemer.train.measure import warn_of_slow_bf16
+    from bessemer.train.task import config_of
+
+    device = devices.choose(recipe.train)
+    if (before := plan.get("device", device.name)) != device.name:
+        say(f"  planned on {before}; on {device.name} times are others, and sums may differ in their last bits")
+    if not device.is_cuda and device.precision.name == "bf16":
+        config = config_of(recipe, vocabulary, labels)
+        warn_of_slow_bf16(
+            recipe, config, advice="the run keeps it; --accept-changes --set train.precision=fp32 leaves it"
+        )
+
+
 @dataclass(frozen=True)
 class Planner:
     """A model on this machine's device. base: bytes that the process held before; free: bytes that a step may take; peak:
@@ -166,17 +184,13 @@ class Planner:
     def precision(self, recipe: Recipe, seconds: float) -> str:
         """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow bf16.
         seconds: for timing steps."""
-        from bessemer.train.measure import bf16_matmul_gain, faster_precision
+        from bessemer.train.measure import faster_precision, warn_of_slow_bf16
 
         asked = recipe.train.precision
         if self.device.is_cuda or asked not in ("auto", "bf16"):
             return asked
         if asked == "bf16":
-            if (gain := bf16_matmul_gain(recipe, self.config)) < 1.0:
-                warn(
-                    f"train.precision = bf16: this CPU has no units for it, its matmuls are {1 / gain:.1f} times slower than in "
-                    "fp32; auto takes the faster one"
-                )
+            warn_of_slow_bf16(recipe, self.config, advice="auto takes the faster one")
             return asked
         alone = recipe.changed(parallel=Parallel())
         fits_twice = 2 * self.memory(alone).total < self.free

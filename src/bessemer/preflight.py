@@ -44,6 +44,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     labels = outlook.labels(recipe, run.tokens)
     resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     require_rate(resolved)
+    warn_of_unused(resolved.train)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -51,11 +52,13 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
         store.require_writable()
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
+    from bessemer.train import device as devices
     from bessemer.train.optimizer.qk_clip import require_clippable
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
     from bessemer.train.trackers import require_trackers
 
+    devices.choose(resolved.train)  # a device or a precision that this machine lacks
     require_trackers(recipe.report.trackers)
     _tasks(recipe)
     mirror_of_fresh(recipe, run)
@@ -111,6 +114,12 @@ def warn_of_warmup(train: Train) -> None:
         warn(
             f"train.schedule.warmup_steps = {warmup:,}: the run has {counted(steps, 'step')}, so the learning rate never arrives"
         )
+
+
+def warn_of_unused(train: Train) -> None:
+    """Warn of keys that are set and that nothing reads beside the others."""
+    for key, why in train.unused.items():
+        warn(f"train.{key} has no effect {why}")
 
 
 def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:

@@ -202,10 +202,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS) -> Prepared:
-    """Resolve the recipe, hold it against the one the run folder was made with, and plan the run.
-
-    measure_seconds: of training steps, to say how long the run will take.
-    """
+    """Resolve the recipe, compare it with the one the run folder was made with, and plan the run. measure_seconds: of training
+    steps, to say how long it will take."""
     from bessemer import changed_recipe, longer
     from bessemer.guard.journal import Journal
 
@@ -265,6 +263,8 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     assert prepared is not None
     if not finished:
         preflight.require_memory(prepared.plan, prepared.recipe)
+        if current:
+            forecast.compare_machines(*prepared, store.vocabulary, len(store.labels))
     if extension is not None:  # until here a refusal changes nothing
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")

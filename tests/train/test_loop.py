@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from bessemer.checkpoint import node_memory
@@ -51,8 +52,13 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
+    torch.rand(3)  # whatever was drawn before
     folder = train(recipe_file, runs, *overrides)
     first = folder / "checkpoints" / "step-00000024"
+    saved, seed = load_file(first / "rng.safetensors")["cpu"], load(folder).run.seed
+    assert np.array_equal(saved, torch.Generator().manual_seed(seed).get_state().numpy()), (
+        "the same in every run of the recipe"
+    )
     shutil.copytree(first, runs / "kept")
     losses = [row["loss"] for row in steps_of(folder)]
     clipped = [row.get("clipped_heads", 0) for row in steps_of(folder)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from bessemer.cli import run_command
 from bessemer.defaults import derived_keys
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
-from bessemer.run import read_json_lines
+from bessemer.run import read_json, read_json_lines, write_json
 from bessemer.train import measure
 
 
@@ -69,11 +70,21 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     assert run_command(["train", str(recipe_file), *sets]) == 0
     assert "train.precision = bf16: a step takes 2 s in fp32 and 1 s in bf16" in capsys.readouterr().err
     assert trained(runs)[0] == "bf16"
-    has_units(monkeypatch, 0.1)  # another moment would choose otherwise
+    has_units(monkeypatch, 0.1)  # another machine, or moment, would choose otherwise
     assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
     assert "a step takes" not in capsys.readouterr().err
     precision, losses = trained(runs)
     assert precision == "bf16" and len(losses) == 10
+    plan, checkpoints = runs / "small" / "plan.json", runs / "small" / "checkpoints"
+    write_json(plan, {**read_json(plan), "device": "Other CPU, 8 threads"})
+    shutil.rmtree(checkpoints / "step-00000010")  # as if it had been killed, and gone on on another machine
+    assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        said.count("this CPU has no units for it, its matmuls are 10.0 times slower than in fp32; the run keeps it")
+        == 1
+    )
+    assert "planned on Other CPU, 8 threads; on " in said
     # Asked for by name and trained anew it computes the same; asking for another is another recipe.
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=fp32"]) == 2
     assert "train.precision" in capsys.readouterr().err

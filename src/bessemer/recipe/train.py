@@ -57,6 +57,19 @@ UPDATE_RULES = {
 }
 
 
+# Keys that only some kinds of optimizer, or of schedule, read.
+OF_OPTIMIZERS = {"muon_momentum": ("muon",), "muon_rate": ("muon",), "muon_scale": ("muon",), "eps": ("adamw", "muon")}
+OF_SCHEDULES = {"decay_share": ("wsd",), "final_share": ("cosine", "linear", "inverse_sqrt", "wsd")}
+OF_REWARMING: dict[str, tuple[str, ...]] = {"rewarm_steps": ("rewarm",), "rewarm_from": ("rewarm",)}
+
+
+def _unused(section: Section, kind: str, readers: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """Of keys that are set to something else than their defaults and that this kind does not read: why."""
+    fields = type(section).model_fields
+    return {key: f"with kind = {kind!r}" for key, kinds in readers.items()
+            if kind not in kinds and getattr(section, key) != fields[key].default}  # fmt: skip
+
+
 class Optimizer(Section):
     """How gradients become updates."""
 
@@ -91,6 +104,14 @@ class Optimizer(Section):
             raise ValueError(f"each beta lies in [0, 1), got {list(betas)}")
         return betas
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys that are set and that nothing reads beside the others, and why."""
+        found = _unused(self, self.kind, OF_OPTIMIZERS)
+        if self.reference_batch_tokens is not None and self.batch_scaling == "none":
+            found["reference_batch_tokens"] = "with batch_scaling = 'none'"
+        return found
+
     def _complaints(self) -> Iterator[str]:
         if self.batch_scaling != "none" and self.reference_batch_tokens is None:
             yield (
@@ -110,6 +131,14 @@ class Schedule(Section):
     rewarm_at: int | None = Field(None, ge=1)
     rewarm_steps: Positive = 100
     rewarm_from: Share = 0.1
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys that are set and that nothing reads beside the others, and why."""
+        found = _unused(self, self.kind, OF_SCHEDULES)
+        if self.rewarm_at is None:
+            found |= dict.fromkeys(_unused(self, "", OF_REWARMING), "without rewarm_at")
+        return found
 
     def is_rewarming(self, step: int) -> bool:
         """Whether update `step` (0-based) belongs to the second warm-up, in which the loss may rise."""
@@ -173,6 +202,12 @@ class Train(Section):
     log_every: Positive = 1
     watch_every: int = Field(50, ge=0)
     validate_every: int | None = Field(None, gt=0)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Keys that are set and that nothing reads beside the others, by their names in this table, and why."""
+        parts = {"optimizer": self.optimizer.unused, "schedule": self.schedule.unused}
+        return {f"{part}.{key}": why for part, found in parts.items() for key, why in found.items()}
 
     def steps_at(self, step: int) -> int:
         """The number of steps that the run had at update `step` (0-based), which its learning rate follows."""

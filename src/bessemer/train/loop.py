@@ -9,6 +9,8 @@ from time import perf_counter
 from types import FrameType
 from typing import Any, Self
 
+import torch
+
 from bessemer import interrupt
 from bessemer.environment import describe
 from bessemer.errors import Stopped
@@ -69,7 +71,7 @@ def train_here(
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
         store.verify()
-    _prepare_device(run, device, mesh)
+    _prepare_device(recipe, run, device, mesh)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     recomputed, planned_memory = _plan_memory(recipe, config, run, device, mesh)
     done = published(run.checkpoints)
@@ -101,9 +103,12 @@ def train_here(
     return summary
 
 
-def _prepare_device(run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
+def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: ProcessMesh) -> None:
     """Make kernels deterministic, check the precision, and start to measure this training's memory."""
     devices.make_deterministic()
+    torch.manual_seed(
+        recipe.run.seed
+    )  # nothing here draws from it: so that a checkpoint's copy of it is the same in every run
     if mesh.is_main and read_json_again(run.environment) is None:
         write_json(run.environment, describe(device.name, device.precision.name))
     say(f"  on {device.name}, {device.precision.name}{', compiled' if device.compile else ''}")

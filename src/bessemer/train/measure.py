@@ -21,6 +21,7 @@ from bessemer.model.kernels import linear_kernel, matmul_kernel
 from bessemer.model.transformer import build_model
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
+from bessemer.terminal import warn
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device, synchronize
@@ -134,6 +135,15 @@ def bf16_matmul_gain(recipe: Recipe, config: ModelConfig) -> float:
                 taken += perf_counter() - began
             seconds[dtype] = min(seconds[dtype], taken)
     return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def warn_of_slow_bf16(recipe: Recipe, config: ModelConfig, advice: str) -> None:
+    """Warn where a CPU has no units for bf16, which is chosen. Its matmuls are timed for that."""
+    if (gain := bf16_matmul_gain(recipe, config)) < 1.0:
+        warn(
+            f"train.precision = bf16: this CPU has no units for it, its matmuls are {1 / gain:.1f} times slower than in fp32; "
+            f"{advice}"
+        )
 
 
 def _built_trainer(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> Trainer:

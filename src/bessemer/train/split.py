@@ -46,8 +46,8 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
         raise InputError(complaint)
     if layout.world > 1 and train.optimizer.state == "8bit":
         raise InputError(
-            "train.optimizer.state: 8bit keeps scales of 256 neighbouring elements, which no cut respects; with several "
-            "processes take fp32 or bf16 and parallel.shard, which divides it"
+            "train.optimizer.state: 8bit is for one process, as it keeps scales of 256 neighbouring elements, which no cut "
+            "respects; over several take fp32 or bf16, which parallel.shard divides"
         )
     if layout.pipeline > 1 and train.is_frozen:
         raise InputError(
