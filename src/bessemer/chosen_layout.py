@@ -75,7 +75,7 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     how: of `outcome.of`. Raises InputError.
     """
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
-    goal = replace(goal, notes=(*request.notes, *goal.notes))
+    goal = replace(goal, notes=(*request.notes, *request.layout_notes, *goal.notes))
     if not goal.chooses_layout:
         return outcome.of(goal, **how)
     if request.recipe.train.global_batch_tokens is not None:

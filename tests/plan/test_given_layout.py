@@ -193,6 +193,87 @@ def test_a_recipe_gives_some_of_a_layout(tmp_path: Path, capsys: pytest.CaptureF
     assert "search" not in planned(capsys, str(path)), "a layout of its own, as a run has it"
 
 
+SHARDED = f"{RECIPE.replace('devices = 64', '')}[parallel]\nshard = 16\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "ways", "note"),
+    [
+        (
+            ("--gpus", "64xH100"),
+            (1, 64, 1),
+            "shard 64 in place of the recipe's 16, so that the layout fills 64 devices",
+        ),
+        (("--set", "cluster.devices=64"), (1, 64, 1), "shard 64 in place of the recipe's 16"),
+        (("--gpus", "64xH100", "--set", "parallel.shard=8"), (8, 8, 1), "replicate 8, so that"),
+        (("--gpus", "64xH100", "--set", "parallel.replicate=2"), (2, 32, 1), "shard 32 in place of the recipe's 16"),
+        (("--gpus", "64xH100", "--tp", "8"), (1, 8, 8), "shard 8 in place of the recipe's 16"),
+        (("--gpus", "64xH100", "--set", "parallel.replicate=4"), (4, 16, 1), None),
+        (("--gpus", "32xH100", "--dp", "32"), (1, 32, 1), None),
+        (("--set", "parallel.shard=8"), (1, 8, 1), None),
+    ],
+    ids=str,
+)
+def test_devices_scale_what_the_recipe_gives_and_keep_what_the_command_line_gives(
+    words: tuple[str, ...], ways: tuple[int, ...], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The layout stays one as a run has it, whichever way the devices were given; what was scaled is noted."""
+    path = tmp_path / "mine.toml"
+    path.write_text(SHARDED)
+    found = planned(capsys, str(path), *words)
+    assert tuple(found["layout"][way] for way in ("replicate", "shard", "tensor")) == ways and "search" not in found
+    assert [note in one for one in found["notes"]] == [True] if note else found["notes"] == []
+    assert run_command(["plan", str(path), *words]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows.get("note") == (found["notes"][0] if note else None)
+    assert ("replicate 8" in rows["layout"]) == (ways[0] == 8)
+
+
+def test_what_ifs_scale_the_layout_of_the_recipe_and_keep_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "mine.toml", tmp_path / "plan.html"
+    path.write_text(SHARDED)
+
+    def changed(*words: str) -> list[tuple[int, int, list[str]]]:
+        rows = planned(capsys, str(path), *words)["what_if"]
+        return [(row["layout"]["replicate"], row["layout"]["shard"], row["notes"]) for row in rows]
+
+    note = "shard 128 in place of the recipe's 16, so that the layout fills 128 devices"
+    words = ("--gpus", "64xH100", "--what-if", "gpus=128", "--what-if", "gpus=128,parallel.shard=8")
+    filled = "replicate 16, so that the layout fills 128 devices"
+    assert changed(*words) == [(1, 128, [note]), (16, 8, [filled])]
+    assert changed("--set", "parallel.shard=8", "--what-if", "gpus=128") == [(16, 8, [filled])]
+    assert run_command(["plan", str(path), *words, "--html", str(page)]) == 0
+    assert f"gpus=128: {note}" in capsys.readouterr().out
+    assert "shard 64 in place of the recipe" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus", "100xH100", "--set", "parallel.shard=8"), "parallel: shard 8 does not divide 100 devices"),
+        (("--gpus", "100xH100", "--tp", "8", "--pp", "2"), "tensor 8 x pipeline 2 = 16 does not divide 100 devices"),
+        (("--gpus", "64xH100", "--dp", "8"), "1 x 8 x 1 x 1 x 1 = 8 processes, but [cluster] has 64 devices"),
+    ],
+    ids=str,
+)
+def test_what_the_command_line_gives_and_cannot_be_filled_is_refused(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SHARDED)
+    assert run_command(["plan", str(path), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_option_and_set_leave_the_same_of_a_layout_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(RECIPE)
+    found = [planned(capsys, str(path), *words) for words in (("--tp", "8"), ("--set", "parallel.tensor=8"))]
+    assert found[0] == found[1] and found[0]["search"]["given"] == ["tensor"]
+
+
 def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f"{RECIPE}[parallel]\nauto = true\npipeline = 2\nrestarts = 5\n")

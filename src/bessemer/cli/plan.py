@@ -331,11 +331,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     budget, overrides = _budget(args), tuple(args.overrides)
     if args.recipe is None:
         return _proposed(args, requested, budget) if budget else ask.alone(requested, overrides)
-    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=True))
-    ask.require_one_value(requested, overrides)
-    if ask.leaves_layout_open(recipe, requested):
-        requested = {**requested, "parallel.auto": "true"}
-    return ask.with_changes(ask.PlanRequest(recipe), requested) if requested else ask.PlanRequest(recipe)
+    return ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
 
 
 def _proposed(args: argparse.Namespace, requested: dict[str, str], budgets: dict[str, str]) -> PlanRequest:

@@ -10,7 +10,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import tomli_w
@@ -19,8 +19,8 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
-from bessemer.recipe import Recipe, keys, parse
-from bessemer.recipe.parallel import AXES, MODEL_AXES
+from bessemer.recipe import Parallel, Recipe, keys, parse
+from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted
 
 # Short names of recipe keys, by the form of their value: a whole number, dollars, a share, a ZeRO stage, or a word.
@@ -100,12 +100,18 @@ READ = {"count": count, "dollars": dollars, "share": share, "stage": stage}
 @dataclass(frozen=True)
 class PlanRequest:
     """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
-    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet."""
+    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet; own: [parallel] of the recipe's
+    file; given: keys of the recipe that the command line sets; written: the recipe before its layout was opened or made to fill
+    the devices (None: it was not), which layout_notes name."""
 
     recipe: Recipe
     model: ModelConfig | None = None
     notes: tuple[str, ...] = ()
     is_open: bool = False
+    own: Parallel | None = None
+    given: frozenset[str] = frozenset()
+    written: Recipe | None = None
+    layout_notes: tuple[str, ...] = ()
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
@@ -129,16 +135,37 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequ
         overrides = (*overrides, "parallel.auto=true")  # what is given of a layout is kept, the rest is chosen
     if not {"seq", "model"} & set(plain):
         start["seq"] = str(DEFAULT_SEQUENCE)
-    return replace(_made(EMPTY_RECIPE, None, {**start, **asked}, overrides), is_open=True)
+    return _with_layout(replace(_made(EMPTY_RECIPE, None, {**start, **asked}, overrides), is_open=True))
 
 
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
     """The same with other settings: short names or recipe keys to their values."""
     require_one_value(asked, overrides)
-    plain = of.recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
+    recipe = of.written or of.recipe
+    plain = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
     made = _made(tomli_w.dumps(plain), of.model, asked, overrides)
     kept = () if {"model", "params"} & {_plain_name(name) for name in asked} else of.notes
-    return replace(made, is_open=of.is_open, notes=(*kept, *made.notes))
+    notes, given = (*kept, *made.notes), of.given | made.given
+    return _with_layout(replace(made, is_open=of.is_open, own=of.own, notes=notes, given=given))
+
+
+def of_recipe(
+    read: Callable[[Sequence[str]], Recipe], asked: Mapping[str, str], overrides: Sequence[str] = ()
+) -> PlanRequest:
+    """A recipe with short names and `key=value` overrides on top of it. read: loads it with some of the overrides."""
+    require_one_value(asked, tuple(overrides))
+    ways = {_key(one): one.partition("=")[2] for one in overrides if _key(one) in _WAYS}
+    others = [one for one in overrides if _key(one) not in _WAYS]
+    recipe = read(others)
+    start = PlanRequest(recipe, own=recipe.parallel, given=frozenset(map(_key, others)))
+    return with_changes(start, {**asked, **ways}) if asked or ways else _with_layout(start)
+
+
+_WAYS = {f"parallel.{axis}" for axis in AXES}
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:
@@ -174,7 +201,7 @@ def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overri
                 f"the shape by rule has {amount(shaped.parameters)} parameters; with the dimensions that are set, "
                 f"{amount(model.parameters)}",
             )
-    return PlanRequest(filled(recipe, set(asked)), model, notes)
+    return PlanRequest(recipe, model, notes, given=frozenset(map(_key, (*changes, *overrides))))
 
 
 def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
@@ -203,17 +230,32 @@ def require_one_value(asked: Mapping[str, str], overrides: tuple[str, ...] = ())
             setters[key] = spelled
 
 
-def leaves_layout_open(recipe: Recipe, asked: Mapping[str, str]) -> bool:
-    """Whether a recipe without `auto` says its devices (or `asked` does) but not how they are filled, so that the planner chooses
-    what it leaves out; one whose layout fills them, or that divides the batch, is a layout as a run has it."""
-    layout, cluster = recipe.parallel, recipe.cluster
-    given = layout.given_layout & set(AXES)
-    if "auto" in layout.model_fields_set or given & {"replicate", "shard"}:
+def _with_layout(request: PlanRequest) -> PlanRequest:
+    """With `auto` where the recipe leaves its layout open, or the layout made to fill the devices where the command line sets
+    those, or some of the layout. Raises InputError where it cannot be."""
+    recipe, layout = request.recipe, request.recipe.parallel
+    if request.own is not None and _leaves_layout_open(recipe, request.own):
+        return replace(request, recipe=recipe.changed(parallel={"auto": True}), written=recipe)
+    given = {axis for axis in AXES if f"parallel.{axis}" in request.given}
+    if (not given and "cluster.devices" not in request.given) or not (changes := _filling(recipe, given)):
+        return request
+    named = [
+        f"{axis} {size}" + (f" in place of the recipe's {getattr(layout, axis)}" if axis in layout.given_layout else "")
+        for axis, size in changes.items()
+    ]
+    note = f"{' and '.join(named)}, so that the layout fills {counted(recipe.cluster.devices or 1, 'device')}"
+    return replace(request, recipe=recipe.changed(parallel=changes), written=recipe, layout_notes=(note,))
+
+
+def _leaves_layout_open(recipe: Recipe, own: Parallel) -> bool:
+    """Whether a recipe without `auto` has devices but its own [parallel] says not how they are filled, so that the planner
+    chooses what is not given; one that fills them, or that divides the batch, is a layout as a run has it."""
+    given, cluster = own.given_layout & set(AXES), recipe.cluster
+    if "auto" in recipe.parallel.model_fields_set or given & {"replicate", "shard"}:
         return False
-    number_of = devices_of(asked["gpus"])[0] if "gpus" in asked else cluster.devices
-    if number_of is None:
+    if cluster.devices is None:
         return "nodes" in cluster.model_fields_set and not given
-    return not given or layout.world != number_of
+    return not given or own.world != cluster.devices
 
 
 def _spelled_out(asked: Mapping[str, str]) -> dict[str, str]:
@@ -278,23 +320,28 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
     return found
 
 
-def filled(recipe: Recipe, asked: set[str]) -> Recipe:
-    """The recipe with `shard` so that its layout fills the devices of [cluster], where neither shard nor replicate was asked."""
+def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
+    """New sizes of `shard` and `replicate`, but for those that are given, with which a recipe's layout fills its devices; those
+    that change. Raises InputError where none do."""
     layout, num_devices = recipe.parallel, recipe.cluster.devices
-    if layout.auto or num_devices is None or layout.world == num_devices or {"shard", "replicate"} & asked:
-        return recipe
-    rest = layout.ranks_per_part
-    if num_devices % rest:
+    free = [axis for axis in ("replicate", "shard") if axis not in given]
+    if layout.auto or num_devices is None or layout.world == num_devices or not free:
+        return {}
+    kept = {axis: size for axis in AXES if axis not in free and (size := getattr(layout, axis)) > 1}
+    ranks = math.prod(kept.values())
+    rest, over = divmod(num_devices, ranks)
+    if over:
+        product = " x ".join(f"{axis} {size}" for axis, size in kept.items()) + f" = {ranks}" * (len(kept) > 1)
         raise InputError(
-            f"parallel: {' x '.join(MODEL_AXES)} = {rest} does not divide {counted(num_devices, 'device')}; take ways whose "
-            "product is a divisor, or let the planner choose (parallel.auto = true)"
+            f"parallel: {product} does not divide {counted(num_devices, 'device')}; take ways whose product is a divisor, "
+            "or let the planner choose (parallel.auto = true)"
         )
-    copies = layout.replicate if num_devices % (rest * layout.replicate) == 0 and layout.shard > 1 else 1
-    if layout.shard == 1 and layout.replicate > 1:
-        changed = {"replicate": num_devices // rest}
+    if len(free) == 1 or (layout.shard == 1 and layout.replicate > 1):
+        sizes = {free[0]: rest}
     else:
-        changed = {"replicate": copies, "shard": num_devices // rest // copies}
-    return recipe.changed(parallel=changed)
+        copies = layout.replicate if rest % layout.replicate == 0 and layout.shard > 1 else 1
+        sizes = {"shard": rest // copies, "replicate": copies}
+    return {axis: size for axis, size in sizes.items() if getattr(layout, axis) != size}
 
 
 def devices_of(text: str) -> tuple[int, str | None]:
