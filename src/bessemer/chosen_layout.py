@@ -13,8 +13,8 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import jobs, outcome, search
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import Goal, goal_of
+from bessemer.plan.money import dollars
 from bessemer.plan.outcome import PlanResult
-from bessemer.plan.tables import dollars
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder

@@ -258,6 +258,11 @@ def amount(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
 
 
+def percent(share: float) -> str:
+    """A share as a person reads it: 12%, under 1%."""
+    return f"{share:.0%}" if share >= 0.01 else "under 1%"
+
+
 def score(number: float) -> str:
     """A score: 0.2500, 202.1000, or of a perplexity without bounds 5.16M."""
     return f"{number:.4f}" if abs(number) < 1e5 else amount(number) if abs(number) < 1e15 else f"{number:.1e}"

@@ -1,13 +1,14 @@
 """A budget in FLOPs, days or money, and what is proposed for it."""
 
 import json
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 
 from bessemer.cli import run_command
 from bessemer.errors import InputError
-from bessemer.plan import budget, laws
+from bessemer.plan import ask, budget, laws
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -93,3 +94,59 @@ def test_budgets_that_cannot_be_say_why(
 def test_dollars_may_have_their_sign(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--money", "$5k", "--gpus", "8xH100", "--price", "$2.5")
     assert found["price"]["dollars_per_device_hour"] == 2.5 and 4_950 <= found["expected"]["cost"] <= 5_000
+
+
+@pytest.mark.parametrize(("words", "odds"), [(("--days", "14"), "90%"), (("--money", "500k"), "0.8")], ids=str)
+def test_a_budget_with_odds_is_kept_by_what_so_many_runs_do_not_exceed(
+    words: tuple[str, str], odds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 90% that is the upper end of the 80% interval, and money and time of the proposed run are as ever."""
+    share = float(odds.rstrip("%")) / (100 if "%" in odds else 1)
+    even = planned(capsys, *words, "--gpus", "64xH100")
+    found = planned(capsys, *words, "--gpus", "64xH100", "--odds", odds)
+    name = "days" if "--days" in words else "cost"
+    expected, high, limit = found["expected"][name], found["interval_80"][name][1], ask.number(words[1], "")
+    spent = expected * (high / expected) ** (NormalDist().inv_cdf(share) / NormalDist().inv_cdf(0.9))
+    assert 0.99 * limit <= spent <= limit and (share < 0.9 or spent == pytest.approx(high))
+    assert found["budget"] == {
+        "kind": words[0][2:], "amount": limit, "odds": share, "spent": pytest.approx(spent), "is_kept": True,
+    }  # fmt: skip
+    assert found["total_flops"] < 0.9 * even["total_flops"] and even["budget"]["odds"] == 0.5
+    assert even["budget"]["spent"] == pytest.approx(even["expected"][name])
+    note = next(note for note in found["notes"] if note.startswith(" ".join(words)))
+    assert f"is kept by {share:.0%} of runs (--odds), which take at most" in note and "one run in two" not in note
+    sizes = {"--params": "parameters", "--tokens": "tokens", "--batch": "batch_tokens"}
+    asked = [text for option, key in sizes.items() for text in (option, str(found[key]))]
+    same = planned(capsys, *asked, "--gpus", "64xH100")
+    assert same["interval_80"] == found["interval_80"] and same["expected"] == found["expected"]
+
+
+def test_a_what_if_of_a_budget_with_odds_keeps_to_the_same_odds(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--money", "500k", "--gpus", "64xH100", "--odds", "90%", "--what-if", "price=4", "--what-if", "price=2")
+    dear, cheap = planned(capsys, *asked)["what_if"]
+    assert dear["expected"]["cost"] < 500e3 < dear["interval_80"]["cost"][1], "kept by what is expected alone"
+    assert not dear["budget"]["is_kept"] and cheap["budget"]["is_kept"]
+    share = dear["interval_80"]["cost"][1] / 500e3
+    assert (
+        f"--money 500k is NOT kept: the figure that 90% of runs do not exceed (--odds) is {share:.0%} of it"
+        in (dear["notes"])
+    )
+    assert any("--money 500k is kept by" in note for note in cheap["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--flops", "6e23", "--odds", "90%"), "FLOPs are certain"),
+        (("--params", "7B", "--odds", "90%"), "--odds is how many runs keep to a budget; add one"),
+        (("--days", "3", "--odds", "95%"), "give 50% to 90%"),
+        (("--days", "3", "--odds", "90"), "give 50% to 90%"),
+        (("--days", "3", "--odds", "10%"), "give 50% to 90%"),
+        (("--days", "3", "--odds", "often"), "write it as 90% or 0.9"),
+    ],
+)
+def test_odds_that_mean_nothing_are_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", "--gpus", "64xH100", *words]) == 2
+    assert message in capsys.readouterr().err

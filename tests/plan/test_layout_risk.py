@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from bessemer.plan import ask
 from bessemer.plan.estimate import frameworks
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.estimate.memory import HEADROOM, MEDIAN_LIMIT, fits, memory, out_of_memory
-from bessemer.plan.search import NEARLY_AS_FAST, search
+from bessemer.plan.intervals import residuals
+from bessemer.plan.search import MORE_MEMORY, MORE_RISK, NEARLY_AS_FAST, Candidate, search
+from bessemer.terminal import amount, size
 
 DEVICE = devices.find("RTX 4090")
 
@@ -80,9 +83,7 @@ def test_more_is_recomputed_where_only_that_leaves_the_headroom() -> None:
     assert "none" in tight and {one.job.layout.recompute for one in found.safe} - {"none"}
 
 
-def test_where_nothing_leaves_the_headroom_the_choice_takes_least(capsys: pytest.CaptureFixture[str]) -> None:
-    found = search(job(32), headroom=0.99)
-    assert not found.safe and found.preferred[0].memory.total == min(one.memory.total for one in found.ranked)
+def test_where_nothing_leaves_the_headroom_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--params", "7B", "--gpus", "8xA100-40GB", "--headroom", "95%"]) == 0
     assert "none leaves 95% of the memory free" in capsys.readouterr().out
 
@@ -103,3 +104,69 @@ def test_the_printed_risk_is_that_of_the_json(capsys: pytest.CaptureFixture[str]
 def test_a_headroom_that_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"headroom: .* is no share of a device's memory; write it as 0.1 or 10%"):
         ask.alone({"gpus": "8xH100", "params": "7B", "headroom": text})
+
+
+def test_where_nothing_leaves_the_headroom_little_more_memory_buys_time() -> None:
+    """The layout of least memory alone may be far slower: what is near it is compared as those that leave the headroom are."""
+    found = search(job(32), headroom=0.95)
+    least = found.least
+    first, rest = found.preferred[0], found.preferred
+    device = first.job.cluster.device.memory
+
+    def is_near(one: Candidate) -> bool:
+        limit = least.memory.total + MORE_MEMORY * device
+        return one.memory.total <= limit and one.risk <= least.risk + MORE_RISK
+
+    near = [one for one in found.ranked if is_near(one)]
+    assert not found.safe and 1 < len(near) < len(found.ranked)
+    assert first.step.seconds <= NEARLY_AS_FAST * min(one.step.seconds for one in near) < least.step.seconds
+    assert all(map(is_near, rest[: len(near)])) and not any(map(is_near, rest[len(near) :]))
+    assert sorted(map(id, rest)) == sorted(map(id, found.ranked))
+    totals = [one.memory.total for one in rest[len(near) :]]
+    assert totals == sorted(totals)
+
+
+def test_a_trade_of_memory_for_time_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "2xH100"]
+    assert run_command([*words, "--json", "--search"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    least = min(plan["search"]["best"], key=lambda one: one["memory_bytes"])
+    assert plan["search"]["with_headroom"] == 0 and least["memory_bytes"] < plan["memory_bytes_per_device"]["total"]
+    assert least["step_seconds"] > plan["step_seconds"]
+    note = next(note for note in plan["notes"] if note.startswith("no layout leaves 15% of the memory free"))
+    ratio = least["step_seconds"] / plan["step_seconds"]
+    costs = [plan["expected"]["cost"], ratio * plan["expected"]["cost"]]
+    for bytes_, risk, cost in zip(
+        (plan["memory_bytes_per_device"]["total"], least["memory_bytes"]),
+        (plan["out_of_memory_risk"], least["out_of_memory_risk"]),
+        costs,
+        strict=True,
+    ):
+        for part in (size(bytes_), f"{risk:.0%}", f"${amount(cost)}"):
+            assert part in note, part
+    assert run_command(words) == 0
+    assert "that is fastest for little more than the least" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "is_chosen"),
+    [
+        (("--dp", "64", "--tp", "1", "--zero", "3", "--micro-batch", "1"), False),
+        (("--dp", "64", "--tp", "1", "--zero", "3", "--micro-batch", "1", "--recompute", "none"), False),
+        (("--dp", "64", "--zero", "3"), True),
+        (("--tp", "8", "--zero", "3", "--micro-batch", "1"), True),
+    ],
+    ids=str,
+)
+def test_a_layout_given_whole_has_the_range_of_a_given_one(
+    words: tuple[str, ...], is_chosen: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By options or by a recipe: what the planner did not choose from several is as certain as what it did not choose."""
+    asked = ["plan", "--json", "--model", "llama-2-7b", "--tokens", "1T", "--batch", "4M", "--gpus", "64xH100"]
+    assert run_command([*asked, *words]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    row = residuals()["chosen" if is_chosen else "step"]["unmeasured"]
+    low, high = (end / plan["step_seconds"] for end in plan["interval_80"]["step_seconds"])
+    assert (low, high) == pytest.approx((exp(row["low"]), exp(row["high"])), rel=0.02)
+    days = plan["interval_80"]["days"][1] / plan["expected"]["days"]
+    assert (days > 1.01 * exp(residuals()["run"]["high"])) == is_chosen

@@ -109,6 +109,7 @@ COMMANDS = (
             option("--flops", "FLOPs, for example 6e23", metavar="N"),
             option("--days", "days on the devices of --gpus", metavar="N"),
             option("--money", "dollars", metavar="N"),
+            option("--odds", "share of runs that keep to the days or dollars, 50%% to 90%% (50%%)", metavar="SHARE"),
         ),
         "the layout; left out: chosen": (
             option("--dp", "data-parallel ranks (parallel.shard)", metavar="N"),

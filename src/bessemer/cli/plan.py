@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.plan.ask import PlanRequest
+    from bessemer.plan.budget import PlanBudget
+    from bessemer.plan.outcome import PlanResult
     from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/ask.py).
@@ -61,7 +63,7 @@ def _given(args: argparse.Namespace) -> list[str]:
     """Names of the options that are given, but for those that every command has."""
     from bessemer.plan.ask import BUDGETS
 
-    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", *ALONE)
+    names = (*SHORT_NAMES, *BUDGETS, "odds", "unique", "search", "what_if", "html", *ALONE)
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
 
@@ -290,7 +292,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer.chosen_layout import planned as plan_of
-    from bessemer.plan import budget, outcome, search
+    from bessemer.plan import outcome, search
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page, job = _page_path(args), _requested_job(args, requested)
@@ -298,8 +300,8 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
     unique = _unique(args)
     planned = plan_of(job, searched=args.search, unique=unique)
     what_ifs = [plan_of(one, unique=unique) for one in changed]
-    for kind, text in _budget(args).items():
-        what_ifs = [budget.compared(kind, text, one) for one in what_ifs]
+    if (limit := _budget_of(args)) is not None:
+        planned, what_ifs = limit.noted(planned), [limit.noted(one) for one in what_ifs]
     if not args.json:
         titles = ["as asked", *args.what_if]
         print(what_if_table([planned, *what_ifs], titles) if what_ifs else plan_table(planned))
@@ -314,12 +316,29 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
         plan_page.write(page, planned, name=name, beside=what_ifs, titles=args.what_if)
         if not args.json:
             print(f"\n{'drawn in':<10} {page}")
-    values = outcome.to_dict(planned, args.search)
+
+    def to_dict(one: PlanResult, is_searched: bool = False) -> dict[str, Any]:
+        return outcome.to_dict(one, is_searched) | ({} if limit is None else {"budget": limit.to_dict(one)})
+
+    values = to_dict(planned, args.search)
     if what_ifs:
         values["what_if"] = [
-            {"changes": changes, **outcome.to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)
+            {"changes": changes, **to_dict(one)} for changes, one in zip(args.what_if, what_ifs, strict=True)
         ]
     return values
+
+
+def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
+    """The budget that is given. Raises InputError for several, or odds of none."""
+    from bessemer.plan.budget import PlanBudget, odds_of
+
+    budgets = _budget(args)
+    if len(budgets) > 1:
+        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
+    if args.odds is not None and not budgets:
+        raise InputError("plan: --odds is how many runs keep to a budget; add one, as --days 30 or --money 2M")
+    odds = {} if args.odds is None else {"odds": odds_of(args.odds)}
+    return next((PlanBudget(kind, text, **odds) for kind, text in budgets.items()), None)
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
@@ -328,20 +347,18 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
-    budget, overrides = _budget(args), tuple(args.overrides)
+    budget, overrides = _budget_of(args), tuple(args.overrides)
     if args.recipe is None:
-        return _proposed(args, requested, budget) if budget else ask.alone(requested, overrides)
+        return ask.alone(requested, overrides) if budget is None else _proposed(args, requested, budget)
     return ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
 
 
-def _proposed(args: argparse.Namespace, requested: dict[str, str], budgets: dict[str, str]) -> PlanRequest:
+def _proposed(args: argparse.Namespace, requested: dict[str, str], budget: PlanBudget) -> PlanRequest:
     """A budget as a model and tokens whose plan keeps to it."""
     from bessemer.chosen_layout import planned
-    from bessemer.plan import ask, budget
+    from bessemer.plan import ask
+    from bessemer.plan.budget import fitted
 
-    if len(budgets) > 1:
-        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
-    kind, text = next(iter(budgets.items()))
     lengths = {f"train.{name}" for name in ("tokens", "steps", "minutes")} & {
         override.partition("=")[0] for override in args.overrides
     }
@@ -349,11 +366,10 @@ def _proposed(args: argparse.Namespace, requested: dict[str, str], budgets: dict
     if named:
         raise InputError(
             f"plan: {min(named)} and a budget exclude each other: a budget proposes model and tokens; for the devices that a "
-            f"given run takes, leave --{kind} out and compare: --gpus 64xH100 --what-if gpus=128 --what-if gpus=256"
+            f"given run takes, leave --{budget.kind} out and compare: --gpus 64xH100 --what-if gpus=128 --what-if gpus=256"
         )
-    return budget.fitted(
-        kind, text, requested, lambda names: ask.alone(names, tuple(args.overrides)), planned, _unique(args)
-    )
+    overrides = tuple(args.overrides)
+    return fitted(budget, requested, lambda names: ask.alone(names, overrides), planned, _unique(args))
 
 
 def _unique(args: argparse.Namespace) -> float | None:

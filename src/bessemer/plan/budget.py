@@ -1,5 +1,6 @@
 """A budget of FLOPs, days or dollars on given devices, as a model and its tokens: 20 tokens a parameter, of 6 N D FLOPs; where so
-many tokens do not differ, the size and the repetitions of the lowest predicted loss."""
+many tokens do not differ, the size and the repetitions of the lowest predicted loss. Days and dollars hold with given odds: by
+the figure that this share of runs does not exceed."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bessemer import terminal
 from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
-from bessemer.plan import ask, shapes
+from bessemer.plan import ask, money, shapes
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
+from bessemer.plan.intervals import UPPER_END
 from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, data_limited, repetition, training_flops
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError, NoSplitError
@@ -24,6 +27,77 @@ ROUNDS = 2  # the predicted speed changes by less than 2% from the second to a t
 TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
 WORTHLESS = 0.05  # of a new token, which one more repetition is worth
 SMALLER = 0.8  # the next size, where the compute-optimal one fits no layout
+
+
+@dataclass(frozen=True)
+class PlanBudget:
+    """kind: flops, days or money; text: how much, as it was written; odds: share of runs that are to stay within it, from one
+    half to UPPER_END, beyond which no interval was fitted."""
+
+    kind: str
+    text: str
+    odds: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.odds <= UPPER_END:
+            raise InputError(
+                f"--odds {self.odds:.4g}: give 50% to {UPPER_END:.0%}: the ranges of a plan, fitted to published runs, end there"
+            )
+        if self.kind == "flops" and self.odds != 0.5:
+            raise InputError("plan: --odds is of --days and --money; FLOPs are certain, so that --flops needs none")
+
+    @property
+    def amount(self) -> float:
+        return ask.dollars(self.text, self.kind)
+
+    def spent(self, result: PlanResult) -> float:
+        """What a plan takes of it, as it is printed: FLOPs with attention, days and dollars with the odds."""
+        if self.kind == "flops":
+            return result.step.model_flops / result.job.tokens * result.goal.tokens
+        figure = result.intervals.get("days" if self.kind == "days" else "cost")
+        return figure.at(self.odds) if figure is not None else 0.0
+
+    def share(self, result: PlanResult) -> float:
+        return self.spent(result) / self.amount
+
+    def noted(self, result: PlanResult) -> PlanResult:
+        """A plan with a note of whether it keeps to the budget, and with what odds."""
+        if (note := self._note(result)) is None:
+            return result
+        return replace(result, goal=replace(result.goal, notes=(note, *result.goal.notes)))
+
+    def _note(self, result: PlanResult) -> str | None:
+        share, name = self.share(result), f"--{self.kind} {self.text}"
+        is_even = self.odds == 0.5
+        if share > 1:
+            which = (
+                "the expected figure" if is_even else f"the figure that {self.odds:.0%} of runs do not exceed (--odds)"
+            )
+            return f"{name} is NOT kept: {which} is {share:.0%} of it"
+        if self.kind == "flops":
+            return None
+        if is_even:
+            return f"{name} is kept by the expected figure, which one run in two exceeds (--odds 90% for 9 in 10 that keep it)"
+        spent = self.spent(result)
+        figure = money.dollars(spent) if self.kind == "money" else terminal.duration(spent * money.DAY)
+        return f"{name} is kept by {self.odds:.0%} of runs (--odds), which take at most {figure}"
+
+    def to_dict(self, result: PlanResult) -> dict[str, Any]:
+        """amount, spent: FLOPs, days or dollars."""
+        spent = self.spent(result)
+        return {
+            "kind": self.kind, "amount": self.amount, "odds": None if self.kind == "flops" else self.odds, "spent": spent,
+            "is_kept": spent <= self.amount,
+        }  # fmt: skip
+
+
+def odds_of(text: str) -> float:
+    """A share, as 0.9 or 90%. Raises InputError."""
+    plain = text.strip()
+    try:
+        return float(plain.removesuffix("%")) / (100 if plain.endswith("%") else 1)
+    except ValueError:
+        raise InputError(f"--odds: {text!r} is no share of runs; write it as 90% or 0.9") from None
 
 
 @dataclass(frozen=True)
@@ -40,18 +114,18 @@ class Proposal:
 
 
 def fitted(
-    kind: str, text: str, asked: Mapping[str, str], request: Callable[[Mapping[str, str]], PlanRequest],
+    budget: PlanBudget, asked: Mapping[str, str], request: Callable[[Mapping[str, str]], PlanRequest],
     plan: Callable[[PlanRequest], PlanResult], unique: float | None = None,
 ) -> PlanRequest:  # fmt: skip
     """A model and tokens whose plan keeps to a budget: 20 tokens a parameter at the speed that the plan of the round before
     predicts, or the largest model that fits with the headroom where that one does not, trained for longer; then as many steps as
     are paid for.
 
-    kind, text, asked, unique: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it
+    asked, unique: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it
     out.
     """
-    amount, rate, largest = ask.dollars(text, kind), None, math.inf
-    notes: tuple[str, ...] = () if kind == "flops" else (_kept(kind, text),)
+    kind, text, rate, largest = budget.kind, budget.text, None, math.inf
+    notes: tuple[str, ...] = ()
     rounds = 0
     while rounds < ROUNDS:
         chosen = proposal_for_budget(kind, text, asked, rate, largest, unique)
@@ -79,7 +153,8 @@ def fitted(
             largest = SMALLER * chosen.parameters
             continue
         rounds += 1
-        rate = training_flops(chosen.parameters, result.goal.tokens) / (result.bill.device_hours * 3600)
+        device_hours = result.intervals["device_hours"].at(budget.odds)
+        rate = training_flops(chosen.parameters, result.goal.tokens) / (device_hours * 3600)
     if unique is not None and unique < result.goal.tokens:
         notes += (
             f"with {terminal.amount(unique)} tokens that differ, size and repetitions are those of the lowest predicted loss for "
@@ -90,7 +165,7 @@ def fitted(
         one = replace(one, notes=notes)
     kept: PlanRequest | None = None
     for _ in range(TRIES):
-        share = _spent(kind, result) / amount
+        share = budget.share(result)
         kept = one if share <= 1 and _leaves_headroom(result) else kept
         if SPENT <= share <= 1:
             break
@@ -115,21 +190,6 @@ def _sized(
     return replace(request({**asked, **sizes}), notes=notes)
 
 
-def _kept(kind: str, text: str) -> str:
-    return f"--{kind} {text} is kept by the expected figure, which one run in two exceeds"
-
-
-def compared(kind: str, text: str, result: PlanResult) -> PlanResult:
-    """A what-if of a plan that keeps to a budget, with a note of whether it keeps to it too."""
-    share = _spent(kind, result) / ask.dollars(text, kind)
-    notes = [note for note in result.goal.notes if note != _kept(kind, text)]
-    if share > 1:
-        notes.insert(0, f"--{kind} {text} is NOT kept: the expected figure is {share:.0%} of it")
-    elif kind != "flops":
-        notes.insert(0, _kept(kind, text))
-    return replace(result, goal=replace(result.goal, notes=tuple(notes)))
-
-
 def _leaves_headroom(result: PlanResult) -> bool:
     """Whether a plan leaves the share of the memory free that it is to leave."""
     return result.memory.total <= (1 - result.goal.headroom) * result.job.cluster.device.memory
@@ -138,13 +198,6 @@ def _leaves_headroom(result: PlanResult) -> bool:
 def _is_hopeless(result: PlanResult) -> bool:
     """True where libraries and communicators alone take the memory that a plan is to leave free."""
     return result.memory.before_model > (1 - result.goal.headroom) * result.job.cluster.device.memory
-
-
-def _spent(kind: str, result: PlanResult) -> float:
-    """What a plan takes of a budget, as it is printed: FLOPs with attention, days and dollars of the expected run."""
-    if kind == "flops":
-        return result.step.model_flops / result.job.tokens * result.goal.tokens
-    return result.expected.seconds.expected / 86_400 if kind == "days" else result.bill.cost or 0.0
 
 
 def proposal_for_budget(

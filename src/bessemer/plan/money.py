@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bessemer.terminal import amount
+
 HOUR, DAY = 3_600.0, 86_400.0
 
 POWER_SHARE = 0.85
@@ -15,6 +17,11 @@ POWER_SHARE = 0.85
 
 PUE = 1.2
 """Power of the whole data centre to that of its machines: the larger of OLMo 2's two, 1.12 and 1.20 (its report, table 19)."""
+
+
+def dollars(value: float) -> str:
+    """$1.91M."""
+    return f"${amount(value)}"
 
 
 @dataclass(frozen=True)

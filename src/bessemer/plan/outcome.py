@@ -18,7 +18,7 @@ from bessemer.plan.laws import Repetition, repetition
 from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 from bessemer.recipe.parallel import LAYOUT_KEYS
-from bessemer.terminal import amount, size
+from bessemer.terminal import amount, percent, size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
@@ -62,7 +62,9 @@ class PlanResult:
         dollars (where there is a price) of the whole run."""
         run, devices, price = self.expected.seconds, self.job.cluster.devices, self.bill.price
         found = {
-            "step_seconds": interval("chosen" if self.goal.chooses_layout else "step", self.job, self.step.seconds),
+            "step_seconds": interval(
+                "chosen" if _is_chosen(self.goal, self.found) else "step", self.job, self.step.seconds
+            ),
             "memory_bytes": interval("memory", self.job, self.memory.total),
             "days": run.times(1 / money.DAY),
             "device_hours": run.times(devices / money.HOUR),
@@ -80,7 +82,37 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     found = search(goal.job, goal.given, goal.headroom) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
         raise NoLayoutError(_no_layout(goal.job, found))
-    best = _chosen(goal, found) if found is not None and goal.chooses_layout else _given(goal)
+    if found is None or not goal.chooses_layout:
+        return _worked_out(goal, _given(goal), found, unique)
+    best = _chosen(goal, found)
+    if found.ranked and not found.safe and best is not found.least:
+        least = _worked_out(goal, found.least, found, unique)
+        goal = replace(goal, notes=(*goal.notes, _trade(_worked_out(goal, best, found, unique), least)))
+    return _worked_out(goal, best, found, unique)
+
+
+def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
+    """Whether the planner chose the layout, from several."""
+    return goal.chooses_layout and found is not None and found.is_choice
+
+
+def _trade(plan: PlanResult, least: PlanResult) -> str:
+    """What a layout that leaves no headroom saves over the one that takes least memory."""
+    (memory, risk, cost), (least_memory, least_risk, least_cost) = (
+        (
+            size(one.memory.total), percent(out_of_memory(one.memory.total, one.job.cluster.device.memory)),
+            f"{amount(one.bill.device_hours)} device-hours" if one.bill.cost is None else money.dollars(one.bill.cost),
+        )
+        for one in (plan, least)
+    )  # fmt: skip
+    return (
+        f"no layout leaves {plan.goal.headroom:.0%} of the memory free: this one takes {memory}, with a risk of {risk}, and is "
+        f"expected to take {cost}; the one with the least memory {least_memory}, {least_risk} and {least_cost}"
+    )
+
+
+def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, unique: float | None) -> PlanResult:
+    """The plan of a layout."""
     job = best.job
     config, cluster = job.model, job.cluster
     asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
@@ -94,7 +126,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     ideal = goal.tokens / job.tokens * best.step.seconds
     slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
-    expected = expected_run(job, running, ideal, goal.chooses_layout)
+    expected = expected_run(job, running, ideal, _is_chosen(goal, found))
     repeated = None if unique is None else repetition(goal.tokens, unique)
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,

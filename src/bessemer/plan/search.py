@@ -7,7 +7,8 @@ everything.
 
 The layout that is chosen leaves headroom on the device (plan/estimate/memory.py), and of those that are nearly as fast as the
 fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
-slower than predicted, or failed.
+slower than predicted, or failed. Where none leaves the headroom, the same holds of those that take little more memory, at little
+more risk, than the one that takes least: that one alone may be many times slower.
 
 Also the same plan with changes (`--what-if`).
 """
@@ -40,6 +41,8 @@ MAX_CONTEXT = 16
 LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # what a request may give of a layout
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
+# Over the layout that takes least, where none leaves the headroom: points of risk, and of the device's memory.
+MORE_RISK, MORE_MEMORY = 0.05, 0.05
 
 
 class NoLayoutError(InputError):
@@ -93,14 +96,37 @@ class LayoutSearchResult:
         return tuple(one for one in self.ranked if one.leaves(self.headroom))
 
     @property
+    def least(self) -> Candidate:
+        """The one that takes least memory."""
+        return min(self.ranked, key=lambda one: one.memory.total)
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether there was more than one layout to choose from, but for recompute, which follows from the memory, and the place
+        of experts, of which a recipe says nothing."""
+        layouts = [one.job.layout for one in self.ranked] or [one.layout for one in self.rejected]
+        return len({replace(layout, recompute="none", expert=1) for layout in layouts}) > 1
+
+    @property
     def preferred(self) -> tuple[Candidate, ...]:
         """All that fit, the best choice first: of those that leave the headroom, the ones nearly as fast as the fastest by how
-        few devices they divide the model over, the others by speed; then those that do not leave it, by memory."""
-        safe = self.safe
-        limit = safe[0].step.seconds * NEARLY_AS_FAST if safe else 0.0
-        near = sorted((one for one in safe if one.step.seconds <= limit), key=lambda one: _model_ways(one.job.layout))
-        tight = sorted((one for one in self.ranked if not one.leaves(self.headroom)), key=lambda one: one.memory.total)
-        return (*near, *(one for one in safe if one.step.seconds > limit), *tight)
+        few devices they divide the model over, the others by speed; then those that do not leave it, by memory. Where none
+        leaves it, those that take little more than the least stand for those that do."""
+        first = self.safe or self._near_least
+        limit = first[0].step.seconds * NEARLY_AS_FAST if first else 0.0
+        near = sorted((one for one in first if one.step.seconds <= limit), key=lambda one: _model_ways(one.job.layout))
+        rest = {id(one) for one in self.ranked} - {id(one) for one in first}
+        tight = sorted((one for one in self.ranked if id(one) in rest), key=lambda one: one.memory.total)
+        return (*near, *(one for one in first if one.step.seconds > limit), *tight)
+
+    @property
+    def _near_least(self) -> tuple[Candidate, ...]:
+        """Those with at most MORE_RISK and MORE_MEMORY over the one that takes least, the fastest first."""
+        if not self.ranked:
+            return ()
+        least = self.least
+        limit = least.memory.total + MORE_MEMORY * least.job.cluster.device.memory
+        return tuple(one for one in self.ranked if one.memory.total <= limit and one.risk <= least.risk + MORE_RISK)
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:

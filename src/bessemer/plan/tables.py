@@ -12,11 +12,12 @@ from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
+from bessemer.plan.money import dollars
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult
 from bessemer.plan.search import Candidate, LayoutSearchResult, as_given
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.recipe.parallel import AXES
-from bessemer.terminal import amount, counted, duration, rate, size, text_table
+from bessemer.terminal import amount, counted, duration, percent, rate, size, text_table
 
 LISTED = 10
 NO_WATTS = "no watts known for its energy"
@@ -93,8 +94,8 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     rows = {**first, **{name: "; ".join(lines) for name, lines in said.items() if lines}, **rows}
     if of.repeated is not None:
         again = of.repeated
-        worth = f"worth {amount(again.effective_tokens)} new ones, {_percent(again.worth)} of one each"
-        often = f"each token {again.epochs:,.1f} times: {worth}; one more time {_percent(again.last_epoch_worth)}"
+        worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"
+        often = f"each token {again.epochs:,.1f} times: {worth}; one more time {percent(again.last_epoch_worth)}"
         rows["repeated"] = often if again.epochs > 1 else "no token: as many that differ are there, or more"
     return rows
 
@@ -109,7 +110,8 @@ def _chosen(of: PlanResult) -> str:
         return f"; the nearest miss of {len(found.rejected):,}{kept}"
     if found.safe:
         return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free{kept}"
-    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that takes least{kept}"
+    which = "takes least" if of.job is found.least.job else "is fastest for little more than the least"
+    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that {which}{kept}"
 
 
 MUCH_LOST = 0.8
@@ -130,11 +132,7 @@ def _fits(of: PlanResult) -> str:
         return "NO: " + "; ".join(of.verdict.reasons)
     device_bytes = of.job.cluster.device.memory
     risk = out_of_memory(of.memory.total, device_bytes)
-    return f"yes, {1 - of.memory.total / device_bytes:.0%} free; risk of running out of memory {_percent(risk)}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else "under 1%"
+    return f"yes, {1 - of.memory.total / device_bytes:.0%} free; risk of running out of memory {percent(risk)}"
 
 
 def model_line(config: ModelConfig) -> str:
@@ -195,11 +193,6 @@ def _money(of: PlanResult) -> str:
     asked = f" ({of.bill.price_date})" if of.bill.price_date else ""
     ideal = of.bill.price * _device_hours(of, of.seconds)
     return f"{dollars(ideal)} ideal, {_range(of.intervals['cost'], dollars)}, at ${of.bill.price:.2f} a device-hour{asked}; "
-
-
-def dollars(value: float) -> str:
-    """$1.91M."""
-    return f"${amount(value)}"
 
 
 def _device_hours(of: PlanResult, seconds: float) -> float:
@@ -302,7 +295,7 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
 def _layouts(title: str, rows: Sequence[Candidate], devices: int) -> list[str]:
     cells = [
         (f"  {_short(one.job)}", short(one.step.seconds, 3), amount(one.step.tokens_per_second / devices), f"{one.step.mfu:.1%}",
-         f"{one.memory.total / 1e9:.1f}", _percent(one.risk), layout_line(one.job))
+         f"{one.memory.total / 1e9:.1f}", percent(one.risk), layout_line(one.job))
         for one in rows
     ]  # fmt: skip
     return text_table((title, "s a step", "a device", "MFU", "GB", "out of memory", ""), cells, "lrrrrrl")
