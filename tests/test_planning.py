@@ -513,3 +513,44 @@ def test_figures_of_one_are_singular_and_hours_are_for_something(capsys: pytest.
     out = capsys.readouterr().out
     misses = out[out.index("nearest misses") :].split("\n\n")[0].splitlines()[1:]
     assert len(set(misses)) == len(misses)
+
+
+def test_tokens_that_whole_steps_exceed_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--params", "1B", "--gpus", "8xH100", "--tokens", "10B", "--batch")
+    note = "12B tokens in 4 whole steps are planned, 20.0% more than 10B"
+    assert note in planned(capsys, *words, "3B")["notes"]
+    assert not [one for one in planned(capsys, *words, "4M")["notes"] if "whole step" in one], "0.02% more"
+    assert run_command(["plan", *words, "20B"]) == 2
+    assert "a step would read more than all 10,000,000,000 tokens of the run" in capsys.readouterr().err
+    assert planned(capsys, "--params", "1B", "--gpus", "8xH100", "--tokens", "4M", "--batch", "4M")["steps"] == 1
+
+
+def test_flops_alone_are_answered_by_the_laws(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hoffmann et al. 2022, table 3: 6e23 FLOPs are near those of 67B parameters (5.76e23: 67B and 1.5T, approach 1)."""
+    found = planned(capsys, "--flops", "5.76e23")["optimal"]
+    assert found["approach_1"]["parameters"] == pytest.approx(67e9, rel=0.02)
+    assert found["approach_1"]["tokens"] == pytest.approx(1.5e12, rel=0.06)
+    assert all(6 * one["parameters"] * one["tokens"] == pytest.approx(5.76e23) for one in found.values())
+    assert run_command(["plan", "--flops", "5.76e23"]) == 0
+    shown = capsys.readouterr().out
+    assert "add devices for a layout, time and money: --gpus" in shown
+    assert all(amount(one["parameters"]) in shown and amount(one["tokens"]) in shown for one in found.values())
+    assert run_command(["plan", "--flops", "5.76e23", "--seq", "8192"]) == 2
+    assert "add --gpus 1024xH100" in capsys.readouterr().err
+
+
+def test_a_published_model_in_the_place_of_a_recipe_is_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ((), ("--gpus", "64xH100")):
+        assert run_command(["plan", "llama-2-70b", *more]) == 2
+        assert "it is a published model: --model llama-2-70b" in capsys.readouterr().err
+
+
+def test_a_simulation_of_a_recipe_without_a_run_says_what_to_add(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "[model]\nlayers = 2\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n", encoding="utf-8"
+    )
+    assert run_command(["plan", str(path), "--simulate"]) == 2
+    assert '--simulate is of a run: add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,16 @@ def test_a_group_on_a_torus_has_the_links_of_its_axes() -> None:
     rates = [pod.intra_rate(size) / 45e9 for size in (2, 16, 256, 4096)]
     assert rates == pytest.approx([2, 2, 4, 6])
     assert ClusterSpec.of(devices.find("GB200"), 72).intra_rate(4) == 900e9
+
+
+def test_what_replaces_an_entry_keeps_its_other_names(tmp_path: Path) -> None:
+    shipped, own = devices.find("H100"), tmp_path / "own.toml"
+    assert shipped.aliases
+    text = ENTRY.replace(re.findall(r'name = "(.*)"', ENTRY)[0], shipped.name) + 'aliases = ["ours"]\n'
+    own.write_text(text, encoding="utf-8")
+    found = [devices.find(name, own) for name in ("ours", shipped.name, *shipped.aliases)]
+    assert all(one.memory != shipped.memory for one in found)
+    assert devices.catalogue(own)[shipped.name].aliases == ("ours", *shipped.aliases)
+    other = ENTRY.replace("[[device]]", f'[[device]]\naliases = ["{shipped.aliases[0]}"]')
+    own.write_text(text + other, encoding="utf-8")
+    assert devices.find(shipped.aliases[0], own).name != shipped.name, "the user gave the name to another device"

@@ -108,7 +108,11 @@ def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None
     [
         (("--zero", "2", "--set", "parallel.schedule=zbv"), "schedule zbv runs with zero 1, not 2"),
         (("--pp", "1", "--set", "parallel.schedule=interleaved"), "schedule interleaved needs a pipeline"),
-        (("--dp", "64", "--tp", "8"), "replicate 1, shard 64 times the other ways is not 64 devices"),
+        (("--dp", "64", "--tp", "8"), "shard 64 x tensor 8 = 512 does not divide 64 devices"),
+        (
+            ("--dp", "4", "--tp", "2", "--pp", "2", "--cp", "1"),
+            "shard 4 x tensor 2 x pipeline 2 = 16 is not all of 64 devices",
+        ),
         (("--tp", "3"), "tensor 3 does not divide 64 devices"),
         (("--set", "parallel.replicate=64", "--zero", "3"), "zero 3 divides state over shard, and shard is 1"),
         (("--zero", "0"), "zero=0: give 1"),
@@ -161,7 +165,7 @@ def test_a_batch_that_a_refusal_names_divides(words: tuple[str, ...], capsys: py
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--dp", "64"), "shard 64 times the other ways is not 96 devices"),
+        (("--dp", "64"), "shard 64 does not divide 96 devices"),
         (("--tp", "5"), "tensor 5 does not divide 96 devices"),
         (("--tp", "16"), "model.kv_heads = 8 does not divide over tensor"),
         (("--pp", "5"), "pipeline 5 does not divide 96 devices"),

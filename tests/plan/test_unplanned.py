@@ -268,7 +268,7 @@ OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
     "--params": ({"--model": None} | OPEN, "1B"), "--tokens": ({}, "2T"), "--unique": ({}, "100B"), "--seq": ({}, "2048"),
     "--batch": ({}, "1M"), "--precision": ({}, "fp8"), "--recompute": ({}, "full"), "--micro-batch": ({}, "2"),
     "--flops": (SIZED, "1e22"), "--days": (SIZED, "2"),
-    "--money": (SIZED, "900"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
+    "--money": (SIZED, "900"), "--odds": (SIZED | {"--days": "2"}, "90%"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
     "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
     "--measured": ({}, "RUN"), "--search": ({}, None), "--devices": ({}, None), "--simulate": ({}, None),
     "--set": ({}, "train.ema=0.9"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,9 @@ def plan(args: argparse.Namespace) -> Any:
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
             "--tokens 2T --gpus 2048xH100"
         )
+    if args.recipe is None and _given(args) == ["flops"] and not args.overrides:
+        return _best_use(args)
+    _refuse_model_name(args.recipe)
     if args.recipe is None or args.gpus is not None or _is_for_a_cluster(args):
         return _cluster_plan(args, requested)
     return _local_plan(args, requested)
@@ -77,6 +82,41 @@ def _require_used(args: argparse.Namespace) -> None:
             raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
     if args.recipe is not None and (budget := _budget(args)):
         raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
+
+
+def _refuse_model_name(reference: str | None) -> None:
+    """Raises InputError where what is named as a recipe is none, but a published model."""
+    from bessemer.plan.shapes import shapes
+    from bessemer.recipe import shipped
+
+    if reference in shapes() and reference not in shipped() and not Path(reference).exists():
+        raise InputError(
+            f"{reference}: no recipe of that name; it is a published model: --model {reference}, with --tokens and --gpus"
+        )
+
+
+def _best_use(args: argparse.Namespace) -> dict[str, Any]:
+    """FLOPs without devices: the size and tokens of the lowest loss by each law, and what else a plan needs."""
+    from bessemer.plan import ask, laws, money
+
+    flops = ask.number(args.flops, "flops")
+    best = {name: law.optimum(flops) for name, law in laws.FRONTIERS.items()}
+    if not args.json:
+        rows = [
+            (
+                law.name,
+                amount(best[name].parameters),
+                amount(best[name].tokens),
+                f"{best[name].tokens_per_parameter:.1f}",
+            )
+            for name, law in laws.FRONTIERS.items()
+        ]
+        print("\n".join(text_table(("law", "parameters", "tokens", "tokens a parameter"), rows, "lrrr")))
+        print(
+            f"\n{flops:.3g} FLOP = 6 N D, {amount(money.petaflop_days(flops))} petaflop-days; add devices for a layout, time and "
+            "money: --gpus 1024xH100"
+        )
+    return {"flops": flops, "optimal": {name: asdict(one) for name, one in best.items()}}
 
 
 def _budget(args: argparse.Namespace) -> dict[str, str]:
@@ -160,21 +200,30 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
             f"plan: --{of_clusters[0].replace('_', '-')} is of a plan for devices of the catalogue, and neither the recipe "
             "(cluster.device) nor --gpus names one; add --gpus 8xH100, or leave it out for a plan of this machine"
         )
-    try:
+    with _of_a_run(
+        args, "a plan of this machine", "or name the devices to plan for, as --gpus 8xH100 (cluster.device)"
+    ):
         recipe = load(args.recipe, args.overrides)
-    except InputError as error:
-        if "run: missing" not in str(error):
-            raise
-        raise InputError(
-            f'{args.recipe}: a plan of this machine is of a run: add [run] with name = "mine", or name the devices to plan '
-            "for, as --gpus 8xH100 (cluster.device)"
-        ) from None
     if not requested:
         return []
     ask.require_one_value(requested, tuple(args.overrides))
     changed = ask.with_changes(ask.PlanRequest(recipe), requested).recipe.model_dump(mode="json")
     keys = [ask.PLAIN[name][0] for name in requested]
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
+
+
+@contextmanager
+def _of_a_run(args: argparse.Namespace, what: str, instead: str) -> Iterator[None]:
+    """Raises InputError with advice where the recipe names no run."""
+    try:
+        yield
+    except InputError as error:
+        if "run: missing" not in str(error):
+            raise
+        name = "--set run.name=mine does for once"
+        raise InputError(
+            f'{args.recipe}: {what} is of a run: add [run] with name = "mine" ({name}), {instead}'
+        ) from None
 
 
 def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
@@ -265,7 +314,8 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     from bessemer.tokens import outlook
     from bessemer.train import simulate
 
-    session = runs.open_recipe(args)
+    with _of_a_run(args, "--simulate", "or leave --simulate out for a plan by arithmetic alone"):
+        session = runs.open_recipe(args)
     simulated = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
     if args.json:
         return simulated

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -79,14 +79,19 @@ FACTORS = {**dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_ban
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
-    """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace.
+    """All devices by name. extra: a user's file in the form of devices.toml, whose entries add or replace; what replaces an entry
+    keeps its other names.
 
     Raises InputError with file and entry on what cannot be read, is missing, unknown, or not above zero.
     """
     devices = dict(_own())
     if extra is not None:
-        theirs = _read(extra)
-        devices = {**theirs, **{name: device for name, device in devices.items() if name not in theirs}}
+        theirs = dict(_read(extra))
+        taken = {each for device in theirs.values() for each in (device.name, *device.aliases)}
+        for name in theirs.keys() & devices.keys():
+            kept = [each for each in devices[name].aliases if each not in taken]
+            devices[name] = replace(theirs[name], aliases=(*theirs.pop(name).aliases, *kept))
+        devices = {**theirs, **devices}
     return devices
 
 

@@ -261,7 +261,9 @@ def proposal_for_flops(
 
 def _devices(asked: Mapping[str, str]) -> tuple[int, devices.DeviceSpec]:
     if "gpus" not in asked:
-        raise InputError("plan: a budget on what? add --gpus 1024xH100")
+        raise InputError(
+            "plan: a budget on what? add --gpus 1024xH100; --flops alone gives the best size and tokens by the laws"
+        )
     number, name = ask.devices_of(asked["gpus"])
     if name is None:
         raise InputError(f"--gpus {asked['gpus']}: of which kind? write it like {number}xH100")

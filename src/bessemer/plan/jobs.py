@@ -25,7 +25,7 @@ from bessemer.plan.estimate.memory import HEADROOM
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
-from bessemer.terminal import counted
+from bessemer.terminal import amount, counted
 
 GB = 1e9
 
@@ -91,7 +91,7 @@ def goal_of(
                 f"the default is {default:,}{too_large}"
             )
     batch = resolved.batches.full
-    tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
+    tokens = _whole_steps(recipe, resolved, notes)
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
@@ -126,6 +126,32 @@ def goal_of(
         not_counted,
         recipe.checkpoint.every,
     )
+
+
+MORE_TOKENS = 0.01
+"""Share of the tokens by which whole steps may exceed them without a note."""
+ROUNDED_BATCH = 1.1
+"""Times all tokens up to which a batch is one that was rounded to whole sequences."""
+
+
+def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
+    """Tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a batch of
+    more tokens than the run has."""
+    tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
+    asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
+    if asked is None:
+        return tokens
+    if batch is not None and batch > ROUNDED_BATCH * asked:
+        raise InputError(
+            f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
+            "take a smaller batch, or more tokens"
+        )
+    if tokens > (1 + MORE_TOKENS) * asked:
+        steps = counted(resolved.train.steps or 0, "whole step")
+        notes.append(
+            f"{amount(tokens)} tokens in {steps} are planned, {tokens / asked - 1:.1%} more than {amount(asked)}"
+        )
+    return tokens
 
 
 def _of_mixture(recipe: Recipe, model: MixtureConfig) -> Recipe:

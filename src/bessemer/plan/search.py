@@ -32,7 +32,7 @@ from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
+from bessemer.recipe.parallel import AXES, LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
@@ -169,6 +169,7 @@ def as_given(layout: Layout, given: frozenset[str]) -> str:
 
 def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     reasons = "; ".join(f"{reason} ({count})" for reason, count in impossible.most_common(3))
+    reasons = _product_of(job, given) or reasons
     sequences = dividing_batch(job.batch, job.model, job.cluster, copies_keys=job.framework.copies_keys)
     if "micro_batch" in given:
         unit = job.cluster.devices * job.layout.micro_batch
@@ -181,6 +182,18 @@ def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
         f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: {reasons}{advice}"
     )
+
+
+def _product_of(job: Job, given: frozenset[str]) -> str | None:
+    """Why the product of the ways that are given is none of the devices; None: it is one."""
+    ways, devices = {axis: getattr(job.layout, axis) for axis in AXES if axis in given}, job.cluster.devices
+    product = math.prod(ways.values())
+    is_whole = len(ways) == len(AXES)
+    if product == devices or (devices % product == 0 and not is_whole):
+        return None
+    named = " x ".join(f"{axis} {size}" for axis, size in ways.items() if size > 1) or "one process"
+    equals = f" = {product:,}" if sum(size > 1 for size in ways.values()) > 1 else ""
+    return f"{named}{equals} {'does not divide' if devices % product else 'is not all of'} {counted(devices, 'device')}"
 
 
 def _can_split(job: Job, given: frozenset[str]) -> bool:
