@@ -33,24 +33,24 @@ NETWORK_BYTES_PER_SECOND = 1.25e9  # of a machine
 
 
 def plan(
-    input_bytes: float, rates: dict[str, Any], *, machines: int = 16, cores: int = 64, price: float = 0.05,
-    storage_price: float = 0.023, repeats: dict[str, str] | None = None,
+    input_bytes: float, rates: dict[str, Any], *, machines: int = 16, cores: int = 64, price: float | None = None,
+    storage_price: float | None = None, repeats: dict[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a corpus of `input_bytes` of compressed crawl takes, as plain values: bytes, core-hours, hours, and money in the unit
-    of the prices.
+    """What a corpus of `input_bytes` of compressed crawl (WARC) takes, as plain values: bytes, core-hours, hours, and money in
+    the currency of the prices.
 
     A stage that runs `on` one machine or one core is not divided among more; hours_on: of the stages on each.
 
-    rates: as `load_rates` gives them. repeats: which stages of an option ("paragraphs", "spans") count, by its value. price: of a
-    core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the storage. transfer_hours: to bring the input in
-    over the machines' networks, while they work; partitions, buckets, row_groups: how the work and the rows in between are cut
-    (docs/scale.md). Raises InputError for numbers that make no sense, and a value of an option that has no rate.
+    rates: as `load_rates` gives them. repeats: which stages of an option ("paragraphs", "spans") count, by its value. price:
+    of a core for an hour; storage_price: of 10^9 bytes for a month, of the peak of the storage (None: those of the rates).
+    transfer_hours: to bring the input in over the machines' networks, while they work; partitions, buckets, row_groups: how
+    the work and the rows in between are cut (docs/scale.md). Raises InputError for numbers that make no sense, and a value of
+    an option that has no rate.
     """
     for name, value in {"SIZE": input_bytes, "--machines": machines, "--cores": cores}.items():
         if not value > 0:
             raise InputError(f"{name}: {value:g} is not a number above 0")
-    if price < 0 or storage_price < 0:
-        raise InputError("--price, --storage-price: a price is not below 0")
+    prices = _prices(rates, price, storage_price)
     shares, sizes = _values(rates["shares"]), _values(rates["sizes"])
     flow = {"input": float(input_bytes)}
     for before, after in pairwise(FLOW):
@@ -110,9 +110,23 @@ def plan(
         "buckets": buckets,
         "row_groups": partitions * ranges + buckets * is_merged,
         "storage_bytes": storage,
-        "compute_money": core_hours * price,
-        "storage_money": sum(storage.values()) / 1e9 * storage_price,
+        "compute_money": core_hours * prices["core_hour"]["value"],
+        "storage_money": sum(storage.values()) / 1e9 * prices["gigabyte_month"]["value"],
+        "prices": prices,
     }
+
+
+def _prices(rates: dict[str, Any], price: float | None, storage_price: float | None) -> dict[str, Any]:
+    """Currency, and each price with where it is from. Raises InputError for one below 0."""
+    prices: dict[str, Any] = dict(rates.get("prices") or load_rates()["prices"])
+    for name, value, option in (
+        ("core_hour", price, "--price"), ("gigabyte_month", storage_price, "--storage-price"),
+    ):  # fmt: skip
+        if value is not None:
+            prices[name] = {"value": value, "why": option}
+        if prices[name]["value"] < 0:
+            raise InputError("--price, --storage-price: a price is not below 0")
+    return prices
 
 
 def _stages(rows: list[dict[str, Any]], is_merged: bool, wanted: dict[str, str]) -> list[dict[str, Any]]:
@@ -162,6 +176,10 @@ def load_rates(path: Path | None = None) -> dict[str, Any]:
         missing = _SIZES - set(sizes)
         if missing:
             raise ValueError(f"no {', '.join(sorted(missing))} in sizes")
+        if (prices := rates.get("prices")) is not None:
+            _values({name: prices[name] for name in ("core_hour", "gigabyte_month")})
+            if not all(prices[name]["why"] for name in ("core_hour", "gigabyte_month")) or not prices["currency"]:
+                raise ValueError("a price without its source or currency")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"--rates: {where}: not a file of rates ({type(error).__name__}: {error}); see plan/corpus_rates.json for one"
@@ -201,8 +219,10 @@ def table(of: dict[str, Any]) -> str:
     documents = of["documents"]
     names = {"cluster": "all of them", "machine": "one", "core": "one core"}
     where = ", ".join(f"{spent:.1f} h on {names[on]}" for on, spent in of["hours_on"].items() if spent)
+    core, stored = of["prices"]["core_hour"], of["prices"]["gigabyte_month"]
+    currency = of["prices"]["currency"]
     rows = {
-        "flow": flow,
+        "flow": f"{flow}; the input is compressed WARC",
         "documents": f"{documents['text']:.3g} read, {documents['passed']:.3g} pass, {documents['kept']:.3g} kept",
         "tokens": f"{of['tokens']:.3g}",
         "assumed": ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in of["assumed"].items())
@@ -211,8 +231,9 @@ def table(of: dict[str, Any]) -> str:
         f"({where}; {of['transfer_hours']:.1f} h to bring the input in)",
         "shuffle": f"{size(of['shuffle_bytes'])} in {of['row_groups']:.2g} row groups, of {of['partitions']:,} partitions; "
         f"{of['buckets']:,} buckets",
-        "storage": ", ".join(f"{name} {size(stored)}" for name, stored in of["storage_bytes"].items()),
-        "money": f"{of['compute_money']:,.0f} for the cores, {of['storage_money']:,.0f} a month for the storage",
+        "storage": ", ".join(f"{name} {size(held)}" for name, held in of["storage_bytes"].items()),
+        "money": f"{of['compute_money']:,.0f} {currency} for the cores, {of['storage_money']:,.0f} {currency} a month for the "
+        f"storage; {core['value']:g} a core-hour ({core['why']}), {stored['value']:g} a gigabyte and month ({stored['why']})",
         "rates": f"{of['rates_date']}, {of['rates_machine']}",
     }
     return "\n".join([*lines, "", *(f"{name:<11} {value}" for name, value in rows.items())])
