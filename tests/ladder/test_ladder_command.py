@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,28 @@ def test_a_planned_run_that_is_trained_is_held_against_the_prediction(whole: Pat
 def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ladder(wide, *options) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--mixture",)], ids=str)
+def test_a_budget_too_small_is_refused_before_anything_is_made(
+    more: tuple[str, ...], wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may be enough goes on to corpus and tokens."""
+    from bessemer import stages
+
+    class Reached(Exception):
+        pass
+
+    def reached(*_: object) -> None:
+        raise Reached
+
+    monkeypatch.setattr(stages, "corpus", reached)
+    shutil.rmtree(wide / "runs")
+    assert ladder(wide, *more, "--budget", "1e7") == 2
+    assert "too small" in capsys.readouterr().err and not list((wide / "runs").rglob("tokens"))
+    for budget in ("1e12", "5min"):
+        with pytest.raises(Reached):
+            ladder(wide, *more, "--budget", budget)
 
 
 def test_a_design_that_is_none_is_told(wide: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def ladder(
         raise InputError(
             f"--seeds {seeds}: of each of the smallest rungs, 1 at least; 2 or more measure the noise of a run"
         )
+    _refuse_too_small(session, design, count, allowed, ratio, seeds)
     folder = folder or session.run.path / "ladder"
     with runs.opened(session, folder, restart) as ground:
         ratio = ratio or ground.planned.ratio
@@ -70,6 +71,27 @@ def ladder(
         write_json(folder / "ladder.json", found)
         found["page"] = str(page.write(folder / "ladder.html", found))
     return found
+
+
+def _refuse_too_small(
+    session: Session, design: Design, count: int, budget: Budget, ratio: float | None, seeds: int
+) -> None:
+    """Raises InputError for FLOPs of which twice as many do not pay for the ladder (a tokenizer may come out smaller than is
+    planned), before corpus and tokens are made."""
+    if budget.flops is None or (early := runs.before_tokens(session)) is None:
+        return
+    planned, sizes = early
+
+    def refusal(flops: float) -> InputError | None:
+        limit, own = Budget(flops=flops), ratio or planned.ratio
+        try:
+            rungs_within(design, planned, sizes, count, limit, own, lambda rung: 0.0, seeds)
+        except InputError as error:
+            return error if str(error).startswith("--budget") else None  # the sizes are not certain yet
+        return None
+
+    if refusal(2 * budget.flops) is not None and (error := refusal(budget.flops)) is not None:
+        raise error
 
 
 def _design(

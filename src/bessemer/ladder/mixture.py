@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import numpy as np
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.ladder import page, runs, shares
-from bessemer.ladder.design import FEWEST_STEPS, LARGEST_SHARE, Budget, Rung, batch_tokens, learning_rate, parse_budget
+from bessemer.ladder.design import (
+    FEWEST_STEPS,
+    LARGEST_SHARE,
+    Budget,
+    Planned,
+    Rung,
+    Size,
+    batch_tokens,
+    learning_rate,
+    parse_budget,
+)
 from bessemer.ladder.fit import Array
 from bessemer.ladder.law import Interval
 from bessemer.ladder.runs import Ground
@@ -47,6 +58,8 @@ def mixture(
     count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
+    if allowed.flops is not None and (early := runs.before_tokens(session)) is not None:
+        _refuse_too_small(*early, count, allowed.flops)
     folder = folder or session.run.path / "mixture"
     with runs.opened(session, folder, restart) as ground:
         targets = _targets(target, ground)
@@ -93,7 +106,8 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     protocol = ground.protocol("mixture", names, count, str(budget))
     kept = runs.kept_design(ground.folder, protocol, protocol)
     if kept is None:
-        proxy, given = _proxy(ground, count, budget), dict.fromkeys(names, 0.0)
+        seconds = None if budget.seconds is None else runs.seconds_by(ground, runs.timing(ground))
+        proxy, given = _proxy(ground.planned, ground.sizes, count, budget, seconds), dict.fromkeys(names, 0.0)
         # The recipe's own shares of the tokens, on average over its run.
         available = {name: store.split(name, "train").num_tokens for name in store.sources}
         for name, share in average_shares(recipe, available).items():
@@ -105,15 +119,24 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     return Rung.of(kept["rungs"][0], recipe), np.array(kept["more"]["points"])
 
 
-def _proxy(ground: Ground, count: int, budget: Budget) -> Rung:
-    """The largest proxy of which `count` keep to the budget; InputError where not even the smallest does."""
-    planned, seconds = ground.planned, None
-    if budget.seconds is not None:
-        seconds = runs.seconds_by(ground, runs.timing(ground))
+def _refuse_too_small(planned: Planned, sizes: list[Size], count: int, flops: float) -> None:
+    """Raises InputError for FLOPs of which twice as many do not pay for the proxies (a tokenizer may come out smaller than is
+    planned), before corpus and tokens are made."""
+    try:
+        _proxy(planned, sizes, count, Budget(flops=2 * flops))
+    except InputError:
+        _proxy(planned, sizes, count, Budget(flops=flops))
+
+
+def _proxy(
+    planned: Planned, sizes: list[Size], count: int, budget: Budget, seconds: Callable[[Rung], float] | None = None
+) -> Rung:
+    """The largest proxy of which `count` keep to the budget; InputError where not even the smallest does. seconds: what a rung
+    is expected to take, of a budget of time."""
     each = (budget.flops or budget.seconds or 0.0) / count
     ratio = max(planned.ratio, FEWEST_PER_PARAMETER)
     best: Rung | None = None
-    for size in ground.sizes:
+    for size in sizes:
         flops = min(size.flops * size.parameters * ratio, LARGEST_SHARE * planned.flops)
         batch = batch_tokens(planned.recipe, flops, planned.flops)
         steps = round(flops / size.flops / batch)

@@ -26,6 +26,7 @@ from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
+from bessemer.tokens import outlook
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train.measure import step_seconds
@@ -95,6 +96,23 @@ def ground(session: Session, folder: Path) -> Ground:
     planned = Planned(resolved, size_of(resolved, store.vocabulary), steps * batch)
     inputs = read_json(run.tokens / "stage.json")["inputs"]
     return Ground(folder, run, store, planned, smaller(resolved, store.vocabulary), inputs)
+
+
+def before_tokens(session: Session) -> tuple[Planned, list[Size]] | None:
+    """The planned run and the smaller models, before there are tokens, with as many ids as the recipe's tokenizer is to have (of
+    little text it has fewer). None: there are tokens, or size, length or vocabulary follow from them."""
+    recipe, tokens = session.recipe, session.run.tokens
+    has_vocabulary = recipe.tokenizer.path is not None or recipe.tokenizer.vocabulary is not None
+    has_length = recipe.train.steps is not None or recipe.train.tokens is not None
+    if not (recipe.model.has_size and has_length and has_vocabulary) or TokenStore.described(tokens) is not None:
+        return None
+    if recipe.train.objective == "classify" or recipe.is_continued:
+        return None
+    vocabulary = outlook.vocabulary(recipe, tokens)
+    resolved = derived_keys.resolve(recipe, vocabulary, None, forecast.micro_batch_tokens(recipe))
+    steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
+    assert steps is not None and batch is not None
+    return Planned(resolved, size_of(resolved, vocabulary), steps * batch), smaller(resolved, vocabulary)
 
 
 def _resolved(session: Session, store: TokenStore) -> Recipe:
