@@ -19,7 +19,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    dynamic_rendezvous,
+)
 from torch.distributed.launcher import api
 
 from bessemer import interrupt
@@ -32,6 +37,9 @@ from bessemer.terminal import duration
 LAST_CALL_SECONDS = 5  # for more nodes, once the minimum is there
 
 logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # not all of its parts look at LOGLEVEL
+# Torch names the caller in each event of the rendezvous, by inspect.stack(), which looks through all loaded modules: more than a
+# second of processor time at each start, for events that nobody reads.
+dynamic_rendezvous.get_method_name = lambda depth=2: "rendezvous"
 
 
 class NodeAgent:
