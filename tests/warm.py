@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -30,6 +31,7 @@ import tempfile
 import threading
 import traceback
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ READ_AT_START = (
 FREE = (
     "PYTHONPATH",
     "PYTHONUNBUFFERED",
+    "PYTHONFAULTHANDLER",
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONBREAKPOINT",  # set by ray
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -72,6 +75,7 @@ FREE = (
     "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_LOG_LEVEL",
     "HF_HUB_DISABLE_PROGRESS_BARS",
+    "NUMBA_NUM_THREADS",  # set for workers of the corpus
     "TRANSFORMERS_VERBOSITY",  # set by an export
 )
 """Of these, those that a fork can follow."""
@@ -197,6 +201,8 @@ def serve(listener: socket.socket) -> None:
         pages.get_template(name)
     importlib.import_module("bessemer.corpus.text.characters").classes()
     importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch takes each of its operators back: half of what a short program takes
     gc.collect()
     gc.freeze()
     set_by_imports = {name: value for name, value in os.environ.items() if own.get(name) != value}
@@ -350,6 +356,8 @@ def _run(arguments: list[str], environment: dict[str, str], base: list[str]) -> 
     """Run a module, a line of code or a file as the interpreter would. Returns the exit code; -2: ended by Ctrl-C."""
     import torch
 
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     if environment.get("OMP_NUM_THREADS", "").isdigit():
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]

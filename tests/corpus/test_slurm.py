@@ -54,6 +54,7 @@ def squares(tasks: list[Square], workers: int = 2) -> list[int]:
     return [done["square"] for done in worker.run_tasks("squaring", "tasks", tasks, 1, settings(workers))]
 
 
+@pytest.mark.usefixtures("cold")  # jobs are new interpreters in one of the tests
 def test_all_tasks_are_done_once(cluster: Path, tmp_path: Path) -> None:
     work = tmp_path / "work folder"
     work.mkdir()
