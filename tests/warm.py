@@ -18,7 +18,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
-import json
+import marshal
 import os
 import runpy
 import select
@@ -83,17 +83,17 @@ PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 MAX_FILES = 250
 
 CLIENT = """#!{python} -IS
-import os, socket, sys
+import os, sys
 GIVEN, REAL = sys.argv[1:], {python!r}
 ARGUMENTS = GIVEN[GIVEN[:1] == ["-u"] :]  # what pytest-xdist starts its workers with
 def cold():
     os.execv(REAL, [REAL, *GIVEN])
 if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")) or "/ray/" in ARGUMENTS[0]:
     cold()  # also ray's own programs
-import json, signal
+import _signal, _socket, marshal  # of the modules around them each takes as long as this whole program
 if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
     import ctypes
-    ctypes.CDLL(None).prctl(1, signal.SIGHUP)
+    ctypes.CDLL(None).prctl(1, _signal.SIGHUP)
 files = []
 for name in os.listdir("/proc/self/fd"):
     try:
@@ -101,26 +101,33 @@ for name in os.listdir("/proc/self/fd"):
         files.append(int(name))
     except OSError:
         pass
-server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 try:
     server.connect({server!r})
 except OSError:
     cold()
 files = [file for file in files if file != server.fileno()][:{max_files}]
 files = [file for file in files if not os.readlink(f"/proc/self/fd/{{file}}").startswith("/proc/")]
-ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+ignored = [number for number in _signal.valid_signals() if _signal.getsignal(number) == _signal.SIG_IGN]
 mask = os.umask(0)
 os.umask(mask)
 header = {{
     "arguments": ARGUMENTS, "folder": os.getcwd(), "environment": dict(os.environ), "files": files, "umask": mask,
-    "leads": os.getsid(0) == os.getpid(), "ignored": [int(n) for n in ignored],
+    "leads": os.getsid(0) == os.getpid(), "ignored": ignored,
 }}
-raw = json.dumps(header).encode("utf-8", "surrogateescape")
-socket.send_fds(server, [len(raw).to_bytes(4, "big")], files)
+raw = marshal.dumps(header)
+numbers = b"".join(file.to_bytes(4, sys.byteorder) for file in files)
+server.sendmsg([len(raw).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
 server.sendall(raw)
-answer = server.makefile("rb")
+received = b""
+def line():
+    global received
+    while bytes([10]) not in received and (more := server.recv(64)):
+        received += more
+    found, _, received = received.partition(bytes([10]))
+    return found
 try:
-    pid = int(answer.readline() or 0)
+    pid = int(line() or 0)
 except OSError:
     pid = 0
 if not pid:
@@ -132,17 +139,17 @@ def passed(number, frame):
         pass
 for number in {signals!r}:
     if number not in ignored:
-        signal.signal(number, passed)
+        _signal.signal(number, passed)
 for file in files:
     os.close(file)
-status = answer.readline()
+status = line()
 if not status:
     os._exit(70)
 status = int(status)
 if os.WIFSIGNALED(status):
     number = os.WTERMSIG(status)
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
+    if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+        _signal.signal(number, _signal.SIG_DFL)
     import resource
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.kill(os.getpid(), number)
@@ -233,7 +240,7 @@ def _accept(
             if not more:
                 raise EOFError
             parts += more
-        header = json.loads(parts.decode("utf-8", "surrogateescape"))
+        header = marshal.loads(parts)
         if not _can_fork(header["environment"], own):
             connection.sendall(b"0\n")
             connection.close()
