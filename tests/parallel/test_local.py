@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from processes import run_on
@@ -58,6 +59,11 @@ def of_each() -> dict[str, Any]:
             local_shard(split)[:2] == local_shard(module.weight)[:2]
             and local_shard(split)[2].data_ptr() == state.data_ptr()
         )
+        # Offloaded, so that the mesh is of another device: the values are filled, and not a copy of them there.
+        with patch.object(type(device_mesh), "device_type", "meta"):
+            values = torch.full_like(state, -1)
+            fill(as_shard_of(module.weight, values), lambda at, size, whole=whole: whole[at[0] : at[0] + size[0]])
+        found[f"offloaded, {size}"] = torch.equal(values, local(module.weight))
         found[f"count, {size}"] = as_shard_of(module.weight, torch.tensor(3.0)).shape == ()
     refused = []
     for placements in ([Partial(), Replicate()], [_StridedShard(0, split_factor=2), Replicate()]):
@@ -73,7 +79,7 @@ def test_every_process_knows_what_it_holds() -> None:
     for rank, found in enumerate(run_on(4, of_each)):
         wrong = [name for name, right in found.items() if not right]
         assert not wrong, (rank, wrong)
-        assert len(found) == 4 * 6 * 2 + 5 * 3 + 1
+        assert len(found) == 4 * 6 * 2 + 5 * 4 + 1
 
 
 def test_a_plain_tensor_is_all_its_own() -> None:

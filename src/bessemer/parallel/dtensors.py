@@ -94,11 +94,12 @@ def as_shard_of(parameter: Tensor, values: Tensor) -> Tensor:
     if not is_dtensor(parameter) or is_dtensor(values) or local(parameter).shape != values.shape:
         return values
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    device_mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(
-        values.detach(), device_mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    # Not from_local, which moves offloaded values to the mesh's device: into a copy, which a restore would fill in vain.
+    meta = TensorMeta(parameter.shape, parameter.stride(), values.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, meta)
+    return DTensor(values.detach(), spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -121,6 +122,16 @@ def num_shards(tensor: Tensor) -> int:
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.is_shard())
+
+
+def largest_shard(tensor: Tensor) -> int:
+    """Elements of the largest shard of a tensor, on whichever process: the same number on all of them."""
+    shape = list(tensor.shape)
+    if is_dtensor(tensor):
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+            if not placement.is_replicate():
+                shape[placement.dim] = -(-shape[placement.dim] // size)  # type: ignore[attr-defined]
+    return math.prod(shape)
 
 
 def num_replicas(parameter: Tensor, mesh: ProcessMesh) -> int:

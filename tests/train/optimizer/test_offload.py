@@ -32,10 +32,11 @@ def test_on_a_cpu_it_changes_nothing(driven) -> None:
 
 def test_bunches_hold_every_parameter_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "OFFLOAD_BATCH_BYTES", 10)
-    states = [{"m": torch.empty(count, dtype=torch.uint8)} for count in (4, 4, 4, 30, 1)]
-    parts = list(moments.offload_batches(states))
+    weights = [torch.empty(count) for count in (4, 4, 4, 30, 1)]
+    states = [{"m": torch.empty(len(weight), dtype=torch.uint8)} for weight in weights]
+    parts = list(moments.offload_batches(weights, states))
     assert [(part.start, part.stop) for part in parts] == [(0, 2), (2, 3), (3, 4), (4, 5)]
-    assert list(moments.offload_batches([])) == []
+    assert list(moments.offload_batches([], [])) == []
 
 
 @pytest.mark.gpu

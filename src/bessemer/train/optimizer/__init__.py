@@ -99,7 +99,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             if self.offload is None:
                 self._update(weights, states, group)
                 continue
-            for part in offload_batches(states):
+            for part in offload_batches(weights, states):
                 device = weights[part][0].device
                 fetched = self.offload.fetch(states[part], device)
                 self._update(weights[part], fetched, group)
@@ -130,9 +130,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             self._update(weights, states, group | {"found_inf": skip})
             return
         is_skipped = skip.bool()
-        # Muon gathers whole matrices: every process must take the same ones at a time, whatever it holds of them.
-        is_gathered = group["rule"] == "muon" and any(map(is_dtensor, weights))
-        for part in [slice(None)] if is_gathered else offload_batches(states):
+        for part in offload_batches(weights, states):
             values = [local(weight) for weight in weights[part]] + [x for state in states[part] for x in state.values()]
             before = [value.clone() for value in values]
             self._update(weights[part], states[part], group)

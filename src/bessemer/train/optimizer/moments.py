@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bessemer.parallel.dtensors import local
+from bessemer.parallel.dtensors import is_dtensor, largest_shard, local
 
 BLOCK = 256  # elements that share a scale
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
@@ -218,11 +218,17 @@ class CpuOffload:
             self._copy_back.synchronize()
 
 
-def offload_batches(states: list[State]) -> Iterator[slice]:
-    """Slices of a list of states with at most OFFLOAD_BATCH_BYTES each."""
+def offload_batches(weights: list[Tensor], states: list[State]) -> Iterator[slice]:
+    """Slices of parameters and their states with at most OFFLOAD_BATCH_BYTES of states each.
+
+    Muon gathers matrices in them, so that they are the same on all ranks: a state counts as on the rank with the largest shard.
+    """
     first, total = 0, 0
-    for number, state in enumerate(states):
-        size = sum(value.nbytes for value in state.values())
+    for number, (weight, state) in enumerate(zip(weights, states, strict=True)):
+        if is_dtensor(weight):
+            size = largest_shard(weight) * sum(value.element_size() for value in state.values() if value.dim())
+        else:
+            size = sum(value.nbytes for value in state.values())
         if number > first and total + size > OFFLOAD_BATCH_BYTES:
             yield slice(first, number)
             first, total = number, 0

@@ -125,7 +125,7 @@ class QkClip:
                 continue
             _, offset, shard = local_shard(parameter)
             rows, columns = (slice(at, at + size) for at, size in zip(offset[:2], shard.shape[:2], strict=True))
-            factor = factor_LGN[layer, rows, columns].to(shard.dtype)  # 1 leaves every bit as it is
+            factor = factor_LGN[layer, rows, columns].to(shard)  # 1 leaves every bit as it is
             shard.mul_(factor.view(*factor.shape, *[1] * (shard.dim() - 2)))
 
     def figures(self) -> Tensor:

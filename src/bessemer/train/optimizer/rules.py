@@ -239,6 +239,7 @@ def muon_sharded(
                     direction_of(number), mesh, weights[number].placements, run_check=False, shape=weights[number].shape,
                     stride=weights[number].stride(),
                 ).full_tensor()  # fmt: skip
+                device = whole.device  # the mesh's: weights that parallel.offload keeps are on the CPU
                 if owner == here:
                     mine[number] = whole
             for number, whole in mine.items():
@@ -246,7 +247,7 @@ def muon_sharded(
                 muon([(names[number], mine[number], whole)], group)  # which decays nothing: the weights are zeros
             for number, owner in owners.items():
                 shard = local(weights[number])
-                update = mine.pop(number) if owner == here else shard.new_empty(weights[number].shape)
+                update = mine.pop(number) if owner == here else shard.new_empty(weights[number].shape, device=device)
                 _broadcast(update, mesh, owner)
                 own = torch.empty_like(shard)
                 put(as_shard_of(weights[number], own), update)

@@ -1,0 +1,132 @@
+"""Muon over processes whose shards are uneven or empty: every process enters the same collectives, in the same order, and the
+weights are those of one process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model, meta_model
+from bessemer.parallel.dtensors import local
+from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
+from bessemer.parallel.tied import owned_parameters
+from bessemer.recipe import Parallel, Recipe
+from bessemer.recipe.load import parse
+from bessemer.tokens.loader import Batch
+from bessemer.train.device import choose
+from bessemer.train.optimizer import moments
+from bessemer.train.split import initial_weights
+from bessemer.train.trainer import Trainer
+from tests.choose import long_but
+from tests.parallel.processes import run_on
+
+SEQUENCES, LENGTH, VOCABULARY = 12, 16, 64
+# Matrices (2, 4, 10, 40), (40, 4, 10), (2, 44, 40) and (40, 44): three shards divide none of them, and the third of two is empty.
+RECIPE = """
+[run]
+name = "t"
+[model]
+layers = 2
+width = 40
+heads = 4
+kv_heads = 2
+mlp_width = 44
+qk_norm = "none"
+qkv_bias = true
+[tokens]
+sequence_length = 16
+"""
+TAU, POISONED = 3.6, 1  # the threshold of QK-clip; the step in which the gradient of one rank is infinite
+Case = tuple[str, bool, str]  # where the moments are, cautious decay, their format
+CASES: list[Case] = [
+    ("device", False, "fp32"),
+    ("host", True, "fp32"),
+    ("host", False, "bf16"),
+    ("skip flag", True, "fp32"),
+]
+
+
+def recipe_of(case: Case) -> Recipe:
+    _, cautious, state = case
+    recipe = parse(RECIPE, "test")
+    optimizer = recipe.train.optimizer.changed(
+        kind="muon", learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, qk_clip=TAU, cautious_decay=cautious, state=state
+    )  # fmt: skip
+    train = {"steps": 3, "global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 2, "precision": "fp64"}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={**train, "optimizer": optimizer})})
+
+
+def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
+    """Three steps; before the second one's norm is taken the last rank's gradient becomes infinite."""
+    recipe = recipe_of(case).model_copy(update={"parallel": layout})
+    config: ModelConfig = model_config(recipe, VOCABULARY)
+    model = build_model(config, 3) if mesh.is_single else meta_model(config)
+    trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
+    if case[0] == "host":
+        trainer.optimizer.offload = moments.CpuOffload(pinned=False)
+    accumulate, draw, clipped = trainer.engine.accumulate, np.random.default_rng(0), []
+
+    def poisoned(*arguments: Any) -> Any:
+        losses = accumulate(*arguments)
+        if mesh.rank == mesh.world - 1:
+            gradients = [local(p.grad) for p in trainer.model.parameters() if p.grad is not None]
+            next(gradient for gradient in gradients if gradient.numel()).fill_(math.inf)
+        return losses
+
+    for number in range(3):
+        data = Batch.next_token(
+            number * SEQUENCES,
+            draw.integers(0, VOCABULARY, (SEQUENCES, LENGTH + 1)),
+            np.zeros(SEQUENCES, dtype=np.int64),
+        )
+        trainer.engine.accumulate = poisoned if number == POISONED else accumulate  # type: ignore[method-assign]
+        stats = trainer.enqueue(data.part(mesh.data_rank, layout.data))
+        skip = stats.skip_flag(None)
+        assert bool(skip) == (number == POISONED), "the verdict is that of all ranks"
+        if case[0] == "skip flag":
+            trainer.update(number, stats.grad_norm, 1.0, skip)
+        elif not skip:
+            trainer.update(number, stats.grad_norm)
+        assert trainer.qk_clip is not None
+        clipped.append(0 if bool(skip) else int(trainer.qk_clip.num_clipped))
+    weights = {
+        name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().numpy()
+        for name, weight in owned_parameters(trainer.model)
+    }
+    return {"clipped": clipped, "weights": weights}
+
+
+def on_processes(layout: Parallel, cases: list[Case]) -> list[dict[str, Any]]:
+    moments.OFFLOAD_BATCH_BYTES = 20_000  # some parameters at a time
+    mesh = join(layout, torch.device("cpu"))
+    return [trained(case, layout, mesh) for case in cases]
+
+
+LAYOUTS = {
+    "zero3": Parallel(shard=3), "zero2": Parallel(shard=3, zero=2), "zero1": Parallel(shard=3, zero=1),
+    "shard2": Parallel(shard=2), "tp2": Parallel(tensor=2), "cp2": Parallel(context=2), "pp2": Parallel(pipeline=2),
+    "ddp3": Parallel(replicate=3), "fsdp2 tp2": Parallel(shard=2, tensor=2), "pp2 fsdp2": Parallel(pipeline=2, shard=2),
+    "hsdp": Parallel(replicate=2, shard=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", long_but(list(LAYOUTS), "zero3", "tp2"))
+def test_uneven_and_empty_shards_train_as_one_process(name: str) -> None:
+    layout = LAYOUTS[name]
+    alone = [trained(case, Parallel(), SINGLE_PROCESS) for case in CASES]
+    assert all(0 < run["clipped"][0] < 8 and run["clipped"][POISONED] == 0 for run in alone)
+    for results in run_on(layout.world, on_processes, layout, CASES, timeout=100):
+        for case, expected, result in zip(CASES, alone, results, strict=True):
+            assert result["clipped"] == expected["clipped"], case
+            if case[2] == "bf16" and layout.world > 1:  # a shard's stochastic rounding draws other numbers
+                continue
+            for parameter, values in result["weights"].items():
+                np.testing.assert_allclose(
+                    values, expected["weights"][parameter], rtol=0, atol=2e-6, err_msg=f"{case} {parameter}"
+                )
