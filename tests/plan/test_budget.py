@@ -1,6 +1,7 @@
 """A budget in FLOPs, days or money, and what is proposed for it."""
 
 import json
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
@@ -150,3 +151,38 @@ def test_odds_that_mean_nothing_are_refused(
 ) -> None:
     assert run_command(["plan", "--gpus", "64xH100", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        (("--days", "14"), lambda found: found["expected"]["days"] / 14),
+        (("--money", "10k", "--odds", "90%"), lambda found: found["interval_80"]["cost"][1] / 10e3),
+        (("--flops", "1e21"), lambda found: found["total_flops"] / 1e21),
+    ],
+    ids=str,
+)
+def test_a_budget_with_tokens_proposes_the_model_that_spends_it(
+    words: tuple[str, ...], figure: Callable[[dict[str, Any]], float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As far as the shapes by rule do, which come in steps; a much larger one does not keep to it."""
+    asked = ("--gpus", "8xH100", "--tokens", "50B")
+    found = planned(capsys, *words, *asked)
+    assert found["tokens"] == pytest.approx(50e9, rel=1e-3) and 0.97 <= figure(found) <= 1
+    assert found["budget"]["spent"] / found["budget"]["amount"] == pytest.approx(figure(found))
+    larger = planned(capsys, *words, *asked, "--what-if", f"params={1.2 * found['parameters']}")["what_if"][0]
+    assert not larger["budget"]["is_kept"] and figure(larger) > 1
+
+
+def test_a_budget_larger_than_any_model_that_fits_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--days", "30", "--gpus", "1x4090", "--tokens", "1B")
+    note = next(note for note in found["notes"] if "does not fit on these devices with the headroom" in note)
+    assert note.startswith("the size that it pays for") and note.endswith("a smaller model is proposed")
+    share = found["memory_bytes_per_device"]["total"] / found["device_memory_bytes"]
+    assert share <= 0.85 and found["expected"]["days"] < 30
+
+
+def test_a_budget_too_small_for_its_tokens_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for days in ("0.0001", "0.2"):
+        assert run_command(["plan", "--days", days, "--gpus", "8xH100", "--tokens", "15T"]) == 2
+        assert f"--days {days}: too little to train a model on" in capsys.readouterr().err

@@ -412,11 +412,12 @@ def _proposed(args: argparse.Namespace, requested: dict[str, str], budget: PlanB
     lengths = {f"train.{name}" for name in ("tokens", "steps", "minutes")} & {
         override.partition("=")[0] for override in args.overrides
     }
-    named = {f"--{name}" for name in ("model", "params", "tokens") if name in requested} | lengths
+    named = {f"--{name}" for name in ("model", "params") if name in requested} | lengths
     if named:
         raise InputError(
-            f"plan: {min(named)} and a budget exclude each other: a budget proposes model and tokens; for the devices that a "
-            f"given run takes, leave --{budget.kind} out and compare: --gpus 64xH100 --what-if gpus=128 --what-if gpus=256"
+            f"plan: {min(named)} and a budget exclude each other: a budget proposes the model, and the tokens unless --tokens "
+            f"gives them; for the devices that a given run takes, leave --{budget.kind} out and compare: --gpus 64xH100 "
+            "--what-if gpus=128 --what-if gpus=256"
         )
     overrides = tuple(args.overrides)
     return fitted(budget, requested, lambda names: ask.alone(names, overrides), planned, _unique(args))

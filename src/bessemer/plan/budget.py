@@ -18,7 +18,7 @@ from bessemer.plan import ask, money, shapes
 from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
 from bessemer.plan.intervals import UPPER_END
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, data_limited, repetition, training_flops
+from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, Allocation, data_limited, repetition, training_flops
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError, NoSplitError
 
@@ -119,14 +119,14 @@ def fitted(
 ) -> PlanRequest:  # fmt: skip
     """A model and tokens whose plan keeps to a budget: 20 tokens a parameter at the speed that the plan of the round before
     predicts, or the largest model that fits with the headroom where that one does not, trained for longer; then as many steps as
-    are paid for.
+    are paid for. Where `asked` has the tokens, the model that spends the budget on them.
 
     asked, unique: of `proposal_for_budget`; request: from short names with sizes to what is asked; plan: works it
     out.
     """
     kind, text, rate, largest = budget.kind, budget.text, None, math.inf
     notes: tuple[str, ...] = ()
-    rounds = 0
+    fixed, rounds = "tokens" in asked, 0
     while rounds < ROUNDS:
         chosen = proposal_for_budget(kind, text, asked, rate, largest, unique)
         tokens = int(chosen.tokens)
@@ -145,16 +145,24 @@ def fitted(
             fits = False
         if not fits:
             if largest == math.inf:
-                size = terminal.amount(chosen.parameters)
+                what, instead = (
+                    ("the size that it pays for", "proposed")
+                    if fixed
+                    else ("the best size for it", "trained for longer")
+                )
                 notes += (
-                    f"the best size for this budget, {size}, does not fit on these devices with the headroom: a smaller model is "
-                    "trained for longer",
+                    f"{what}, {terminal.amount(chosen.parameters)}, does not fit on these devices with the headroom: "
+                    f"a smaller model is {instead}",
                 )
             largest = SMALLER * chosen.parameters
             continue
         rounds += 1
         device_hours = result.intervals["device_hours"].at(budget.odds)
         rate = training_flops(chosen.parameters, result.goal.tokens) / (device_hours * 3600)
+    if fixed:
+        return _kept_on_tokens(
+            budget, plan, lambda size: _sized(request, asked, size, tokens, notes), result, chosen.parameters, largest
+        )
     if unique is not None and unique < result.goal.tokens:
         notes += (
             f"with {terminal.amount(unique)} tokens that differ, size and repetitions are those of the lowest predicted loss for "
@@ -179,11 +187,33 @@ def fitted(
     return kept
 
 
+def _kept_on_tokens(
+    budget: PlanBudget, plan: Callable[[PlanRequest], PlanResult], sized: Callable[[float], PlanRequest], result: PlanResult,
+    parameters: float, largest: float,
+) -> PlanRequest:  # fmt: skip
+    """The model that spends most of a budget on given tokens and keeps to it. result: the plan of one with so many parameters;
+    sized: asks for one; largest: parameters at the most. Raises InputError where none keeps to it."""
+    best, most = None, 0.0
+    for _ in range(TRIES):
+        share = budget.share(result)
+        if most < share <= 1 and _leaves_headroom(result):
+            best, most = sized(parameters), share
+        parameters *= (1 + SPENT) / 2 / share
+        if SPENT <= share <= 1 or parameters > largest:
+            break
+        result = plan(sized(parameters))
+    if best is None:
+        raise InputError(
+            f"--{budget.kind} {budget.text}: no model keeps to it on so many tokens; give more, or fewer --tokens"
+        )
+    return best
+
+
 SMALLEST = 1e6  # parameters; what does not fit so small does not fit at all
 
 
 def _sized(
-    request: Callable[[Mapping[str, str]], PlanRequest], asked: Mapping[str, str], parameters: int, tokens: int,
+    request: Callable[[Mapping[str, str]], PlanRequest], asked: Mapping[str, str], parameters: float, tokens: int,
     notes: tuple[str, ...],
 ) -> PlanRequest:  # fmt: skip
     sizes = {"params": repr(float(parameters)), "tokens": str(tokens)}
@@ -216,13 +246,15 @@ def proposal_for_budget(
     flops = {"flops": amount, "days": 24 * amount * count * hourly, "money": amount / (price or 1.0) * hourly}[kind]
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
     length = sizes["seq"] or ask.DEFAULT_SEQUENCE
-    if (best := min(RULE.optimum(flops).parameters, largest)) > shapes.LARGEST:
+    tokens = ask.count(asked["tokens"], "tokens") if "tokens" in asked else None
+    free = RULE.optimum(flops).parameters if tokens is None else flops / (FLOPS_PER_PARAMETER_TOKEN * tokens)
+    if (best := min(free, largest)) > shapes.LARGEST:
         raise InputError(
             f"--{kind} {text}: too much: the best model for it has {best:.3g} parameters, and shapes by rule end at about "
             f"{terminal.amount(shapes.LARGEST)}; give less"
         )
     try:
-        found = proposal_for_flops(flops, sizes["vocabulary"], length, sizes["batch"], largest, unique)
+        found = proposal_for_flops(flops, sizes["vocabulary"], length, sizes["batch"], largest, unique, tokens)
         shapes.model(float(found.parameters), found.config.vocabulary)  # for which the plan asks by its size
     except InputError as error:
         raise InputError(f"--{kind} {text}: too little to train a model on: {error}") from None
@@ -231,9 +263,10 @@ def proposal_for_budget(
 
 def proposal_for_flops(
     flops: float, vocabulary: int | None, sequence_length: int, batch: int | None = None, largest: float = math.inf,
-    unique: float | None = None,
+    unique: float | None = None, tokens: float | None = None,
 ) -> Proposal:  # fmt: skip
-    """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains.
+    """The shape nearest to the compute-optimal size for a FLOP budget, and the tokens that the rest of the budget trains; where
+    the tokens are given, the one nearest to the size that they leave.
 
     vocabulary: ids of the tokenizer (None: by size); batch: tokens of a step (None: the DeepSeek law's, as the dial has it);
     largest: parameters at the most; unique: tokens that differ (None: all of them).
@@ -241,6 +274,8 @@ def proposal_for_flops(
     """
     one_step = f"{flops:.3g} FLOPs do not pay for one step"
     best = RULE.optimum(flops) if unique is None else data_limited(flops, unique)
+    if tokens is not None:
+        best = Allocation(flops / (FLOPS_PER_PARAMETER_TOKEN * tokens), tokens)
     if best.tokens < (batch or sequence_length):
         raise InputError(
             f"{one_step}: the best model for them has {best.parameters:,.0f} parameters and reads {best.tokens:,.0f} tokens, "
@@ -248,7 +283,7 @@ def proposal_for_flops(
         )
     parameters = min(best.parameters, largest)
     config = shapes.by_parameters(parameters, vocabulary or shapes.default_vocabulary(parameters), sequence_length)
-    tokens = flops / (FLOPS_PER_PARAMETER_TOKEN * config.parameters)
+    tokens = tokens or flops / (FLOPS_PER_PARAMETER_TOKEN * config.parameters)
     if batch is None:
         advised = optimal_batches(config.parameters, tokens)["deepseek"].value
         batch = sequence_length * max(round(min(advised, tokens) / sequence_length), 1)
