@@ -121,23 +121,19 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
     size = (planned["parameters"], planned["tokens"], planned["flops"])
     last = Point("planned", -1, *size, planned["measured"]["loss"], STEPS)
     larger = [*points, last]
-    targets = [
-        (count, point)
-        for count in range(FEWEST, len(amounts) + 1)
-        for point in larger
-        if point.flops > amounts[count - 1]
-    ]
     predictions = []
-    for count, target in targets:
-        below = tuple(point for point in points if point.flops <= amounts[count - 1])
-        law = fitted("ratio", below)
-        interval = law.loss(target.parameters, target.tokens, target.flops, batch_excess=target.batch_excess)
-        predictions.append({
-            "run": target.name, "from_rungs": count, "beyond": target.flops / amounts[count - 1], "measured": target.loss,
-            "predicted": interval.value, "low": interval.low, "high": interval.high,
-            "error": interval.value / target.loss - 1, "width": (interval.high - interval.low) / interval.value,
-            "inside": interval.covers(target.loss),
-        })  # fmt: skip
+    for count in range(FEWEST, len(amounts) + 1):
+        law = fitted("ratio", tuple(point for point in points if point.flops <= amounts[count - 1]))
+        for target in larger:
+            if target.flops <= amounts[count - 1]:
+                continue
+            interval = law.loss(target.parameters, target.tokens, target.flops, batch_excess=target.batch_excess)
+            predictions.append({
+                "run": target.name, "from_rungs": count, "beyond": target.flops / amounts[count - 1],
+                "measured": target.loss, "predicted": interval.value, "low": interval.low, "high": interval.high,
+                "error": interval.value / target.loss - 1, "width": (interval.high - interval.low) / interval.value,
+                "inside": interval.covers(target.loss),
+            })  # fmt: skip
     return {
         "kind": kind, "predictions": predictions, "rungs": [{key: run[key] for key in ("seed", *KEPT)} for run in runs],
         "planned": {key: planned[key] for key in ("parameters", "tokens", "flops", "measured")},

@@ -143,7 +143,7 @@ def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: 
     draw, said = random.Random(3), list[str]()
     while True:
         before = receipts(bucket)
-        bucket.refuse_writes_after(draw.randint(40, 110))
+        bucket.refuse_writes_after(draw.randint(200, 600))
         try:
             pipeline.build(in_store(of), run)
             break
@@ -153,7 +153,7 @@ def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: 
         if not any("duplicates/result" in path for path in after):
             assert {path: after[path] for path in before} == before, "nothing finished is done again"
         assert not run.corpus.exists()
-    assert len(said) >= 2
+    assert len(said) >= 10
     assert all("s3://b/work/run" in one and "ACCESS_DENIED" in one for one in said)
     assert not any("a-secret-of-someone" in one for one in said)
     assert contents(run.corpus) == contents(whole.corpus)
