@@ -75,6 +75,7 @@ micro_batch = {micro_batch}
 device = "cpu"
 precision = "{precision}"
 compile = "{compile}"
+recompute = "{recompute}"
 [[corpus.sources]]
 name = "text"
 paths = ["text"]
@@ -91,12 +92,14 @@ def write_text(folder: Path) -> None:
         (folder / f"{number}.txt").write_text(" ".join(draw.choices(words, k=500)).capitalize() + ".\n")
 
 
-def trained(folder: Path, name: str, precision: str, threads: int, given: argparse.Namespace) -> dict[str, Any]:
+def trained(
+    folder: Path, name: str, precision: str, threads: int, recompute: str, given: argparse.Namespace
+) -> dict[str, Any]:
     """Train a shape for some steps. Returns its plan and its measured peak."""
     shape, run = SHAPES[name], "trained"
     text = RECIPE.format(
         **shape._asdict(), name=run, steps=given.steps, batch_tokens=shape.sequences * shape.length, precision=precision,
-        compile="on" if given.compile else "off",
+        compile="on" if given.compile else "off", recompute=recompute,
     )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(given.source.resolve()), "OMP_NUM_THREADS": str(threads)}
     shutil.rmtree(folder / run, ignore_errors=True)
@@ -118,6 +121,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--recompute", nargs="+", choices=("none", "selective", "full"), default=["none"])
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--source", type=Path, default=Path(__file__).parent.parent / "src", help="of another version")
@@ -127,15 +131,17 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         place = given.folder or Path(temporary)
-        for threads, precision, name in product(given.threads, given.precisions, given.shapes):
+        every = product(given.recompute, given.threads, given.precisions, given.shapes)
+        for recompute, threads, precision, name in every:
             folder = place / str(SHAPES[name].vocabulary)
             if not folder.exists():
                 folder.mkdir(parents=True)
                 write_text(folder / "text")
-            row = trained(folder, name, precision, threads, given)
-            rows.append({"shape": name, **SHAPES[name]._asdict(), "precision": precision, "threads": threads, **row})
+            row = trained(folder, name, precision, threads, recompute, given)
+            rows.append({"shape": name, **SHAPES[name]._asdict(), "precision": precision, "threads": threads,
+                         "recompute": recompute, **row})  # fmt: skip
             print(
-                f"{name:<20} {precision} {threads} {row['plan']['total'] / 1e6:>7.0f} MB planned "
+                f"{name:<20} {precision} {threads} {recompute:<9} {row['plan']['total'] / 1e6:>7.0f} MB planned "
                 f"{row['measured_bytes'] / 1e6:>7.0f} measured {row['error']:>+7.1%}", flush=True,
             )  # fmt: skip
             if given.json:

@@ -23,7 +23,7 @@ def plan_of(recipe: Recipe, config: ModelConfig, device: Device) -> dict[str, An
     """
     train, layout = recipe.train, recipe.parallel
     recomputed = blocks_recomputed(train, layout, config, device)
-    memory = memory_of(train, layout, config, device, recomputed, base_bytes(device))
+    memory = memory_of(train, layout, config, device, recomputed, base_bytes(train, device))
     return here.plan(
         recipe, config, device=device.name, peak=devices.peak_rate(device), memory=memory, step_seconds=None
     )

@@ -163,7 +163,7 @@ class Planner:
             devices.release_unused(device)
             devices.keep_freed_memory()
         check_budget(resolved.train, resolved.parallel, config, device)
-        base, peak = base_bytes(device), devices.peak_rate(device)
+        base, peak = base_bytes(resolved.train, device), devices.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
         recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)

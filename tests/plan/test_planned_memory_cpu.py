@@ -18,9 +18,9 @@ from bessemer.recipe import Recipe, parse
 from bessemer.train.engine import NUM_WORKERS
 from bessemer.train.precision import PRECISIONS
 
-ROWS = json.loads(
-    (Path(__file__).parents[2] / "benchmarks" / "results" / "memory_cpu.json").read_text(encoding="utf-8")
-)["rows"]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ROWS = [row for name in ("memory_cpu.json", "memory_cpu_recompute.json")
+        for row in json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]]  # fmt: skip
 
 
 def planned(row: dict[str, Any]) -> Memory:
@@ -30,7 +30,8 @@ def planned(row: dict[str, Any]) -> Memory:
         tokens.sequence_length = {row["length"]}
         model = {{ layers = {row["layers"]}, width = {row["width"]}, heads = {row["heads"]}, kv_heads = {row["kv_heads"]},
                    mlp_width = {row["mlp_width"]}{row["more"] and ", "}{row["more"]} }}
-        train = {{ steps = 4, global_batch_tokens = {row["sequences"] * row["length"]}, micro_batch = {row["micro_batch"]} }}
+        train = {{ steps = 4, global_batch_tokens = {row["sequences"] * row["length"]}, micro_batch = {row["micro_batch"]},
+                   recompute = "{row.get("recompute", "none")}" }}
     """
     recipe = resolve(parse(text.replace(",\n                  ", ","), "x"), row["vocabulary"])
     is_paired = row["threads"] >= NUM_WORKERS and row["sequences"] // row["micro_batch"] >= NUM_WORKERS
@@ -43,7 +44,11 @@ def peak(recipe: Recipe, config: ModelConfig, row: dict[str, Any], concurrent: i
     return peak_memory(recipe.train, recipe.parallel, config, element_bytes, before_model=before, concurrent=concurrent)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['shape']}-{row['precision']}-{row['threads']}")
+@pytest.mark.parametrize(
+    "row",
+    ROWS,
+    ids=lambda row: "-".join(str(row.get(key, "none")) for key in ("shape", "precision", "threads", "recompute")),
+)
 def test_the_plan_of_a_cpu_is_what_was_measured(row: dict[str, Any]) -> None:
     """Within 5% of those that the formula was fitted to, within 7% of those that were left out."""
     plan, was_fitted = planned(row), not row["shape"].startswith("validation")
@@ -63,7 +68,8 @@ def test_what_the_first_step_loads_is_in_the_base() -> None:
         from bessemer.train import device as devices
         from bessemer.train.recompute import base_bytes
         import sys
-        base = [base_bytes(devices.choose(Train(device="cpu", precision=one))) for one in ("fp32", "bf16")]
+        trains = [Train(device="cpu", precision=one) for one in ("fp32", "bf16")]
+        base = [base_bytes(train, devices.choose(train)) for train in trains]
         assert "numba" in sys.modules
         print(base[1] - base[0])
     """

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Train
@@ -61,3 +63,10 @@ def test_the_peak_is_the_best_of_sizes_and_libraries_in_the_precision_of_the_ste
     found = devices.matmul_rate(devices.choose(Train(device="cpu", precision=precision)))  # type: ignore[arg-type]
     assert found == pytest.approx(best if has_both else 3e9)
     assert torch.equal(torch.get_rng_state(), before), "a training's random numbers are not drawn"
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 300])
+def test_records_are_those_of_tensorboards_writer(size: int) -> None:
+    data, written = bytes(n * 37 % 251 for n in range(size)), io.BytesIO()
+    RecordWriter(written).write(data)
+    assert rates.record(data) == written.getvalue()

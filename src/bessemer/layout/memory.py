@@ -24,6 +24,10 @@ HEAP_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, 
 # docs/calibration.md.
 RUN_BYTES = 20_000_000
 HEAP_SHARE_OF_ONE, HEAP_SHARE_OF_SEVERAL = 0.15, 0.445
+# The same where every block is recomputed, of the activations and logits that pass through the heap (`RecomputedBytes.kept`):
+# with one micro-batch a step and with several; fitted to benchmarks/results/memory_cpu_recompute.json. More than of what is
+# live: glibc (2.36) takes a freed block for no aligned one of the same size again, unless a free neighbour adds some bytes.
+RECOMPUTED_SHARE_OF_ONE, RECOMPUTED_SHARE_OF_SEVERAL = 0.4, 0.8
 # Of a score where attention weights are dropped: 18 counted in bf16, 20 in fp32, over the forward and backward pass of a chunk.
 SCORE_BYTES = 20
 # Of an element that a norm works on in low precision: its input in fp32, and its result in 2 bytes.
@@ -36,16 +40,18 @@ RMS_COPIES, RMS_COPIES_CPU = 1, 2
 class PairedShares(NamedTuple):
     """Of two micro-batches at a time, fitted to benchmarks/results/memory_cpu.json. gradients: share of theirs that exists at the
     peak, since they are made while activations are freed; has_sum: whether the sum is apart from the first one's; holes: share
-    of activations and logits; reused: bytes of holes that the process had before the model, as those left by timing steps."""
+    of activations and logits; reused: bytes of holes that the process had before the model, as those left by timing steps;
+    recomputed: holes where every block is recomputed, as RECOMPUTED_SHARE_OF_ONE, of that file's runs."""
 
     gradients: float
     has_sum: bool
     holes: float
     reused: int
+    recomputed: float
 
 
-PAIRED = PairedShares(0.42, False, 0.20, 0)
-PAIRED_NARROW = PairedShares(0.08, True, 0.46, 35_000_000)  # in 2 bytes (model/casts.py)
+PAIRED = PairedShares(0.42, False, 0.20, 0, 0.5)
+PAIRED_NARROW = PairedShares(0.08, True, 0.46, 35_000_000, 0.65)  # in 2 bytes (model/casts.py)
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,24 @@ def rank_memory(
     kept = max(rank.blocks - recomputed_per_rank, 0) * config.block_matrix_parameters // layout.tensor
     casts = kept * element_bytes.cast  # which the backward pass keeps
     if layout.world == 1:
-        if logits and not is_cuda and element_bytes.activation < FP32:
-            # The head's cast, and its gradient before it is added in fp32.
-            logits += 2 * element_bytes.activation * config.vocabulary * config.width
+        head, narrow = config.vocabulary * config.width if logits else 0, 0
+        waiting = FP32 * head if config.is_tied else 0  # the head's gradient, for that of the embedding
+        if not is_cuda and element_bytes.activation < FP32 and not train.is_frozen:  # model/casts.py
+            casts = narrow = element_bytes.activation * config.layers * config.block_matrix_parameters
+            waiting = 2 * element_bytes.activation * head  # its cast, and its gradient before it is added in fp32
+            logits += waiting
+        recomputed = None
+        if recomputed_per_rank and not train.is_frozen:
+            unsaved = activation_bytes(train, layout, config, rank, element_bytes.activation, 0)[0]
+            again = activation_bytes(train, layout, config, rank, element_bytes.activation, rank.blocks)[1]
+            recomputed = RecomputedBytes(
+                1 - saved / unsaved, concurrent * (again + waiting + narrow), concurrent * (unsaved + scores)
+            )
+        in_backward += waiting if in_backward else 0
         # The scores come on top of both, which is more than the peak by at most the smaller of scores and logits.
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
         step = StepBytes(activations, concurrent * logits, casts)
-        memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent)
+        memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
@@ -147,6 +164,19 @@ class StepBytes(NamedTuple):
     unsharded_weights: int
 
 
+class RecomputedBytes(NamedTuple):
+    """Bytes of a process alone that recomputes blocks.
+
+    share: of the activations; at_end: when the backward pass reaches the first block, instead of `StepBytes` but for the casts
+    of weights: the block's activations, the head's gradient where it waits, those in 2 bytes of all blocks. kept: activations
+    without recompute. They pass through the heap all the same, block after block, and leave holes between gradients, which stay.
+    """
+
+    share: float
+    at_end: int
+    kept: int
+
+
 def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple[int, int]:
     """Tokens that a rank has of a micro-batch, and its micro-batches a step."""
     assert train.micro_batch is not None, "the recipe is resolved"
@@ -155,24 +185,35 @@ def _micro_batches(train: Train, layout: Parallel, config: ModelConfig) -> tuple
 
 
 def _single_process_memory(
-    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int
-) -> Memory:
+    train: Train, layout: Parallel, config: ModelConfig, step: StepBytes, element_bytes: ElementBytes, concurrent: int,
+    recomputed: RecomputedBytes | None,
+) -> Memory:  # fmt: skip
     """What the only process of a run holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     micro_batches = _micro_batches(train, layout, config)[1]
     trained = config.classifier_parameters if train.is_frozen else config.parameters
-    gradients = element_bytes.gradient * trained
+    whole = gradients = element_bytes.gradient * trained
+    passing = step.logits + (step.activations if recomputed is None else recomputed.kept)
+    is_narrow, is_several = element_bytes.activation < FP32, micro_batches > 1
+    paired = PAIRED_NARROW if is_narrow else PAIRED
     if concurrent == 1:
-        share = HEAP_SHARE_OF_SEVERAL if micro_batches > 1 else HEAP_SHARE_OF_ONE
-        holes = RUN_BYTES + int(share * (gradients + step.activations + step.logits))
+        holes = (HEAP_SHARE_OF_SEVERAL if is_several else HEAP_SHARE_OF_ONE) * (gradients + passing)
+        recomputed_holes = (RECOMPUTED_SHARE_OF_SEVERAL if is_several else RECOMPUTED_SHARE_OF_ONE) * passing
     else:
-        paired = PAIRED if element_bytes.activation >= FP32 else PAIRED_NARROW
-        holes = max(int(paired.holes * (step.activations + step.logits)) - paired.reused, 0)
+        holes, recomputed_holes = paired.holes * passing, paired.recomputed * passing
+    if recomputed is not None:
+        holes += recomputed.share * (recomputed_holes - holes)
+    fragmentation = RUN_BYTES + int(holes) if concurrent == 1 else max(int(holes) - paired.reused, 0)
+    if concurrent > 1:
         # Those of the micro-batches that are computed, and the sum of the earlier ones, where there are any.
-        gradients = int(gradients * (paired.gradients * concurrent + (paired.has_sum or micro_batches > concurrent)))
+        has_sum = paired.has_sum or micro_batches > concurrent
+        gradients = int(whole * (paired.gradients * concurrent + has_sum))
+        whole = gradients if is_narrow else whole * (concurrent + has_sum)
+    if recomputed is not None and whole + recomputed.at_end > gradients + step.activations + step.logits:
+        gradients, step = whole, step._replace(activations=max(recomputed.at_end - step.logits, 0))
     weights = element_bytes.master * config.parameters
     return Memory(
         weights=weights, gradients=gradients, optimizer=round(optimizer_bytes(train, config)),
-        ema=weights if train.ema else 0, before_model=0, fragmentation=holes, **step._asdict(),
+        ema=weights if train.ema else 0, before_model=0, fragmentation=fragmentation, **step._asdict(),
     )  # fmt: skip
 
 

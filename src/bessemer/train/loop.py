@@ -128,7 +128,9 @@ def _plan_memory(
     # By this process's own base: that of the process that planned differs, as after a resume. Where one process has too
     # little memory, all recompute more: they wait for each other anyway.
     recomputed = max(mesh.gather(blocks_recomputed(recipe.train, recipe.parallel, config, device)))
-    memory = memory_of(recipe.train, recipe.parallel, config, device, recomputed, base_bytes(device)).to_dict()
+    memory = memory_of(
+        recipe.train, recipe.parallel, config, device, recomputed, base_bytes(recipe.train, device)
+    ).to_dict()
     if mesh.is_main:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
     return recomputed, memory["total"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Self
@@ -16,7 +17,6 @@ from typing import Any, Self
 import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bessemer.layout.communication import ElementBytes, step_bytes
 from bessemer.logfile import LogFile, is_torn, json_line
@@ -144,9 +144,30 @@ class EventFile:
         self._append(Event(wall_time=seconds, step=step, summary=Summary(value=values)))
 
     def _append(self, event: Event) -> None:
-        record = io.BytesIO()
-        RecordWriter(record).write(event.SerializeToString())
-        self.file.append(record.getvalue())
+        self.file.append(record(event.SerializeToString()))
+
+
+def record(data: bytes) -> bytes:
+    """A TFRecord: the length, its masked CRC, the data, its masked CRC. Not by TensorBoard's writer, which loads its plugins."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def masked_crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli), rotated by 15 bits and offset, as TFRecords have it."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
+    return table
 
 
 class Rates:

@@ -61,7 +61,7 @@ def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, devic
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
-    base, budget = base_bytes(device), budget_bytes(train.memory_budget, device)
+    base, budget = base_bytes(train, device), budget_bytes(train, device)
     totals = (memory_of(train, layout, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
@@ -70,8 +70,8 @@ def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: De
     """Raise InputError, with the minimum, when a step does not fit train.memory_budget."""
     if train.memory_budget is None:
         return
-    least = memory_of(train, layout, config, device, config.layers, base_bytes(device))
-    budget = budget_bytes(train.memory_budget, device)
+    least = memory_of(train, layout, config, device, config.layers, base_bytes(train, device))
+    budget = budget_bytes(train, device)
     if least.total > budget:
         raise InputError(
             f"train.memory_budget: a step takes {size(least.total)} even with every block recomputed, more than the "
@@ -79,14 +79,16 @@ def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: De
         )
 
 
-def base_bytes(device: Device) -> int:
+def base_bytes(train: Train, device: Device) -> int:
     """Bytes of the process without the model: on a CPU its libraries, also those that the first step loads; on a GPU nothing."""
     if device.is_cuda:
         return 0
     if device.compile:
-        import torch._inductor.compile_fx  # noqa: F401
+        import torch._inductor.compile_fx
     elif device.precision.name == "bf16":
         _load_bf16_kernels()
+    if train.recompute != "none" and not train.is_frozen:
+        import torch._dynamo  # noqa: F401 (torch's checkpoint loads it: 80 MB)
     return resident_bytes()
 
 
@@ -103,11 +105,12 @@ def _load_bf16_kernels() -> None:
     torch.autograd.backward(loss.total)
 
 
-def budget_bytes(budget: float | None, device: Device) -> int:
+def budget_bytes(train: Train, device: Device) -> int:
     """Bytes that a step may take, the base included; budget: train.memory_budget."""
+    budget = train.memory_budget
     if budget is not None and budget > 1:
         return int(budget)
-    return int((budget or 1.0) * (base_bytes(device) + available_bytes(device)))
+    return int((budget or 1.0) * (base_bytes(train, device) + available_bytes(device)))
 
 
 def apply_recompute(model: Transformer, mode: str, blocks: int) -> None:
