@@ -647,6 +647,11 @@ def test_a_simulated_step_is_told_by_part(capsys: pytest.CaptureFixture[str]) ->
     assert command("plan", "llama-7b", "--simulate", *options) == 0
     told = capsys.readouterr().out
     assert "on 4 processes, as on a GPU, micro-batches of 4 sequences; GiB" in told and "gathered" in told
+    assert (
+        "traced without compiled blocks" in told
+        and "(train.compile = auto)" not in told
+        and "train.compile = auto)" in told
+    )
     assert command("plan", "llama-7b", "--simulate", "--json", *options) == 0
     os.environ.pop("BESSEMER_QUIET", None)
     found = json.loads(capsys.readouterr().out)

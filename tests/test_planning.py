@@ -386,7 +386,7 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     expected = found["expected"]
     assert rows["money"].startswith(f"${amount(found['cost'])} ideal, ${amount(expected['cost'])} expected, ")
-    assert f"; {expected['energy_megawatt_hours']:,.0f} MWh with cooling, expected" in rows["money"]
+    assert f"; {expected['energy_megawatt_hours']:,.0f} MWh of devices with cooling, expected" in rows["money"]
     assert rows["hours"].startswith(f"{amount(expected['device_hours'])} expected, ")
     assert rows["time"].startswith(
         f"{duration(found['days'] * 86_400)} ideal, {duration(expected['days'] * 86_400)} expected, "
@@ -398,7 +398,7 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
 
 def test_small_plans_have_an_energy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--params", "1B", "--tokens", "1B", "--gpus", "8xH100"]) == 0
-    assert " kWh with cooling" in capsys.readouterr().out
+    assert " kWh of devices with cooling" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,11 @@ SHARDED = f"{RECIPE.replace('devices = 64', '')}[parallel]\nshard = 16\n"
         (("--gpus", "64xH100", "--tp", "8"), (1, 8, 8), "shard 8 in place of the recipe's 16"),
         (("--gpus", "64xH100", "--set", "parallel.replicate=4"), (4, 16, 1), None),
         (("--gpus", "32xH100", "--dp", "32"), (1, 32, 1), None),
-        (("--set", "parallel.shard=8"), (1, 8, 1), None),
+        (
+            ("--set", "parallel.shard=8"),
+            (1, 8, 1),
+            "8 devices, as many as the layout's ways multiply to; by the recipe's they are 16",
+        ),
     ],
     ids=str,
 )

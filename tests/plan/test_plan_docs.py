@@ -96,7 +96,9 @@ def test_the_entry_of_a_device_of_ones_own(tmp_path: Path, capsys: pytest.Captur
     assert "at $0.25 a device-hour; no watts known for its energy" in capsys.readouterr().out
     catalogue.write_text(entry.replace("price = 0.25", "watts = 350"))
     assert run_command(asked) == 0
-    assert "no price known (cluster.price); " in (out := capsys.readouterr().out) and "kWh with cooling" in out
+    assert (
+        "no price known (cluster.price); " in (out := capsys.readouterr().out) and "kWh of devices with cooling" in out
+    )
 
 
 def test_rows_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,6 +232,20 @@ def test_dropout_is_in_the_memory() -> None:
     assert attention.activations > plain.memory.activations
 
 
+def test_blocks_that_are_not_compiled_are_in_the_memory() -> None:
+    """And where more is recomputed for it than a run of the recipe would, a note says so."""
+    small = {"train.recompute": '"none"'}
+    compiled, eager = (tables(small | more) for more in ({}, {"train.compile": '"off"'}))
+    assert eager.memory.activations > 1.2 * compiled.memory.activations
+    assert not eager.goal.notes
+    tight = tables({"train.micro_batch": "16", "cluster.headroom": "0.9"})
+    assert tight.job.layout.recompute != "none"
+    assert (
+        f"recompute {tight.job.layout.recompute} is planned" in tight.goal.notes[-1]
+        and "recomputes nothing, in " in tight.goal.notes[-1]
+    )
+
+
 def test_a_checkpoint_comes_as_often_as_the_recipe_says() -> None:
     plain, often = tables({}), tables({"checkpoint.every": "2"})
     assert often.running.every == 2 < plain.running.every and often.running.saves > plain.running.saves

@@ -333,6 +333,11 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     for row in stages if len(stages) > 1 else ():
         peak, planned = row["total"] / gib, row["planned"]["total"] / gib
         print(f"stage {row['place']:<2} {row['blocks']:>3} blocks, at the peak {peak:.3f}, planned {planned:.3f}")
+    if (as_run := max(row.get("planned_as_run", {}).get("total", 0) for row in stages)) > 0:
+        print(
+            f"traced without compiled blocks and with norms as a CPU computes them; a run on a GPU is planned with "
+            f"{as_run / gib:.3f} at the peak ({size(round(as_run))}; train.compile = {session.recipe.train.compile})"
+        )
     print(f"simulated in {duration(sum(row['seconds'] for row in stages))}; nothing of the model was allocated")
     return simulated
 

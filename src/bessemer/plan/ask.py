@@ -238,13 +238,22 @@ def _with_layout(request: PlanRequest) -> PlanRequest:
         return replace(request, recipe=recipe.changed(parallel={"auto": True}), written=recipe)
     given = {axis for axis in AXES if f"parallel.{axis}" in request.given}
     if (not given and "cluster.devices" not in request.given) or not (changes := _filling(recipe, given)):
-        return request
+        return _with_other_world(request, given)
     named = [
         f"{axis} {size}" + (f" in place of the recipe's {getattr(layout, axis)}" if axis in layout.given_layout else "")
         for axis, size in changes.items()
     ]
     note = f"{' and '.join(named)}, so that the layout fills {counted(recipe.cluster.devices or 1, 'device')}"
     return replace(request, recipe=recipe.changed(parallel=changes), written=recipe, layout_notes=(note,))
+
+
+def _with_other_world(request: PlanRequest, given: set[str]) -> PlanRequest:
+    """With a note where ways of the command line change the number of devices, which the recipe says by its layout alone."""
+    own, layout = request.own, request.recipe.parallel
+    if own is None or not given or layout.auto or request.recipe.cluster.devices or own.world in (1, layout.world):
+        return request
+    note = f"{layout.world:,} devices, as many as the layout's ways multiply to; by the recipe's they are {own.world:,}"
+    return replace(request, layout_notes=(note,))
 
 
 def _leaves_layout_open(recipe: Recipe, own: Parallel) -> bool:

@@ -255,14 +255,10 @@ def _run_state(recipe: Recipe, framework: Framework) -> RunState:
     if framework.name != "bessemer":
         return RunState()
     return RunState(
-        optimizer.kind,
-        optimizer.state,
-        optimizer.offload,
-        train.ema > 0,
-        train.loss_chunk,
-        recipe.parallel.offload,
-        train.dropout,
-    )
+        optimizer=optimizer.kind, moments=optimizer.state, offload=optimizer.offload, has_ema=train.ema > 0,
+        loss_chunk=train.loss_chunk, offload_shards=recipe.parallel.offload, dropout=train.dropout,
+        is_compiled=train.compile != "off",
+    )  # fmt: skip
 
 
 def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
@@ -329,7 +325,8 @@ def proposed_batch(
         divided = "" if found == smaller else f", which these devices divide as {found:,}"
         why = why or f"{divided}, beyond the critical batch by every law"
         smaller //= 2
-    return dividing_batch(sequences, model, cluster, copies_keys=copies_keys), ""
+    found = dividing_batch(sequences, model, cluster, copies_keys=copies_keys)
+    return found, "; it is beyond the critical batch by every law, as is each smaller one that they divide"
 
 
 MOST_SPARE = 0.1

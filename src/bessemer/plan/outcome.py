@@ -83,12 +83,25 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
         raise NoLayoutError(_no_layout(goal.job, found))
     if found is None or not goal.chooses_layout:
-        return _worked_out(goal, _given(goal), found, unique)
+        best = _given(goal)
+        return _worked_out(replace(goal, notes=(*goal.notes, *_recompute_notes(goal, best.job))), best, found, unique)
     best = _chosen(goal, found)
     if found.ranked and not found.safe and best is not found.least:
         least = _worked_out(goal, found.least, found, unique)
         goal = replace(goal, notes=(*goal.notes, _trade(_worked_out(goal, best, found, unique), least)))
     return _worked_out(goal, best, found, unique)
+
+
+def _recompute_notes(goal: Goal, job: Job) -> tuple[str, ...]:
+    """Where more is recomputed than a run of the recipe would, which leaves it open: by how much that one's memory is larger."""
+    run = goal.recipe.train.recompute
+    if "recompute" in goal.given or run == job.layout.recompute or job.framework.name != "bessemer":
+        return ()
+    held = memory(goal.job.with_layout(recompute="none"))
+    return (
+        f"recompute {job.layout.recompute} is planned, to leave {goal.headroom:.0%} of the memory free; the recipe leaves "
+        f"train.recompute open, and a run of it recomputes nothing, in {size(held.total)}",
+    )
 
 
 def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:

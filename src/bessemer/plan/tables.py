@@ -10,6 +10,7 @@ from bessemer.plan import failures, laws, money, shapes
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
 from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence
+from bessemer.plan.jobs import GB
 from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.money import dollars
@@ -82,11 +83,13 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective{_failure_rate(of)}",
-        "money": _money(of) + (f"{energy(bill.megawatt_hours)} with cooling, expected" if device.watts else NO_WATTS),
+        "money": _money(of)
+        + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else NO_WATTS),
         "scaling": sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
         "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
         f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
-        "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)}",
+        "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)} at "
+        f"{size(of.goal.recipe.cluster.storage_bandwidth * GB)}/s a node{_assumed(of)}",
         "framework": job.framework.name,
     }
     said = {"note": goal.notes, "not in the plan": goal.unplanned}
@@ -125,6 +128,10 @@ def _failure_rate(of: PlanResult) -> str:
     given = of.goal.recipe.cluster.failures_per_node_year
     at = "cluster.failures_per_node_year" if given else f"the rate of {source.split(':')[0]}"
     return f", at {at} and {duration(failures.DETECTION_SECONDS + failures.RESTART_SECONDS)} a failure"
+
+
+def _assumed(of: PlanResult) -> str:
+    return "" if "storage_bandwidth" in of.goal.recipe.cluster.model_fields_set else ", assumed"
 
 
 def _fits(of: PlanResult) -> str:
@@ -238,6 +245,8 @@ def evidence_line(job: Job) -> str:
         where, ranges = f"{where}, but in {steps} on other devices or in other precisions", f"{ranges}, widened"
     elif not found.device:
         where, ranges = f"{where}, nor has any other program", f"{ranges} from other devices, widened"
+    if mixture and "widened" not in ranges:
+        ranges = f"{ranges}, widened by the errors of plans of mixtures"
     whose = "of measured programs" if found.state == "measured" else "of other programs, planned as this one"
     dense = "dense models, " if mixture else ""
     return (

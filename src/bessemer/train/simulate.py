@@ -214,6 +214,11 @@ def beside_the_plan(recipe: Recipe, vocabulary: int) -> dict[str, Any]:
             is_cuda=is_cuda, rms_copies=RMS_COPIES_CPU,
         )  # fmt: skip
         more = {"total": total(simulated.moments.peak), "planned": planned.to_dict(), "blocks": rank.blocks}
+        if is_cuda:  # with the kernels of a GPU, and blocks compiled as the recipe has it
+            as_run = rank_memory(
+                train, layout, config, rank, element_bytes, recomputed_per_rank=recomputed, is_cuda=True
+            )
+            more["planned_as_run"] = as_run.to_dict()
         rows.append({**asdict(simulated), **more})
     device, micro_batch = "GPU" if is_cuda else "CPU", train.micro_batch
     return {
