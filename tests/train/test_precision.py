@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.train import precision as precisions
+from bessemer.train.engine import MicroBatch
 from bessemer.train.precision import PRECISIONS, LossScale, Precision, available, chosen, probe, surviving_bits
 from bessemer.train.trainer import Trainer
 from tests.train.test_fp8 import NEEDS_ROWWISE
@@ -106,6 +107,14 @@ def test_gradients_are_those_of_fp32_within_the_rounding(recipe_file: Path, name
         assert q.dtype == q.grad.dtype == torch.float32, key
         assert float(F.cosine_similarity(p.grad.flatten(), q.grad.flatten(), dim=0)) > min(least, 0.999), key
         assert not torch.equal(p.grad, q.grad), key
+
+
+def test_held_out_text_is_scored_in_the_precision_of_training(recipe_file: Path) -> None:
+    exact, narrow = (trainer_of(recipe_file, f"train.precision={name}") for name in ("fp32", "bf16"))
+    with torch.no_grad():
+        nats_BS, narrow_BS = (trainer.engine.score(MicroBatch.of(batch()))[0] for trainer in (exact, narrow))
+    difference = (narrow_BS - nats_BS).abs().max()
+    assert narrow_BS.dtype == torch.float32 and 1e-4 < difference < 0.2, difference
 
 
 def test_the_scale_halves_doubles_and_stops_at_one() -> None:
