@@ -126,6 +126,7 @@ BEFORE_OTHERS = ("bessemer run my.toml", "bessemer corpus my.toml", "bessemer to
 SHORTENED = (
     ("my.toml", "shown.toml", ">"),
     ("train.steps=20 ", "train.steps=3 ", ""),  # on eight processes
+    ("plan demo --set 'corpus.", "plan my.toml --set 'corpus.", ""),  # the demo's text: docs/ladder.md
     (
         "llama-7b-64 --simulate",
         "llama-7b-64 --simulate --set model.layers=2",

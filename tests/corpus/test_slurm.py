@@ -298,7 +298,7 @@ def test_jobs_read_documents_that_are_published_in_a_store(
 def test_killed_drivers_and_jobs_cost_nothing(
     data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path
 ) -> None:
-    """Every few seconds the driver is killed, or one of the jobs that run."""
+    """About twice a second the driver is killed, or one of the jobs that run, five times each."""
     finely()
     of, here, there = filled(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
@@ -313,7 +313,7 @@ def test_killed_drivers_and_jobs_cost_nothing(
     for _ in range(60):
         driver = subprocess.Popen([*program, "slurm"], stdout=subprocess.DEVNULL, start_new_session=True)
         while not there.corpus.exists() and driver.poll() is None:
-            time.sleep(draw.uniform(1, 5))
+            time.sleep(draw.uniform(0.2, 1.0))
             running = [path for path in cluster.glob("*/*.state") if path.read_text() == "RUNNING"]
             what = "job" if running and killed["job"] <= killed["driver"] else "driver"
             if killed[what] < 5:
