@@ -119,7 +119,7 @@ def test_a_rank_whose_model_is_slow_is_named_in_every_layout(made: Path, layout:
     if layout == "tensor":  # which divides heads
         sets = (*sets, "model.depth=2")
     if layout == "context":  # whose parts of the sequences are no equal work: a second pair
-        sets = (f"parallel.{layout}=2", "parallel.replicate=2", "train.micro_batch=1")
+        sets = (f"parallel.{layout}=2", "parallel.replicate=2", "train.micro_batch=2")
     with trained(made, f"slow-{layout}", *sets, environment={"PYTHONPATH": path}) as training:
         _, said = training.communicate(timeout=400)
     assert training.returncode == 0, said
