@@ -144,7 +144,7 @@ def test_a_stop_saves_and_the_same_command_goes_on(made: Path, shards: str) -> N
     [
         (("parallel.shard=3",), "do not divide the 8 sequences of a global batch"),
         (("parallel.shard=2", "train.micro_batch=8"), "train.micro_batch may be 1, 2, 4"),
-        (("parallel.shard=2", "train.optimizer.state=8bit"), "8bit keeps scales"),
+        (("parallel.shard=2", "train.optimizer.state=8bit"), "8bit is for one process"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[str, ...], says: str) -> None:

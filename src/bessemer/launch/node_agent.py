@@ -221,11 +221,12 @@ def _use_own_agent(node: NodeAgent) -> None:
                 node.note_failures(result.failures, self._remaining_restarts)
             return result
 
-        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        # torch 2.11 gives no timeout.
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *timeout: Any, **named: Any) -> None:
             # After the loss of the store, a process whose neighbours still live would take SIGTERM for a stop request.
             if isinstance(sys.exception(), (RendezvousConnectionError, dist.DistError)):
                 death_sig = signal.SIGKILL
-            super()._shutdown(death_sig, timeout)
+            super()._shutdown(death_sig, *timeout, **named)
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]  # which elastic_launch makes
 
