@@ -236,7 +236,7 @@ def test_two_processes_are_the_same_bit_for_bit(
     sets = (
         "model.layers=2",
         "model.kv_heads=2",
-        "train.micro_batch=2",
+        f"train.micro_batch={4 if layout.tensor == 2 else 2}",  # its collectives are the costliest
         "guard.compare_replicas_every=15",
         "train.ema=0.9",
     )
