@@ -160,7 +160,7 @@ def test_odds_that_mean_nothing_are_refused(
         (("--money", "10k", "--odds", "90%"), lambda found: found["interval_80"]["cost"][1] / 10e3),
         (("--flops", "1e21"), lambda found: found["total_flops"] / 1e21),
     ],
-    ids=str,
+    ids=("days", "money", "flops"),
 )
 def test_a_budget_with_tokens_proposes_the_model_that_spends_it(
     words: tuple[str, ...], figure: Callable[[dict[str, Any]], float], capsys: pytest.CaptureFixture[str]

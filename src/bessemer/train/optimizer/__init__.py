@@ -160,6 +160,11 @@ class GroupOptimizer(torch.optim.Optimizer):
         plain = [n for n, shard in enumerate(shards) if is_fp32[n] and shard.numel()]
         if plain:
             update([shards[n] for n in plain], [gradients[n] for n in plain], [states[n] for n in plain], group)
+        for n, shard in enumerate(
+            shards
+        ):  # an empty shard counts its updates too: the count that is saved may be this rank's
+            if is_fp32[n] and not shard.numel() and "step" in states[n]:
+                states[n]["step"] += 1.0 - group.get("found_inf", 0.0)
         for n, weight in enumerate(weights):
             if is_fp32[n]:
                 continue
@@ -255,9 +260,14 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._weights: dict[str, Tensor] = {name: local(weight) for name, weight in model.named_parameters()}
+        self._parameters = dict(model.named_parameters())
         self.tensors: dict[str, Tensor] = {}
         self.restart()
+
+    @property
+    def _weights(self) -> dict[str, Tensor]:
+        """This rank's shards, looked up each time: FSDP2 moves an uneven one into padded memory at the first step."""
+        return {name: local(weight) for name, weight in self._parameters.items()}
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -266,14 +276,14 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int, skip: Tensor | None = None) -> None:
         """Update the average after the update number `step` (0-based). skip: as of `GroupOptimizer.step`."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        decay, weights = min(self.decay, (1 + step) / (10 + step)), self._weights
         if skip is not None:
             for name, average in self.tensors.items():
-                after = average.lerp(self._weights[name].float(), 1.0 - decay)
+                after = average.lerp(weights[name].float(), 1.0 - decay)
                 torch.where(skip.bool(), average, after, out=average)
             return
         averages = list(self.tensors.values())
-        torch._foreach_lerp_(averages, [weight.float() for weight in self._weights.values()], 1.0 - decay)
+        torch._foreach_lerp_(averages, [weight.float() for weight in weights.values()], 1.0 - decay)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""Muon over processes whose shards are uneven or empty: every process enters the same collectives, in the same order, and the
-weights are those of one process."""
+"""Optimizers and the average of the weights over processes whose shards are uneven or empty: every process enters the same
+collectives, in the same order, and weights, average and counts of updates are those of one process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel.dtensors import local
+from bessemer.parallel.dtensors import as_shard_of, local
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh, join
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
@@ -43,22 +44,25 @@ qkv_bias = true
 sequence_length = 16
 """
 TAU, POISONED = 3.6, 1  # the threshold of QK-clip; the step in which the gradient of one rank is infinite
-Case = tuple[str, bool, str]  # where the moments are, cautious decay, their format
+Case = tuple[str, bool, str, str]  # where the moments are, cautious decay, their format, the rule
 CASES: list[Case] = [
-    ("device", False, "fp32"),
-    ("host", True, "fp32"),
-    ("host", False, "bf16"),
-    ("skip flag", True, "fp32"),
+    ("device", False, "fp32", "muon"),
+    ("host", True, "fp32", "muon"),
+    ("host", False, "bf16", "muon"),
+    ("skip flag", True, "fp32", "muon"),
+    ("device", False, "fp32", "adamw"),
+    ("skip flag", False, "fp32", "adamw"),
+    ("skip flag", False, "fp32", "lion"),
 ]
 
 
 def recipe_of(case: Case) -> Recipe:
-    _, cautious, state = case
+    _, cautious, state, kind = case
     recipe = parse(RECIPE, "test")
     optimizer = recipe.train.optimizer.changed(
-        kind="muon", learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, qk_clip=TAU, cautious_decay=cautious, state=state
+        kind=kind, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, qk_clip=TAU, cautious_decay=cautious, state=state
     )  # fmt: skip
-    train = {"steps": 3, "global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 2, "precision": "fp64"}
+    train = {"steps": 3, "global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 2, "precision": "fp64", "ema": 0.9}
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={**train, "optimizer": optimizer})})
 
 
@@ -95,11 +99,18 @@ def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
             trainer.update(number, stats.grad_norm)
         assert trainer.qk_clip is not None
         clipped.append(0 if bool(skip) else int(trainer.qk_clip.num_clipped))
-    weights = {
-        name: (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().numpy()
-        for name, weight in owned_parameters(trainer.model)
+    weights = {name: whole(weight) for name, weight in owned_parameters(trainer.model)}
+    assert trainer.average is not None
+    parameters, averages = dict(owned_parameters(trainer.model)), trainer.average.tensors
+    averaged = {
+        name: whole(as_shard_of(parameters[name], value)) for name, value in averages.items() if name in parameters
     }
-    return {"clipped": clipped, "weights": weights}
+    counts = {float(state["step"]) for state in trainer.optimizer.state.values() if "step" in state}
+    return {"clipped": clipped, "weights": weights, "average": averaged, "counts": counts}
+
+
+def whole(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().numpy()
 
 
 def on_processes(layout: Parallel, cases: list[Case]) -> list[dict[str, Any]]:
@@ -116,9 +127,9 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", long_but(list(LAYOUTS), "zero3", "tp2"))
-def test_uneven_and_empty_shards_train_as_one_process(name: str) -> None:
-    layout = LAYOUTS[name]
+@pytest.mark.parametrize("case_name", long_but(list(LAYOUTS), "zero3", "tp2"))
+def test_they_train_as_one_process(case_name: str) -> None:
+    layout = LAYOUTS[case_name]
     alone = [trained(case, Parallel(), SINGLE_PROCESS) for case in CASES]
     assert all(0 < run["clipped"][0] < 8 and run["clipped"][POISONED] == 0 for run in alone)
     for results in run_on(layout.world, on_processes, layout, CASES, timeout=100):
@@ -126,7 +137,9 @@ def test_uneven_and_empty_shards_train_as_one_process(name: str) -> None:
             assert result["clipped"] == expected["clipped"], case
             if case[2] == "bf16" and layout.world > 1:  # a shard's stochastic rounding draws other numbers
                 continue
-            for parameter, values in result["weights"].items():
-                np.testing.assert_allclose(
-                    values, expected["weights"][parameter], rtol=0, atol=2e-6, err_msg=f"{case} {parameter}"
-                )
+            assert result["counts"] == expected["counts"], case
+            for kind in ("weights", "average"):
+                for name, values in result[kind].items():
+                    np.testing.assert_allclose(
+                        values, expected[kind][name], rtol=0, atol=2e-6, err_msg=f"{case} {kind} {name}"
+                    )
