@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import tomli_w
 
@@ -21,6 +22,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import shapes
 from bessemer.recipe import Parallel, Recipe, keys, parse
 from bessemer.recipe.parallel import AXES
+from bessemer.recipe.section import Section
 from bessemer.terminal import amount, counted
 
 # Short names of recipe keys, by the form of their value: a whole number, dollars, a share, a ZeRO stage, or a word.
@@ -50,6 +52,8 @@ BUDGETS = ("flops", "days", "money")  # of which model and tokens are proposed
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
 DEFAULT_SEQUENCE, DEFAULT_VOCABULARY = 4096, 128_256
+DEFAULT_SIZES = f"[tokens]\nsequence_length = {DEFAULT_SEQUENCE}\n[model]\nvocabulary = {DEFAULT_VOCABULARY}\n"
+SEQUENCES = "tokens.sequence_length"
 
 
 def number(text: str, name: str) -> float:
@@ -100,15 +104,15 @@ READ = {"count": count, "dollars": dollars, "share": share, "stage": stage}
 @dataclass(frozen=True)
 class PlanRequest:
     """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
-    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet; own: [parallel] of the recipe's
-    file; given: keys of the recipe that the command line sets; written: the recipe before its layout was opened or made to fill
+    it was understood, where a reader of the plan must know it; is_open: there is no recipe yet; own: the recipe as its file
+    has it; given: keys of the recipe that the command line sets; written: the recipe before its layout was opened or made to fill
     the devices (None: it was not), which layout_notes name."""
 
     recipe: Recipe
     model: ModelConfig | None = None
     notes: tuple[str, ...] = ()
     is_open: bool = False
-    own: Parallel | None = None
+    own: Recipe | None = None
     given: frozenset[str] = frozenset()
     written: Recipe | None = None
     layout_notes: tuple[str, ...] = ()
@@ -130,23 +134,47 @@ def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequ
             "plan: which model? add --params 70B, --model llama-3-70b, or its dimensions, as --set model.layers=32 "
             "--set model.width=4096 --set model.heads=32"
         )
-    start = {} if {"model", "params"} & set(plain) else {"vocabulary": str(DEFAULT_VOCABULARY)}
     if "parallel.auto" not in named:
         overrides = (*overrides, "parallel.auto=true")  # what is given of a layout is kept, the rest is chosen
-    if not {"seq", "model"} & set(plain):
-        start["seq"] = str(DEFAULT_SEQUENCE)
-    return _with_layout(replace(_made(EMPTY_RECIPE, None, {**start, **asked}, overrides), is_open=True))
+    text = EMPTY_RECIPE if {"model", "params"} & set(plain) else EMPTY_RECIPE + DEFAULT_SIZES
+    return _with_layout(replace(_made(text, None, asked, overrides), is_open=True))
 
 
 def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
-    """The same with other settings: short names or recipe keys to their values."""
+    """The same with other settings: short names or recipe keys to their values. `model` and `params` replace [model], but for
+    what the command line sets of it, and not the sequences of the command line or of the recipe."""
     require_one_value(asked, overrides)
-    recipe = of.written or of.recipe
-    plain = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
-    made = _made(tomli_w.dumps(plain), of.model, asked, overrides)
-    kept = () if {"model", "params"} & {_plain_name(name) for name in asked} else of.notes
-    notes, given = (*kept, *made.notes), of.given | made.given
-    return _with_layout(replace(made, is_open=of.is_open, own=of.own, notes=notes, given=given))
+    recipe, own = of.written or of.recipe, of.own
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True)
+    if not {"model", "params"} & {_plain_name(name) for name in asked}:
+        made, notes = _made(tomli_w.dumps(values), of.model, asked, overrides), of.notes
+    else:
+        of_model = {".".join(key.split(".")[:2]) for key in of.given if key.startswith("model.")}
+        values["model"] = {key: value for key, value in values.get("model", {}).items() if f"model.{key}" in of_model}
+        has_sequences = own is not None and "sequence_length" in own.tokens.model_fields_set
+        kept = of_model | (of.given & {SEQUENCES}) | ({SEQUENCES} if has_sequences else set())
+        made = _made(tomli_w.dumps(values), of.model, asked, overrides, frozenset(kept))
+        notes = _replaced(of, made, asked)
+    return _with_layout(
+        replace(made, is_open=of.is_open, own=own, notes=(*notes, *made.notes), given=of.given | made.given)
+    )
+
+
+def _replaced(of: PlanRequest, made: PlanRequest, asked: Mapping[str, str]) -> tuple[str, ...]:
+    """What `model` or `params` replaces, and what of the command line it leaves as it is."""
+    named = {_plain_name(name): text for name, text in asked.items()}
+    name = named.get("model") or f"{named['params']} by rule"
+    own, recipe, before = of.own, made.recipe, (of.written or of.recipe).tokens.sequence_length
+    length, notes = recipe.tokens.sequence_length, list[str]()
+    keeps = length == before and SEQUENCES not in of.given | made.given
+    if own is not None and (keys_of := [key for key in _set_keys(own.model) if f"model.{key}" not in of.given]):
+        sequences = f", with the recipe's sequences of {length:,}" if keeps else ""
+        notes.append(f"the model is {name} in place of the recipe's [model] ({', '.join(keys_of)}){sequences}")
+    if length != before and SEQUENCES not in made.given:
+        notes.append(f"sequences of {length:,}, as {name} has them, in place of {before:,}")
+    if kept := sorted(key for key in of.given - made.given if key.startswith("model.")):
+        notes.append(f"{' and '.join(kept)} of the command line stay{'s' * (len(kept) == 1)}")
+    return tuple(notes)
 
 
 def of_recipe(
@@ -154,11 +182,14 @@ def of_recipe(
 ) -> PlanRequest:
     """A recipe with short names and `key=value` overrides on top of it. read: loads it with some of the overrides."""
     require_one_value(asked, tuple(overrides))
-    ways = {_key(one): one.partition("=")[2] for one in overrides if _key(one) in _WAYS}
-    others = [one for one in overrides if _key(one) not in _WAYS]
+    is_shaped = bool({"model", "params"} & {_plain_name(name) for name in asked})
+    # [model] of the command line is of the shape that it names, and need not go with the recipe's.
+    on_top = [one for one in overrides if _key(one) in _WAYS or (is_shaped and _key(one).startswith("model."))]
+    others = [one for one in overrides if one not in on_top]
     recipe = read(others)
-    start = PlanRequest(recipe, own=recipe.parallel, given=frozenset(map(_key, others)))
-    return with_changes(start, {**asked, **ways}) if asked or ways else _with_layout(start)
+    start = PlanRequest(recipe, own=recipe, given=frozenset(map(_key, others)))
+    changes = {**asked, **{_key(one): one.partition("=")[2] for one in on_top}}
+    return with_changes(start, changes) if changes else _with_layout(start)
 
 
 _WAYS = {f"parallel.{axis}" for axis in AXES}
@@ -168,40 +199,59 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _made(text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...]) -> PlanRequest:
+def _made(
+    text: str, model: ModelConfig | None, asked: Mapping[str, str], overrides: tuple[str, ...],
+    kept: frozenset[str] = frozenset(),
+) -> PlanRequest:  # fmt: skip
+    """A recipe's text with changes. model: the shape that it has had; kept: keys of the text that `model` and `params` leave."""
     written = {_plain_name(name): name for name in asked}
     asked = _spelled_out(asked)
-    texts, notes = dict(asked), tuple[str, ...]()
-    if shape := {"model", "params"} & set(asked):
-        name = shape.pop()
-        set_to = dict(one.partition("=")[::2] for one in overrides).get("model.vocabulary", asked.get("vocabulary"))
-        vocabulary = None if set_to is None else count(set_to, "vocabulary")
-        length = count(asked["seq"], "seq") if "seq" in asked else None
-        model = shapes.model(asked[name] if name == "model" else number(asked[name], name), vocabulary, length)
-        notes = shapes.namesakes(model.parameters) if name == "params" else ()
+    texts, notes, before = dict(asked), tuple[str, ...](), tomllib.loads(text)
+    typed = overrides_of(asked) | {_key(one): one.partition("=")[2] for one in overrides}
+
+    def number_of(key: str) -> int | None:
+        section, _, leaf = key.partition(".")
+        found = typed.get(key, before.get(section, {}).get(leaf) if key in kept else None)
+        return None if found is None else count(str(found), key)
+
+    shape = next((name for name in ("model", "params") if name in asked), None)
+    if shape is not None:
+        what = asked[shape] if shape == "model" else number(asked[shape], shape)
+        model = shapes.model(what, number_of("model.vocabulary"), number_of(SEQUENCES))
+        notes = shapes.namesakes(model.parameters) if shape == "params" else ()
     if "batch" in asked:
-        asked["batch"] = str(_batch(asked["batch"], _length(text, model, asked)))
-    changes = [f"{key}={value}" for key, value in overrides_of(asked, model).items()]
+        length = number_of(SEQUENCES) or (model.sequence_length if model is not None else None)
+        asked["batch"] = str(_batch(asked["batch"], length or _length(before)))
+    set_keys = {key: value for key, value in overrides_of(asked, model).items() if key in typed or key not in kept}
+    changes = [f"{key}={value}" for key, value in set_keys.items()]
     try:
         recipe = parse(text, "plan", [*changes, *overrides])
     except InputError as error:
         said = str(error)  # of keys that these names set
         for name in asked:
             for key, value in overrides_of({name: asked[name]}, model).items():
-                typed = f"{written[name]}={texts[name]}" if name in written else ""
-                said = said.replace(f"--set {key}={value}", typed).replace(" : ", ": ")
+                spelled = f"{written[name]}={texts[name]}" if name in written else ""
+                said = said.replace(f"--set {key}={value}", spelled).replace(" : ", ": ")
         raise InputError(said) from None
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
-        options = _block_options((*asked, *(one.partition("=")[0].strip() for one in overrides)), recipe)
-        shaped, model = model, model.with_changes(**sizes, **options, sequence_length=recipe.tokens.sequence_length)
-        if "params" in asked and abs(model.parameters / shaped.parameters - 1) > 0.01:
+        options = _block_options(typed.keys() | (kept if shape is not None else set()), recipe)
+        length = recipe.tokens.sequence_length
+        if model.max_positions and "max_positions" not in options:
+            options["max_positions"] = max(model.max_positions, length)
+        shaped, model = model, model.with_changes(**sizes, **options, sequence_length=length)
+        if shape == "params" and abs(model.parameters / shaped.parameters - 1) > 0.01:
             notes = (
                 *notes,
                 f"the shape by rule has {amount(shaped.parameters)} parameters; with the dimensions that are set, "
                 f"{amount(model.parameters)}",
             )
-    return PlanRequest(recipe, model, notes, given=frozenset(map(_key, (*changes, *overrides))))
+    return PlanRequest(recipe, model, notes, given=frozenset(typed))
+
+
+def _set_keys(section: Section) -> list[str]:
+    """Keys that a recipe gives of a table, by its names."""
+    return [info.alias or name for name, info in type(section).model_fields.items() if name in section.model_fields_set]
 
 
 def _block_options(names: Iterable[str], recipe: Recipe) -> dict[str, object]:
@@ -234,7 +284,7 @@ def _with_layout(request: PlanRequest) -> PlanRequest:
     """With `auto` where the recipe leaves its layout open, or the layout made to fill the devices where the command line sets
     those, or some of the layout. Raises InputError where it cannot be."""
     recipe, layout = request.recipe, request.recipe.parallel
-    if request.own is not None and _leaves_layout_open(recipe, request.own):
+    if request.own is not None and _leaves_layout_open(recipe, request.own.parallel):
         return replace(request, recipe=recipe.changed(parallel={"auto": True}), written=recipe)
     given = {axis for axis in AXES if f"parallel.{axis}" in request.given}
     if (not given and "cluster.devices" not in request.given) or not (changes := _filling(recipe, given)):
@@ -249,7 +299,8 @@ def _with_layout(request: PlanRequest) -> PlanRequest:
 
 def _with_other_world(request: PlanRequest, given: set[str]) -> PlanRequest:
     """With a note where ways of the command line change the number of devices, which the recipe says by its layout alone."""
-    own, layout = request.own, request.recipe.parallel
+    own = None if request.own is None else request.own.parallel
+    layout = request.recipe.parallel
     if own is None or not given or layout.auto or request.recipe.cluster.devices or own.world in (1, layout.world):
         return request
     note = f"{layout.world:,} devices, as many as the layout's ways multiply to; by the recipe's they are {own.world:,}"
@@ -278,13 +329,9 @@ def _plain_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-def _length(text: str, model: ModelConfig | None, asked: Mapping[str, str]) -> int:
-    """Tokens of a sequence."""
-    if "seq" in asked:
-        return count(asked["seq"], "seq")
-    if model is not None:
-        return model.sequence_length
-    given = tomllib.loads(text).get("tokens", {}).get("sequence_length")
+def _length(recipe: Mapping[str, Any]) -> int:
+    """Tokens of a sequence of a recipe that has not been validated."""
+    given = recipe.get("tokens", {}).get("sequence_length")
     return given if isinstance(given, int) and given > 0 else DEFAULT_SEQUENCE
 
 
@@ -304,7 +351,7 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
     found: dict[str, str] = {}
     if model is not None and {"model", "params"} & set(asked):
         found = {f"model.{key}": str(getattr(model, key)) for key in SIZES}
-        found |= {"tokens.sequence_length": str(model.sequence_length)}
+        found |= {SEQUENCES: str(model.sequence_length)}
         found |= {"model.tie_embeddings": str(model.tie_embeddings).lower(), "model.family": '"llama"'}
     for name, text in asked.items():
         if name in PLAIN:
