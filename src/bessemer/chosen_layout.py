@@ -75,7 +75,8 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     how: of `outcome.of`. Raises InputError.
     """
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
-    goal = replace(goal, notes=(*request.notes, *request.layout_notes, *goal.notes))
+    own = (*request.notes, *request.own_notes)
+    goal = replace(goal, notes=(*own, *goal.notes))
     if not goal.chooses_layout:
         return outcome.of(goal, **how)
     if request.recipe.train.global_batch_tokens is not None:
@@ -95,7 +96,10 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
         )
         try:
             plans.append(
-                outcome.of(each if each is goal else replace(each, notes=(*request.notes, note, *each.notes)), **how)
+                outcome.of(
+                    each if each is goal else replace(each, notes=(*own, note, *each.notes)),
+                    **how,
+                )
             )
         except search.NoLayoutError as error:
             refusal = refusal or error

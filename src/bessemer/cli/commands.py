@@ -105,7 +105,7 @@ COMMANDS = (
             option("--recompute", "none, selective or full; left out: what fits", metavar="NAME"),
             option("--micro-batch", "sequences of a forward pass; left out: the fastest", metavar="N"),
         ),
-        "or a budget: model size and tokens are proposed": (
+        "or a budget: the tokens that it pays for, or model and tokens": (
             option("--flops", "FLOPs, for example 6e23", metavar="N"),
             option("--days", "days on the devices of --gpus", metavar="N"),
             option("--money", "dollars", metavar="N"),

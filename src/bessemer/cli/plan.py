@@ -80,8 +80,6 @@ def _require_used(args: argparse.Namespace) -> None:
         unused = [name for name in given if name not in (mode, *others)]
         if mode in given and unused:
             raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
-    if args.recipe is not None and (budget := _budget(args)):
-        raise InputError(f"plan: --{next(iter(budget))} proposes a model, and the recipe has one; give one of the two")
 
 
 def _refuse_model_name(reference: str | None) -> None:
@@ -397,35 +395,52 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
-    """A recipe with the options' changes, or what the options say alone."""
+    """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
+    from bessemer.chosen_layout import planned
     from bessemer.plan import ask
+    from bessemer.plan.budget import fitted, on_paid_tokens
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
     budget, overrides = _budget_of(args), tuple(args.overrides)
+    keeps_model = args.recipe is not None or _names_model(requested, overrides)
+    if budget is not None:
+        _require_open(args, budget.kind, keeps_model=keeps_model)
+        if not keeps_model:
+            return fitted(budget, requested, lambda names: ask.alone(names, overrides), planned, _unique(args))
     if args.recipe is None:
-        return ask.alone(requested, overrides) if budget is None else _proposed(args, requested, budget)
-    return ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
+        asked = ask.alone(requested, overrides)
+    else:
+        asked = ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
+    return asked if budget is None else on_paid_tokens(budget, asked, planned)
 
 
-def _proposed(args: argparse.Namespace, requested: dict[str, str], budget: PlanBudget) -> PlanRequest:
-    """A budget as a model and tokens whose plan keeps to it."""
-    from bessemer.chosen_layout import planned
-    from bessemer.plan import ask
-    from bessemer.plan.budget import fitted
+def _names_model(requested: dict[str, str], overrides: tuple[str, ...]) -> bool:
+    """Whether options say a model's size."""
+    sizes = {f"model.{name}" for name in ("layers", "width", "heads", "depth", "from")}
+    return bool({"model", "params"} & requested.keys() or sizes & {one.partition("=")[0].strip() for one in overrides})
 
-    lengths = {f"train.{name}" for name in ("tokens", "steps", "minutes")} & {
-        override.partition("=")[0] for override in args.overrides
-    }
-    named = {f"--{name}" for name in ("model", "params") if name in requested} | lengths
-    if named:
+
+def _require_open(args: argparse.Namespace, kind: str, *, keeps_model: bool) -> None:
+    """Raises InputError for a budget of which nothing is left to say: the command line gives model and tokens, or says the tokens
+    otherwise than by --tokens. keeps_model: the model is not that of the budget."""
+    from bessemer.plan.ask import devices_of
+
+    named = {override.partition("=")[0].strip() for override in args.overrides}
+    lengths = sorted({f"train.{name}" for name in ("tokens", "steps", "minutes")} & named)
+    lengths = (["--tokens"] if args.tokens is not None else []) + lengths
+    if keeps_model and lengths:
+        gpus = args.gpus or "64xH100"
         raise InputError(
-            f"plan: {min(named)} and a budget exclude each other: a budget proposes the model, and the tokens unless --tokens "
-            f"gives them; for the devices that a given run takes, leave --{budget.kind} out and compare: --gpus 64xH100 "
-            "--what-if gpus=128 --what-if gpus=256"
+            f"plan: a model, {lengths[0]} and --{kind} exclude each other: without {lengths[0]} the tokens are those that the "
+            f"budget pays for; without --{kind} the plan says what model and tokens cost, on other devices too: --gpus {gpus} "
+            f"--what-if gpus={2 * devices_of(gpus)[0]}"
         )
-    overrides = tuple(args.overrides)
-    return fitted(budget, requested, lambda names: ask.alone(names, overrides), planned, _unique(args))
+    if lengths and lengths != ["--tokens"]:
+        raise InputError(
+            f"plan: {lengths[-1]} and a budget exclude each other: a budget proposes model and tokens, or the model alone where "
+            "--tokens gives the tokens"
+        )
 
 
 def _unique(args: argparse.Namespace) -> float | None:

@@ -106,7 +106,7 @@ class PlanRequest:
     """What is to be planned. model: a published shape with options that a recipe has no keys for; None: the recipe's; notes: how
     it was understood, where a reader of the plan must know it; is_open: there is no recipe yet; own: the recipe as its file
     has it; given: keys of the recipe that the command line sets; written: the recipe before its layout was opened or made to fill
-    the devices (None: it was not), which layout_notes name."""
+    the devices (None: it was not); own_notes: of that and of a budget, which a request with changes does not take over."""
 
     recipe: Recipe
     model: ModelConfig | None = None
@@ -115,7 +115,7 @@ class PlanRequest:
     own: Recipe | None = None
     given: frozenset[str] = frozenset()
     written: Recipe | None = None
-    layout_notes: tuple[str, ...] = ()
+    own_notes: tuple[str, ...] = ()
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
@@ -294,7 +294,7 @@ def _with_layout(request: PlanRequest) -> PlanRequest:
         for axis, size in changes.items()
     ]
     note = f"{' and '.join(named)}, so that the layout fills {counted(recipe.cluster.devices or 1, 'device')}"
-    return replace(request, recipe=recipe.changed(parallel=changes), written=recipe, layout_notes=(note,))
+    return replace(request, recipe=recipe.changed(parallel=changes), written=recipe, own_notes=(note,))
 
 
 def _with_other_world(request: PlanRequest, given: set[str]) -> PlanRequest:
@@ -304,7 +304,7 @@ def _with_other_world(request: PlanRequest, given: set[str]) -> PlanRequest:
     if own is None or not given or layout.auto or request.recipe.cluster.devices or own.world in (1, layout.world):
         return request
     note = f"{layout.world:,} devices, as many as the layout's ways multiply to; by the recipe's they are {own.world:,}"
-    return replace(request, layout_notes=(note,))
+    return replace(request, own_notes=(note,))
 
 
 def _leaves_layout_open(recipe: Recipe, own: Parallel) -> bool:

@@ -21,6 +21,7 @@ from bessemer.plan.intervals import UPPER_END
 from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, Allocation, data_limited, repetition, training_flops
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import NoLayoutError, NoSplitError
+from bessemer.recipe.load import HORIZON
 
 FIRST_MFU = 0.4  # before a plan has said better
 ROUNDS = 2  # the predicted speed changes by less than 2% from the second to a third
@@ -209,6 +210,35 @@ def _kept_on_tokens(
     return best
 
 
+def on_paid_tokens(budget: PlanBudget, request: PlanRequest, plan: Callable[[PlanRequest], PlanResult]) -> PlanRequest:
+    """A request of a model on the tokens that a budget pays for, in whole steps. Raises InputError where it pays for none."""
+    train, name = request.recipe.train, f"--{budget.kind} {budget.text}"
+    one, result, tokens = request, plan(request), 0
+    best, most = None, 0.0
+    for _ in range(TRIES):
+        if budget.kind == "money" and result.bill.cost is None:
+            raise InputError(_no_price(result.job.cluster.device.name))
+        share, batch = budget.share(result), result.job.tokens
+        if tokens and most < share <= 1:
+            best, most = one, share
+        paid = max(math.floor(result.goal.tokens / batch / share), 1) * batch
+        if paid == tokens:
+            break
+        tokens = paid
+        one = ask.with_changes(request, {"tokens": str(tokens)})
+        result = plan(one)
+    if best is None:
+        raise InputError(f"{name}: too little to train this model on: it does not pay for one step; give more")
+    if replaced := [f"train.{key} = {value:,}" for key in HORIZON if (value := getattr(train, key)) is not None]:
+        note = f"the tokens are those that {name} pays for, in place of the recipe's {' and '.join(replaced)}"
+        return replace(best, own_notes=(note, *best.own_notes))
+    return best
+
+
+def _no_price(device: str) -> str:
+    return f"--money: the catalogue has no price for {device}; add --price P, dollars a device-hour"
+
+
 SMALLEST = 1e6  # parameters; what does not fit so small does not fit at all
 
 
@@ -242,7 +272,7 @@ def proposal_for_budget(
     price = ask.dollars(asked["price"], "price") if "price" in asked else device.price
     hourly = 3600 * (rate or FIRST_MFU * (device.flops.get("bf16") or max(device.flops.values())))
     if kind == "money" and price is None:
-        raise InputError(f"--money: the catalogue has no price for {device.name}; add --price P, dollars a device-hour")
+        raise InputError(_no_price(device.name))
     flops = {"flops": amount, "days": 24 * amount * count * hourly, "money": amount / (price or 1.0) * hourly}[kind]
     sizes = {name: ask.count(asked[name], name) if name in asked else None for name in ("vocabulary", "seq", "batch")}
     length = sizes["seq"] or ask.DEFAULT_SEQUENCE
