@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from bessemer import calibrate, cli, forecast
+from bessemer.environment import total_memory
 from bessemer.errors import InputError
 from bessemer.layout import devices as catalogue
 from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Recipe, load
 from bessemer.run import RunFolder
+from bessemer.terminal import counted
 from bessemer.train import device as devices
 from bessemer.train.measure import time_layers, time_run
 from tests.conftest import recipe_text, write_text
@@ -40,7 +42,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "machine.toml"
-    assert cli.run_command(["calibrate", "--out", str(path), "--disk", str(tmp_path)]) == 0
+    assert cli.run_command(["calibrate", "--device", "cpu", "--out", str(path), "--disk", str(tmp_path)]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert {"device", "matmul", "memory", "all-reduce", "disk"} <= shown.keys()
     device = catalogue.find(shown["device"].rpartition(",")[0], path)
@@ -50,6 +52,9 @@ def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.C
         and device.intra_bandwidth > 1e6
         and device.per_node >= 1
     )
+    node = device.per_node * device.memory
+    assert node == pytest.approx(total_memory(), rel=0.001) and calibrate.SHARED in shown["node"]
+    assert f"--gpus '{device.per_node}x{device.name}'" in shown["kept"]
     words = [
         "--catalogue",
         str(path),
@@ -125,3 +130,8 @@ def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsy
 def test_what_does_not_go_together_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_device_is_named_without_its_threads(threads: int) -> None:
+    assert calibrate._name(f"Xeon, 8 cores, {counted(threads, 'thread')}") == "Xeon, 8 cores"

@@ -36,13 +36,15 @@ COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
 REPEATS = 20
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
+SHARED = "a device is one of the processes that share this machine's memory equally"  # on a CPU
 MEASURED = "measured by `bessemer calibrate`"  # in each file that it writes
 BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
 
 
 def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     """This machine's device in the form of layout/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
-    nodes, watts, prices) is the catalogue's, where the device is in it."""
+    nodes, watts, prices) is the catalogue's, where the device is in it. On a CPU a device is one of the node's processes, which
+    share the machine's memory equally."""
     chosen = devices.choose(Train(device=kind))  # type: ignore[arg-type]
     known = match(chosen.name, catalogue()) if chosen.is_cuda else None
     precisions = ("bf16", "fp16", "tf32", "fp32") if chosen.is_cuda else ("fp32",)
@@ -54,9 +56,9 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     bandwidth = memory_bandwidth(chosen.torch_device)
     link = all_reduce_bandwidth(chosen.torch_device.type, processes) or bandwidth
     half, place = next(iter(measured)), chosen.torch_device
-    memory = torch.cuda.get_device_properties(place).total_memory if chosen.is_cuda else total_memory()
+    memory = torch.cuda.get_device_properties(place).total_memory if chosen.is_cuda else total_memory() / processes
     peak = dict(known.flops) if known else measured
-    reads = ", ".join(f"{verb} {size(disk[verb])}/s" for verb in disk)
+    reads = ", ".join(f"{verb} {size(disk[verb])}/s" for verb in disk) + ("" if chosen.is_cuda else f"; {SHARED}")
     return {
         "name": known.name if known else _name(chosen.name),
         "flops": {name: round(value / 1e12, 4) for name, value in peak.items()},
@@ -99,7 +101,7 @@ def _timed(work: Callable[[], object], kind: str) -> float:
 
 def _name(device: str) -> str:
     """A device's name without the number of threads that train/device.py adds to a CPU's."""
-    return device.rpartition(", ")[0] if device.endswith(" threads") else device
+    return device.rpartition(", ")[0] if device.endswith((" thread", " threads")) else device
 
 
 def disk_rates(folder: Path) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.terminal import coloured, rate, size
+from bessemer.terminal import coloured, counted, rate, size
 
 if TYPE_CHECKING:
     import argparse
@@ -66,7 +66,7 @@ def crawl(args: argparse.Namespace) -> dict[str, Any]:
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
-    from bessemer.calibrate import MEASURED, device_entry, disk_rates, write
+    from bessemer.calibrate import MEASURED, SHARED, device_entry, disk_rates, write
     from bessemer.run import writable
 
     if Path(args.out).exists():
@@ -75,8 +75,11 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     entry = device_entry(args.device, disk)
     write(Path(args.out), entry)
     if not args.json:
+        count = entry["per_node"]
         shown = {
             "device": f"{entry['name']}, {size(1e9 * entry['memory'])}",
+            "node": f"{counted(count, 'device')}, {size(1e9 * count * entry['memory'])} in all"
+            + (f"; {SHARED}" if SHARED in entry["source"] else ""),
             "matmul": ", ".join(
                 f"{name} {rate(1e12 * entry['matmul'] * peak)}" for name, peak in entry["flops"].items()
             ),
@@ -84,7 +87,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
             "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
             "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
             + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
-            "kept in": f"{args.out}: `bessemer plan --catalogue {args.out} --gpus '8x{entry['name']}'` plans with it",
+            "kept in": f"{args.out}: `bessemer plan --catalogue {args.out} --gpus '{count}x{entry['name']}'` plans with it",
         }
         print("\n".join(f"{name:<12} {value}" for name, value in shown.items()))
     return {"file": args.out, "device": entry, "disk": disk}
