@@ -45,11 +45,12 @@ def memory_table(found: dict[str, Any]) -> str:
 
 def fits_table(found: dict[str, Any]) -> str:
     """Whether it fits: what ran and what failed against what was said."""
-    keys = ("ran", "ran, said not to fit", "failed", "failed, said to fit")
-    lines = [f"| set | {' | '.join(keys)} |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {name} | {' | '.join(str(row[key]) for key in keys)} |" for name, row in found["memory"]["fits"].items()
-    ]
+    keys = ("ran", "ran, said not to fit", "over the memory", "failed", "failed, said to fit")
+    lines = [f"| set | {' | '.join(keys)} |", "|---|---|---|---|---|---|"]
+    for name, row in found["memory"]["fits"].items():
+        over = " to ".join(dict.fromkeys(f"{each:+.0%}" for each in row["excess"]))
+        cells = (str(row.get(key, over)) for key in keys)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ from planner_residuals import Residual, pooled
 from planner_sets import Case
 
 from bessemer.plan.estimate import frameworks
+from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.intervals import device_class
 
@@ -55,7 +56,7 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
     """Of given layouts. program: planned as if it ran them; None: their own."""
     found = []
     for case in cases:
-        job = case.job if program is None else replace(case.job, framework=frameworks.find(program))
+        job = case.job if program is None else as_program(case.job, program)
         if (
             case.seconds is None
             or case.left_out
@@ -66,6 +67,13 @@ def steps(cases: Sequence[Case], program: str | None = None) -> list[Residual]:
             continue
         found.append(Residual(source_of(case.set), case.name, log(case.seconds / step(job).seconds), device_class(job)))
     return found
+
+
+def as_program(job: Job, program: str) -> Job:
+    """The same job by another program; with a stage fewer on a device where that one leaves no stage without a block."""
+    job = replace(job, framework=frameworks.find(program))
+    layout, most = job.layout, job.model.layers + job.framework.stages_without_blocks
+    return job.with_layout(virtual=max(min(layout.virtual, most // layout.pipeline), 1))
 
 
 def choices(cases: Sequence[Case], program: str | None = None) -> list[Residual]:

@@ -17,6 +17,7 @@ from statistics import mean, median
 from typing import Any
 
 import planner_sets
+import planner_vendor
 from planner_sets import GIB, Case, gpt
 
 from bessemer.errors import InputError
@@ -179,16 +180,16 @@ def textbook() -> Iterator[Row]:
 
 
 def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
-    """Of each set: runs that ended well and that the plan says do not fit, and failed ones that it says do.
+    """Of each set: runs that ended well and that the plan says do not fit, and failed ones that it says do; excess: of the former
+    planned bytes over those of the device's data sheet, less 1.
 
     A failed run of nanotron's sweep is out of memory or failed otherwise; of BLOOM's table a row without figures is out of
-    memory. Of the other sets every run ended well; MPT's micro-batches are as large as fits. Llama 3's own schedule, which has
-    fewer micro-batches in flight, is not one of ours.
+    memory. Of the other sets every run ended well; MPT's micro-batches are as large as fits.
     """
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
         which = case.set.split()[0] if case.set.split()[0] in REPORTED else case.set
-        if which == "Llama 3 405B" or not case.has_memory_of_job:
+        if not case.has_memory_of_job:
             continue
         if which == "nanotron":
             failed = case.raw["status"] != "ok"
@@ -198,15 +199,18 @@ def verdicts(cases: list[Case]) -> dict[str, dict[str, Any]]:
             continue
         else:
             failed = False
-        into = found.setdefault(which, {"ran": 0, "ran, said not to fit": [], "failed": 0, "failed, said to fit": []})
+        empty = {"ran": 0, "ran, said not to fit": [], "excess": [], "failed": 0, "failed, said to fit": []}
+        into = found.setdefault(which, empty)
         job = as_run(case)
         try:
-            fitting = fits(job, memory(job)).fits
+            held = memory(job)
+            fitting, excess = fits(job, held).fits, [held.total / job.cluster.device.memory - 1]
         except InputError:  # more stages than blocks
-            fitting = False
+            fitting, excess = False, []
         into["failed" if failed else "ran"] += 1
         if failed == fitting:
             into["failed, said to fit" if failed else "ran, said not to fit"].append(case.name)
+            into["excess"] += [] if failed else excess
     return found
 
 
@@ -225,7 +229,7 @@ def summary(rows: list[Row]) -> dict[str, Any]:
 
 def compare(folder: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
     """All comparisons of the sets that are in the folder, and the verdicts on what fits."""
-    cases = planner_sets.read(folder)
+    cases = [*planner_sets.read(folder), *planner_vendor.cases()]
     rows = [*peaks(cases), *textbook()]
     for name, reader in (("activation_memory", korthikanti), ("pipeline", pipeline), ("zero", zero)):
         file = folder / f"{name}.json"
@@ -242,6 +246,7 @@ def kept(folder: Path) -> dict[str, Any]:
         by_set.setdefault(row.set, []).append(row)
     counts = {
         name: {key: value if isinstance(value, int) else len(value) for key, value in found.items()}
+        | {"excess": [min(found["excess"]), max(found["excess"])] if found["excess"] else []}
         for name, found in verdict.items()
     }
     return {"sets": {name: summary(of) for name, of in by_set.items()}, "fits": counts}

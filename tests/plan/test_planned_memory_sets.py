@@ -84,3 +84,13 @@ def test_one_stage_has_a_first_figure_too() -> None:
     observed = {"params_opt_gib": 1.0, "act_gib_tp_only_no_recompute": 1.0, "act_gib_sp_selective": 1.0}
     rows = list(benchmark.korthikanti([{"case": "one", "inputs": inputs, "observed": observed}]))
     assert len(rows) == 3 and all(row.planned > 0 for row in rows)
+
+
+def test_every_set_that_ran_has_a_verdict_and_what_is_misjudged_is_said(compared: Any) -> None:
+    """The largest runs without recompute are said not to fit; the table must hold them, and by how much."""
+    found = compared[1]
+    assert {"Llama 3 405B", "Megatron Bridge fp8", "Megatron Bridge fp8, scored"} <= found.keys()
+    for name, row in found.items():
+        assert len(row["excess"]) == len(row["ran, said not to fit"]) <= row["ran"], name
+        assert all(excess > 0 for excess in row["excess"]), name
+    assert found["Llama 3 405B"]["ran"] == 3 and max(found["Llama 3 405B"]["excess"], default=0) < 0.15

@@ -14,15 +14,17 @@ from bessemer.recipe.parallel import nearest_that_fit
 
 
 def require_valid(
-    config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True, copies_keys: bool = False
-) -> None:
+    config: ModelConfig, layout: Parallel, micro_batches: int, *, is_ours: bool = True, copies_keys: bool = False,
+    stages_without_blocks: int = 0,
+) -> None:  # fmt: skip
     """Raise InputError when a layout cannot train a model with this number of micro-batches a step. is_ours: by Bessemer; other
-    programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`."""
+    programs shard their weights in other ways; copies_keys: of `indivisible_by_tensor`; stages_without_blocks: of
+    `require_stages`."""
     require_tensor(config, layout, copies_keys=copies_keys)
     require_context(config, layout)
     if is_ours:
         require_shards(config, layout)
-    require_stages(config, layout)
+    require_stages(config, layout, stages_without_blocks)
     require_micro_batches(layout, micro_batches)
 
 

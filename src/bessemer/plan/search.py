@@ -225,7 +225,7 @@ def _splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterat
                 impossible["the sequences do not divide over context x tensor"] += 1
                 continue
             for pipeline in _ways(job, given, "pipeline", cluster.devices // (tensor * context), impossible):
-                if pipeline > model.layers:
+                if pipeline > model.layers + job.framework.stages_without_blocks:
                     impossible["more pipeline stages than blocks"] += 1
                     continue
                 data = cluster.devices // (tensor * context * pipeline)
@@ -305,11 +305,12 @@ def _schedules(
         return [("1f1b", 1)]
     names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in given else ("1f1b", "interleaved")
     found: list[tuple[PipelineSchedule, int]] = []
+    most_stages = job.model.layers + job.framework.stages_without_blocks
     for name in names:
         own = SCHEDULES[name].stages_per_rank
-        several = _stages_each(job.model.layers, pipeline) if name == "interleaved" else (own,)
+        several = _stages_each(most_stages, pipeline) if name == "interleaved" else (own,)
         for virtual in (layout.virtual,) if "virtual" in given else several:
-            if stages_complaint(name, virtual) is None and pipeline * virtual <= job.model.layers:
+            if stages_complaint(name, virtual) is None and pipeline * virtual <= most_stages:
                 found.append((name, virtual))
     if not found:
         impossible["more pipeline stages than blocks"] += 1

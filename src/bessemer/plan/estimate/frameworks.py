@@ -58,7 +58,7 @@ class Framework:
     copies_keys: bool = False
     reduce_bytes: float = 4.0
     gather_bytes: float = 2.0
-    scatter: Literal["micro-batch", "step"] = "step"
+    scatter: Literal["micro-batch", "round", "step"] = "step"
     sums: Literal["scatter", "all"] = "scatter"
     bucket: float = 0.0
     gathers: int = 1
@@ -81,6 +81,11 @@ class Framework:
     pipes: Literal["plain", "deepspeed", "torch"] = "plain"
     base_bytes: float = 1.5e9
     slack: float = 0.05
+
+    @property
+    def stages_without_blocks(self) -> int:
+        """Pipeline stages that may have no block: those of the embedding and the head, where each counts as a block."""
+        return 2 * (self.cut == "ends")
 
 
 def _read() -> dict[str, Framework]:
@@ -114,7 +119,7 @@ Cut = Literal["balanced", "even", "ceiling", "middle", "cumulative", "ends"]
 @lru_cache(maxsize=4096)
 def ranks_by_cut(config: ModelConfig, layout: Parallel, cut: Cut) -> tuple[PipelineRank, ...]:
     """What each rank of the pipeline axis holds. Raises InputError when there are more stages than blocks."""
-    outer = 2 * (cut == "ends")  # whose embedding and head may have a stage for themselves
+    outer = Framework("", cut=cut).stages_without_blocks
     return ranks_with_blocks(layout, blocks_of_stages(config, num_stages(config, layout, outer), cut))
 
 

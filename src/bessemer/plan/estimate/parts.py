@@ -225,9 +225,10 @@ def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateB
     fp32, until the last micro-batch of a step where there are several.
     """
     framework, layout = job.framework, job.layout
-    # In one round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
-    one_round = SCHEDULES[layout.schedule].has_equal_rounds and job.micro_batches <= layout.pipeline
-    at_once = own.all / layout.stages_per_rank if one_round else own.all
+    # In a round of an interleaved schedule a stage has all its backward passes before the device's next one begins.
+    is_one_round = job.micro_batches <= layout.pipeline or (framework.scatter == "round" and layout.zero >= 2)
+    by_stage = SCHEDULES[layout.schedule].has_equal_rounds and is_one_round
+    at_once = own.all / layout.stages_per_rank if by_stage else own.all
     several = at_once if layout.pipeline > 1 or (job.micro_batches > 1 and layout.zero < 2) else 0.0
     buffers = 0.0
     if n > 1:

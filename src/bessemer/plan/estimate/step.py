@@ -23,7 +23,7 @@ from bessemer.plan.estimate.frameworks import blocks_of_stages
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.mixture import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds
-from bessemer.recipe.parallel import AXES
+from bessemer.recipe.parallel import AXES, SCHEDULES, interleaved_rounds
 from bessemer.terminal import counted
 
 
@@ -162,7 +162,7 @@ def refuse(job: Job) -> str | None:
             return f"virtual = {layout.virtual}, but schedule {layout.schedule} has {counted(each, 'stage')} a device"
         require_valid(
             model, parallel(layout), job.micro_batches, is_ours=job.framework.name == "bessemer",
-            copies_keys=job.framework.copies_keys,
+            copies_keys=job.framework.copies_keys, stages_without_blocks=job.framework.stages_without_blocks,
         )  # fmt: skip
     except InputError as error:
         return str(error)
@@ -231,6 +231,11 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     else:
         if layout.zero == 1 or framework.scatter == "step":
             total += collectives.summed(ranks, gradients, calls, framework.sums)
+        elif framework.scatter == "round":  # of each stage, after its backward passes of a round
+            rounds = 1
+            if SCHEDULES[layout.schedule].has_equal_rounds:
+                rounds = interleaved_rounds(layout.pipeline, job.micro_batches)
+            total += rounds * collectives.summed(ranks, gradients, calls, framework.sums)
         if layout.zero < 3:
             total += collectives.gather(ranks, weights, calls)
         copies = collectives.of(job.cluster, layout.replicate, inside * layout.shard, how)
