@@ -135,3 +135,19 @@ def test_what_does_not_go_together_is_said(words: list[str], said: str, capsys: 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_device_is_named_without_its_threads(threads: int) -> None:
     assert calibrate._name(f"Xeon, 8 cores, {counted(threads, 'thread')}") == "Xeon, 8 cores"
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "each"), [(2, 2, 0.05), (1, 2, 0.1), (8, 8, 0.05), (1, 1, 0.1), (2, 1, 0.05)]
+)
+def test_processes_of_a_cpu_share_its_rate_and_memory(
+    threads: int, cores: int, each: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "matmul_rate", lambda device: 100e9)
+    monkeypatch.setattr("bessemer.calibrate.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("bessemer.calibrate.torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(calibrate, "memory_bandwidth", lambda place: 1e9)
+    monkeypatch.setattr(calibrate, "all_reduce_bandwidth", lambda kind, processes: 1e9)
+    entry = calibrate.device_entry("cpu", {"writes": 1e9, "reads": 1e9})
+    assert entry["flops"] == {"fp32": each} and entry["per_node"] == min(cores, 2)
+    assert entry["per_node"] * entry["memory"] == pytest.approx(total_memory() / 1e9, abs=0.02)

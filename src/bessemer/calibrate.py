@@ -36,7 +36,7 @@ COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
 REPEATS = 20
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
-SHARED = "a device is one of the processes that share this machine's memory equally"  # on a CPU
+SHARED = "a device is one of the processes that share this machine's memory and cores equally"  # on a CPU
 MEASURED = "measured by `bessemer calibrate`"  # in each file that it writes
 BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
 
@@ -44,7 +44,7 @@ BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 40
 def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     """This machine's device in the form of layout/devices.toml: TFLOP/s, GB, GB/s. What is not measured here (links between
     nodes, watts, prices) is the catalogue's, where the device is in it. On a CPU a device is one of the node's processes, which
-    share the machine's memory equally."""
+    share the machine's memory and cores equally."""
     chosen = devices.choose(Train(device=kind))  # type: ignore[arg-type]
     known = match(chosen.name, catalogue()) if chosen.is_cuda else None
     precisions = ("bf16", "fp16", "tf32", "fp32") if chosen.is_cuda else ("fp32",)
@@ -52,7 +52,11 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     for precision in precisions:
         with contextlib.suppress(InputError):  # one that the device does not have
             measured[precision] = devices.matmul_rate(devices.choose(Train(device=kind, precision=precision)))  # type: ignore[arg-type]
-    processes = torch.cuda.device_count() if chosen.is_cuda else min(os.cpu_count() or 1, 2)
+    cores = os.cpu_count() or 1
+    processes = torch.cuda.device_count() if chosen.is_cuda else min(cores, 2)
+    if not chosen.is_cuda:  # whose threads, of all processes together, have no more than the cores
+        share = min(cores / (torch.get_num_threads() * processes), 1.0)
+        measured = {precision: share * rate for precision, rate in measured.items()}
     bandwidth = memory_bandwidth(chosen.torch_device)
     link = all_reduce_bandwidth(chosen.torch_device.type, processes) or bandwidth
     half, place = next(iter(measured)), chosen.torch_device
