@@ -146,7 +146,10 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--params", "7B"), "on what"),
         (("--gpus", "8xH100"), "which model"),
         (("--params", "7B", "--gpus", "8xH1O0"), "did you mean"),
-        (("--params", "7B", "--days", "3", "--gpus", "8xH100"), "exclude each other"),
+        (
+            ("--params", "7B", "--tokens", "1T", "--days", "3", "--gpus", "8xH100"),
+            "--tokens and --days exclude each other",
+        ),
         (
             ("--days", "3", "--gpus", "8xH100", "--set", "train.steps=9"),
             "plan: train.steps and a budget exclude each other",
@@ -156,9 +159,7 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--days", "3", "--money", "5", "--gpus", "8xH100"), "give one budget"),
         (("--days", "3"), "on what"),
         (("--money", "1M", "--gpus", "8xTPU v4"), "price"),
-        (("demo", "--days", "3", "--gpus", "8xH100"), "the recipe has one"),
-        (("llama-7b", "--days", "3"), "--days proposes a model, and the recipe has one"),
-        (("llama-7b", "--money", "3", "--set", "train.precision=fp32"), "--money proposes a model"),
+        (("llama-7b", "--days", "3"), "--days is of a plan for devices of the catalogue"),
         (("llama-7b", "--unique", "1M"), "--unique is of a plan for devices of the catalogue"),
         (("llama-7b", "--what-if", "seq=1024"), "--what-if is of a plan for devices of the catalogue"),
         (("llama-7b", "--price", "2"), "add --gpus 8xH100, or leave it out"),
