@@ -82,6 +82,10 @@ def test_a_budget_on_few_tokens_that_differ(unique: float, capsys: pytest.Captur
     [
         (("--flops", "1e40", "--gpus", "8xH100"), "1e40: too much: the best model for it has"),
         (("--money", "-5", "--gpus", "8xH100"), "a number above zero is needed"),
+        (("--days", "-5", "--gpus", "8xH100"), "a number above zero is needed"),
+        (("--days", "1m", "--gpus", "8xH100"), "--days: '1m' is no number of days; write it as 30, 0.5 or 30d"),
+        (("--days", "12h", "--gpus", "8xH100"), "is no number of days"),
+        (("--days", "$3", "--gpus", "8xH100"), "is no number of days"),
         (("--params", "7B", "--tokens", "1T", "--days", "14"), "--gpus 64xH100 --what-if gpus=128"),
     ],
 )
@@ -90,6 +94,11 @@ def test_budgets_that_cannot_be_say_why(
 ) -> None:
     assert run_command(["plan", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_days_may_have_their_unit() -> None:
+    texts = ("30", "30d", "30 days", "1 day", "0.5", "1e3d", "1,000")
+    assert [budget.PlanBudget("days", text).amount for text in texts] == [30, 30, 30, 1, 0.5, 1000, 1000]
 
 
 def test_dollars_may_have_their_sign(capsys: pytest.CaptureFixture[str]) -> None:

@@ -292,3 +292,56 @@ def test_auto_keeps_what_the_recipe_gives(tmp_path: Path) -> None:
 def test_a_layout_given_in_part_that_does_not_fit_is_worked_out(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--model", "llama-3-70b", "--gpus", "16xH100", "--zero", "1", "--tp", "1", "--pp", "1")
     assert not found["fits"] and found["layout"]["zero"] == 1 and found["search"]["fitting"] == 0
+
+
+OWN_LAYOUT = f"{RECIPE.replace('devices = 64', '').replace('1048576', '4194304')}[parallel]\nshard = 16\ntensor = 4\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "96xH100"),
+        ("--gpus", "96xH100", "--batch", "3145728"),
+        ("--gpus", "88xH100", "--set", "parallel.tensor=1"),
+        ("--gpus", "72xH100", "--set", "parallel.pipeline=2"),
+    ],
+    ids=str,
+)
+def test_what_a_refusal_of_a_layout_names_can_be(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its width of 4,096 divides over powers of two alone where there are tensor ranks: no batch is named there."""
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN_LAYOUT)
+    assert run_command(["plan", str(path), *words]) == 2
+    advice = capsys.readouterr().err.partition("with the rest as it is these divide: ")[2].split("; or ")
+    assert len(advice) == 3
+    left = [word for pair in zip(words[2::2], words[3::2], strict=True) for word in pair]
+    for one in advice:
+        asked = {"--gpus": words[1]}
+        if devices := re.search(r"on (\d+) devices", one):
+            asked["--gpus"] = f"{devices[1]}xH100"
+        if batch := re.search(r"a batch of ([\d,]+) tokens", one):
+            asked["--batch"] = batch[1].replace(",", "")
+        options = [word for pair in asked.items() for word in pair]
+        kept = left if "--batch" not in asked or "--batch" not in left else left[2:]
+        ways = {axis: int(size) for axis, size in re.findall(r"(replicate|shard) (\d+)", one)}
+        options += [word for axis, size in ways.items() for word in ("--set", f"parallel.{axis}={size}")]
+        layout = planned(capsys, str(path), *kept, *options)["layout"]
+        assert {axis: layout[axis] for axis in ways} == ways
+
+
+def test_a_batch_goes_with_the_ways_that_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN_LAYOUT)
+    words = ("--set", "parallel.shard=24", "--set", "parallel.tensor=1", "--batch", "3145728")
+    assert planned(capsys, str(path), *words)["layout"]["shard"] == 24
+
+
+def test_a_layout_that_was_not_chosen_is_not_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--dp", "32", "--tp", "2", "--pp", "1", "--cp", "1", "--zero", "1", "--micro-batch", "1", "--recompute")
+    for mode, more in (("full", "; with replicate 1, shard 32"), ("none", "; it does not leave")):
+        headroom = ("--headroom", "60%") if mode == "none" else ()
+        assert run_command(["plan", *LLAMA, *words, mode, *headroom]) == 0
+        rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert more in rows["layout"] and "chosen" not in rows["layout"] and "of 1 " not in rows["layout"]

@@ -107,7 +107,7 @@ COMMANDS = (
         ),
         "or a budget: the tokens that it pays for, or model and tokens": (
             option("--flops", "FLOPs, for example 6e23", metavar="N"),
-            option("--days", "days on the devices of --gpus", metavar="N"),
+            option("--days", "days on the devices of --gpus, as 30 or 0.5", metavar="N"),
             option("--money", "dollars", metavar="N"),
             option("--odds", "share of runs that keep to the days or dollars, 50%% to 90%% (50%%)", metavar="SHARE"),
         ),

@@ -127,7 +127,12 @@ def _is_for_a_cluster(args: argparse.Namespace) -> bool:
     """Whether the recipe names a device of the catalogue, and not the machine at hand."""
     from bessemer.recipe import load
 
-    return load(args.recipe, args.overrides, may_be_unnamed=True).cluster.device is not None
+    try:
+        recipe = load(args.recipe, args.overrides, may_be_unnamed=True)
+    except InputError:  # which short names may mend, as --batch what --set parallel.shard needs
+        of_cluster = [one for one in args.overrides if one.startswith("cluster.")]
+        recipe = load(args.recipe, of_cluster, may_be_unnamed=True)
+    return recipe.cluster.device is not None
 
 
 def _devices(args: argparse.Namespace) -> Any:
@@ -398,12 +403,12 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
     from bessemer.chosen_layout import planned
     from bessemer.plan import ask
-    from bessemer.plan.budget import fitted, on_paid_tokens
+    from bessemer.plan.budget import fitted, names_model, on_paid_tokens
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
     budget, overrides = _budget_of(args), tuple(args.overrides)
-    keeps_model = args.recipe is not None or _names_model(requested, overrides)
+    keeps_model = args.recipe is not None or names_model(requested, overrides)
     if budget is not None:
         _require_open(args, budget.kind, keeps_model=keeps_model)
         if not keeps_model:
@@ -413,12 +418,6 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     else:
         asked = ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
     return asked if budget is None else on_paid_tokens(budget, asked, planned)
-
-
-def _names_model(requested: dict[str, str], overrides: tuple[str, ...]) -> bool:
-    """Whether options say a model's size."""
-    sizes = {f"model.{name}" for name in ("layers", "width", "heads", "depth", "from")}
-    return bool({"model", "params"} & requested.keys() or sizes & {one.partition("=")[0].strip() for one in overrides})
 
 
 def _require_open(args: argparse.Namespace, kind: str, *, keeps_model: bool) -> None:

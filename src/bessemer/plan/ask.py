@@ -91,6 +91,14 @@ def dollars(text: str, name: str) -> float:
     return number(text.strip().removeprefix("$"), name)
 
 
+def days(text: str, name: str) -> float:
+    """A number of days above 0, as 30, 0.5 or 30d. Raises InputError, for units of counts too: 1m would be a million."""
+    found = re.fullmatch(r"(-?[0-9][0-9_,.]*(?:e[+-]?[0-9]+)?)\s*(?:d|days?)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InputError(f"{name}: {text!r} is no number of days; write it as 30, 0.5 or 30d")
+    return number(found[1], name)
+
+
 def stage(text: str, name: str) -> int:
     """A ZeRO stage. Raises InputError."""
     if text.strip() not in ("1", "2", "3"):

@@ -5,7 +5,7 @@ the figure that this share of runs does not exceed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class PlanBudget:
     odds: float = 0.5
 
     def __post_init__(self) -> None:
+        _amount(self.kind, self.text)
         if not 0.5 <= self.odds <= UPPER_END:
             raise InputError(
                 f"--odds {self.odds:.4g}: give 50% to {UPPER_END:.0%}: the ranges of a plan, fitted to published runs, end there"
@@ -49,7 +50,7 @@ class PlanBudget:
 
     @property
     def amount(self) -> float:
-        return ask.dollars(self.text, self.kind)
+        return _amount(self.kind, self.text)
 
     def spent(self, result: PlanResult) -> float:
         """What a plan takes of it, as it is printed: FLOPs with attention, days and dollars with the odds."""
@@ -90,6 +91,17 @@ class PlanBudget:
             "kind": self.kind, "amount": self.amount, "odds": None if self.kind == "flops" else self.odds, "spent": spent,
             "is_kept": spent <= self.amount,
         }  # fmt: skip
+
+
+def _amount(kind: str, text: str) -> float:
+    """FLOPs, days or dollars. Raises InputError."""
+    return ask.days(text, "--days") if kind == "days" else ask.dollars(text, f"--{kind}")
+
+
+def names_model(asked: Mapping[str, str], overrides: Sequence[str]) -> bool:
+    """Whether short names or `key=value` overrides say a model's size."""
+    sizes = {f"model.{name}" for name in ("layers", "width", "heads", "depth", "from")}
+    return bool({"model", "params"} & asked.keys() or sizes & {one.partition("=")[0].strip() for one in overrides})
 
 
 def odds_of(text: str) -> float:
@@ -267,7 +279,7 @@ def proposal_for_budget(
     """What a budget buys. kind: flops, days or money; asked: short names of plan/ask.py, with the devices; rate: FLOP/s of a
     device, of 6 N D (None: FIRST_MFU of its bf16 peak); largest: parameters at the most; unique: tokens that differ (None: all).
     Raises InputError where it does not pay for a step."""
-    amount = ask.dollars(text, kind)
+    amount = _amount(kind, text)
     count, device = _devices(asked)
     price = ask.dollars(asked["price"], "price") if "price" in asked else device.price
     hourly = 3600 * (rate or FIRST_MFU * (device.flops.get("bf16") or max(device.flops.values())))

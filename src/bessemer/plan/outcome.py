@@ -6,16 +6,25 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from bessemer.errors import InputError
 from bessemer.layout.memory import optimizer_bytes
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
 from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, out_of_memory, stages, train_of
-from bessemer.plan.estimate.step import Step, step
+from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.intervals import SOURCES, ExpectedRun, PlanInterval, evidence, expected_run, interval
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.search import RECOMPUTE, Candidate, LayoutSearchResult, NoLayoutError, expert_ranks, search
+from bessemer.plan.search import (
+    RECOMPUTE,
+    Candidate,
+    LayoutSearchResult,
+    NoLayoutError,
+    expert_ranks,
+    search,
+    what_divides,
+)
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
 from bessemer.recipe.parallel import LAYOUT_KEYS
 from bessemer.terminal import amount, percent, size
@@ -219,6 +228,8 @@ def _given(goal: Goal) -> Candidate:
     """The recipe's own layout; where it leaves recompute open, as little as leaves the headroom; of a mixture the fastest
     division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
     layout = goal.job.layout
+    if (why := refuse(goal.job)) is not None:
+        raise InputError(f"{why}{what_divides(goal.job)}")
     modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
     found: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):

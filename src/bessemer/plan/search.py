@@ -174,9 +174,8 @@ def _no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     if "micro_batch" in given:
         unit = job.cluster.devices * job.layout.micro_batch
         sequences = unit * max(round(job.batch / unit), 1)
-    tokens = sequences * job.model.sequence_length
     divides = sequences != job.batch and _can_split(replace(job, batch=sequences), given)
-    advice = f"; a batch of {tokens:,} tokens ({counted(sequences, 'sequence')}) divides" if divides else ""
+    advice = f"; {_batch_words(job, sequences)} divides" if divides else ""
     kept = as_given(job.layout, given)
     return (
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
@@ -205,6 +204,47 @@ def _can_split(job: Job, given: frozenset[str]) -> bool:
         if _zeros(job, split, given, unused)
         for micro_batch in _micro_batches(job, job.batch // split.data, given, unused)
     )
+
+
+TRIED_NEAR = 64  # sizes below, and above, one that cannot be
+
+
+def what_divides(job: Job) -> str:
+    """What would do in place of a layout that cannot be, as the end of its refusal: other numbers of devices, another batch,
+    or the same devices as other copies and shards, where need be with another batch. Empty where none of them would."""
+    layout, found = job.layout, list[str]()
+    copies = layout.shard == 1 and layout.replicate > 1
+    size = layout.replicate if copies else layout.shard
+
+    def with_size(number: int) -> Job:
+        changed = replace(layout, replicate=number) if copies else replace(layout, shard=number)
+        return replace(job, layout=changed, cluster=replace(job.cluster, devices=changed.world))
+
+    for sizes in (range(size - 1, 0, -1)[:TRIED_NEAR], range(size + 1, size + 1 + TRIED_NEAR)):
+        if (number := next((one for one in sizes if refuse(with_size(one)) is None), None)) is not None:
+            devices = with_size(number).cluster.devices
+            found.append(f"{'replicate' if copies else 'shard'} {number} on {counted(devices, 'device')}")
+    for shard in sorted(divisors(layout.data), key=lambda n: (n != layout.shard, -n)):  # else the largest that can be
+        other = replace(job, layout=replace(layout, shard=shard, replicate=layout.data // shard))
+        if (batch := _nearest_batch(other)) is not None:
+            copied = f"replicate {other.layout.replicate} x " if other.layout.replicate > 1 else ""
+            more = "" if batch == job.batch else f" with {_batch_words(job, batch)}"
+            found.append(f"{copied}shard {shard}{more}")
+            break
+    return f"; with the rest as it is these divide: {'; or '.join(found)}" if found else ""
+
+
+def _nearest_batch(job: Job) -> int | None:
+    """The number of sequences nearest to a job's with which its layout can be; None: none near it."""
+    unit = job.layout.data * job.layout.micro_batch
+    middle = round(job.batch / unit)
+    counts = range(max(middle - TRIED_NEAR, 1), middle + TRIED_NEAR + 1)
+    tried = sorted((unit * count for count in counts), key=lambda batch: abs(batch - job.batch))
+    return next((batch for batch in tried if refuse(replace(job, batch=batch)) is None), None)
+
+
+def _batch_words(job: Job, sequences: int) -> str:
+    return f"a batch of {sequences * job.model.sequence_length:,} tokens ({counted(sequences, 'sequence')})"
 
 
 def _splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:

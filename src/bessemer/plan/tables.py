@@ -111,10 +111,15 @@ def _chosen(of: PlanResult) -> str:
     kept = f", with {kept} as given" if kept else ""
     if not found.ranked:
         return f"; the nearest miss of {len(found.rejected):,}{kept}"
+    free = f"{found.headroom:.0%} of the memory free"
+    if len(found.ranked) == 1:  # which nobody chose
+        return (f"; {kept[2:]}" if kept else "") if found.safe else f"; it does not leave {free}{kept}"
+    if len(found.safe) == 1:
+        return f"; the one of {len(found.ranked):,} that leaves {free}{kept}"
     if found.safe:
-        return f"; chosen from {len(found.safe):,} that leave {found.headroom:.0%} of the memory free{kept}"
+        return f"; chosen from {len(found.safe):,} that leave {free}{kept}"
     which = "takes least" if of.job is found.least.job else "is fastest for little more than the least"
-    return f"; none leaves {found.headroom:.0%} of the memory free: the one of {len(found.ranked):,} that {which}{kept}"
+    return f"; none leaves {free}: the one of {len(found.ranked):,} that {which}{kept}"
 
 
 MUCH_LOST = 0.8

@@ -152,7 +152,7 @@ def refuse(job: Job) -> str | None:
     if job.batch % (layout.data * layout.micro_batch):
         return (
             f"batch: {counted(job.batch, 'sequence')} cannot be divided into micro-batches of {layout.micro_batch} on "
-            f"{counted(layout.data, 'data rank')}; take a multiple of {layout.data * layout.micro_batch}"
+            f"{counted(layout.data, 'data rank')}"
         )
     if (why := experts.refuse(model, layout, job.framework)) is not None:
         return why
