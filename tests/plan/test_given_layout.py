@@ -262,7 +262,18 @@ def test_what_ifs_scale_the_layout_of_the_recipe_and_keep_the_command_line(
     [
         (("--gpus", "100xH100", "--set", "parallel.shard=8"), "parallel: shard 8 does not divide 100 devices"),
         (("--gpus", "100xH100", "--tp", "8", "--pp", "2"), "tensor 8 x pipeline 2 = 16 does not divide 100 devices"),
-        (("--gpus", "64xH100", "--dp", "8"), "1 x 8 x 1 x 1 x 1 = 8 processes, but [cluster] has 64 devices"),
+        (
+            ("--gpus", "64xH100", "--dp", "8"),
+            "= 8 processes, but [cluster] has 64 devices (8 nodes); shard = 64 would fill",
+        ),
+        (
+            ("--gpus", "96xH100", "--dp", "8", "--tp", "4", "--batch", "3145728"),
+            "but [cluster] has 96 devices (12 nodes); replicate = 3 and shard = 8 would fill them",
+        ),
+        (
+            ("--gpus", "96xH100", "--dp", "8", "--tp", "4"),
+            "no shard and replicate that fill them divide both weights and batch",
+        ),
     ],
     ids=str,
 )

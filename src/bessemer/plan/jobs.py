@@ -22,6 +22,7 @@ from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
 from bessemer.plan.estimate.memory import HEADROOM
+from bessemer.plan.estimate.step import refuse
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.recipe import Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
@@ -105,7 +106,7 @@ def goal_of(
         )
     chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.world != cluster.devices:
-        raise InputError(_mismatch(recipe, cluster, job.layout.world))
+        raise InputError(_mismatch(recipe, job))
     if chosen:
         given |= recipe.parallel.given_layout
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
@@ -261,15 +262,20 @@ def _run_state(recipe: Recipe, framework: Framework) -> RunState:
     )  # fmt: skip
 
 
-def _mismatch(recipe: Recipe, cluster: ClusterSpec, world: int) -> str:
-    layout = recipe.parallel
+def _mismatch(recipe: Recipe, job: Job) -> str:
+    layout, cluster, world = recipe.parallel, job.cluster, job.layout.world
     product = " x ".join(f"{getattr(layout, way)}" for way in AXES)
-    rest = layout.ranks_per_part
-    advice = (
-        f"shard = {cluster.devices // rest} would fill them"
-        if cluster.devices % rest == 0
-        else f"{' x '.join(MODEL_AXES)} = {rest} does not divide them; take a divisor of {cluster.devices}"
-    )
+    rest, parts = layout.ranks_per_part, cluster.devices // layout.ranks_per_part
+    fills = (replace(job.layout, shard=n, replicate=parts // n) for n in reversed(divisors(parts)))
+    if cluster.devices % rest:
+        advice = f"{' x '.join(MODEL_AXES)} = {rest} does not divide them; take a divisor of {cluster.devices}"
+    elif (fit := next((one for one in fills if refuse(replace(job, layout=one)) is None), None)) is not None:
+        copies = f"replicate = {fit.replicate} and " if fit.replicate > 1 else ""
+        advice = f"{copies}shard = {fit.shard} would fill them"
+    else:
+        advice = (
+            "no shard and replicate that fill them divide both weights and batch; take another batch or other devices"
+        )
     return (
         f"parallel: replicate x shard x tensor x pipeline x context = {product} = {counted(world, 'process')}, but [cluster] "
         f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
