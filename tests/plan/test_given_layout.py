@@ -237,6 +237,24 @@ def test_devices_scale_what_the_recipe_gives_and_keep_what_the_command_line_give
     assert ("replicate 8" in rows["layout"]) == (ways[0] == 8)
 
 
+@pytest.mark.parametrize(
+    "how", [("--batch", "983040"), ("--set", "train.global_batch_tokens=983040")], ids=("batch", "set")
+)
+def test_a_batch_that_only_the_new_devices_divide(
+    how: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """480 sequences divide over 96 ranks, and not over the 64 of the recipe; in what-ifs too."""
+    path = tmp_path / "mine.toml"
+    path.write_text(SHARDED.replace("shard = 16", "shard = 64"))
+    found = planned(capsys, str(path), "--gpus", "96xH100", *how)
+    assert found["layout"]["shard"] == 96 and found["batch_tokens"] == 983040
+    assert run_command(["plan", str(path), "--gpus", "96xH100", *how, "--what-if", "seq=1024"]) == 0
+    assert run_command(["plan", str(path), "--gpus", "64xH100", "--what-if", "gpus=96,batch=983040"]) == 0
+    assert "gpus=96,batch=983040: shard 96 in place of the recipe's 64" in capsys.readouterr().out
+    assert run_command(["plan", str(path), *how]) == 2
+    assert "64 parts of the batch (replicate x shard) do not divide the 480 sequences" in capsys.readouterr().err
+
+
 def test_what_ifs_scale_the_layout_of_the_recipe_and_keep_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

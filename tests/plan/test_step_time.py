@@ -195,7 +195,7 @@ def test_time_and_memory_are_of_the_same_stages(framework: str) -> None:
         ({"tensor": 0}, "tensor = 0"),
         ({"tensor": 3}, "model.kv_heads = 8 cannot be divided by 3"),
         ({"pipeline": 64}, "64 stages, but the model has 32 blocks"),
-        ({"replicate": 3}, "into micro-batches of 1 on 3 data ranks"),
+        ({"replicate": 3}, "256 sequences cannot be divided over 3 data ranks"),
         ({"micro_batch": 3}, "into micro-batches of 3 on 1 data rank"),
         ({"context": 3}, "do not divide for parallel.context = 3"),
         ({"pipeline": 2, "virtual": 2}, "has 1 stage"),

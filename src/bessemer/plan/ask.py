@@ -200,7 +200,12 @@ def of_recipe(
     return with_changes(start, changes) if changes else _with_layout(start)
 
 
-_WAYS = {f"parallel.{axis}" for axis in AXES}
+FILLED = ("replicate", "shard")  # which are made to fill the devices
+_WAYS = {
+    *(f"parallel.{axis}" for axis in AXES),
+    "train.global_batch_tokens",
+    "train.micro_batch",
+}  # read once devices are known
 
 
 def _key(override: str) -> str:
@@ -235,12 +240,14 @@ def _made(
     try:
         recipe = parse(text, "plan", [*changes, *overrides])
     except InputError as error:
-        said = str(error)  # of keys that these names set
-        for name in asked:
-            for key, value in overrides_of({name: asked[name]}, model).items():
-                spelled = f"{written[name]}={texts[name]}" if name in written else ""
-                said = said.replace(f"--set {key}={value}", spelled).replace(" : ", ": ")
-        raise InputError(said) from None
+        if (to_fill := _to_be_filled(text, [*changes, *overrides], typed)) is None:
+            said = str(error)  # of keys that these names set
+            for name in asked:
+                for key, value in overrides_of({name: asked[name]}, model).items():
+                    spelled = f"{written[name]}={texts[name]}" if name in written else ""
+                    said = said.replace(f"--set {key}={value}", spelled).replace(" : ", ": ")
+            raise InputError(said) from None
+        recipe = to_fill
     if model is not None:
         sizes = {key: getattr(recipe.model, key) for key in SIZES if getattr(recipe.model, key) is not None}
         options = _block_options(typed.keys() | (kept if shape is not None else set()), recipe)
@@ -255,6 +262,22 @@ def _made(
                 f"{amount(model.parameters)}",
             )
     return PlanRequest(recipe, model, notes, given=frozenset(typed))
+
+
+def _to_be_filled(text: str, changes: Sequence[str], typed: Mapping[str, str]) -> Recipe | None:
+    """A recipe that is refused for its own `shard` and `replicate` alone, which will be made to fill other devices."""
+    try:
+        recipe = parse(text, "plan", [*changes, *(f"parallel.{axis}=1" for axis in FILLED)])
+    except InputError:
+        return None
+    own, layout = tomllib.loads(text).get("parallel", {}), recipe.parallel
+    sizes = {axis: int(typed.get(f"parallel.{axis}", own.get(axis, 1))) for axis in FILLED}
+    layout = layout.model_copy(update=sizes)
+    layout.__pydantic_fields_set__.difference_update(
+        axis for axis in FILLED if axis not in own and f"parallel.{axis}" not in typed
+    )
+    recipe = recipe.model_copy(update={"parallel": layout})
+    return recipe if _filling(recipe, {axis for axis in AXES if f"parallel.{axis}" in typed}) else None
 
 
 def _set_keys(section: Section) -> list[str]:
@@ -388,7 +411,7 @@ def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
     """New sizes of `shard` and `replicate`, but for those that are given, with which a recipe's layout fills its devices; those
     that change. Raises InputError where none do."""
     layout, num_devices = recipe.parallel, recipe.cluster.devices
-    free = [axis for axis in ("replicate", "shard") if axis not in given]
+    free = [axis for axis in FILLED if axis not in given]
     if layout.auto or num_devices is None or layout.world == num_devices or not free:
         return {}
     kept = {axis: size for axis in AXES if axis not in free and (size := getattr(layout, axis)) > 1}
