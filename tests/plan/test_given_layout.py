@@ -374,3 +374,14 @@ def test_a_layout_that_was_not_chosen_is_not_said_to_be(capsys: pytest.CaptureFi
         assert run_command(["plan", *LLAMA, *words, mode, *headroom]) == 0
         rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert more in rows["layout"] and "chosen" not in rows["layout"] and "of 1 " not in rows["layout"]
+
+
+def test_the_advice_of_a_product_that_divides_no_devices_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{SHARDED}tensor = 2\npipeline = 2\n")
+    assert run_command(["plan", str(path), "--gpus", "50xH100"]) == 2
+    assert "leave some of them out, and parallel.auto = true lets the planner choose those" in capsys.readouterr().err
+    path.write_text(SHARDED.replace("shard = 16", "auto = true"))
+    assert planned(capsys, str(path), "--gpus", "50xH100", "--batch", "1024000")["fits"]

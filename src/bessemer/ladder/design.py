@@ -290,11 +290,11 @@ def rungs_within(
     allowed = budget.flops if budget.seconds is None else budget.seconds
     assert allowed is not None
     least = _smallest_whole(made_with, count)
+    fewer = ", or ask for fewer with --rungs" if count > FEWEST[design] else ""
     if least is None:
         raise InputError(
             f"the planned model of {amount(planned.size.parameters)} parameters and {amount(planned.tokens)} tokens leaves no "
-            f"room for {count} smaller rungs of {FEWEST_STEPS} steps or more; plan a larger run (model.depth, train.steps), or "
-            "ask for fewer with --rungs"
+            f"room for {count} smaller rungs of {FEWEST_STEPS} steps or more; plan a larger run (model.depth, train.steps){fewer}"
         )
     if cost(made_with(least)) > allowed:
         needed = cost(made_with(least))
@@ -302,7 +302,7 @@ def rungs_within(
         repeats = f", the smallest with {seeds} seeds each (--seeds)," if seeds > 1 else ""
         raise InputError(
             f"--budget {budget}: too small; {count} rungs of {FEWEST_STEPS} steps or more{repeats} take about {what} on the "
-            "smallest models of this shape; give more, or ask for fewer with --rungs"
+            f"smallest models of this shape; give more{fewer}"
         )
     low, high = log(least), log(LARGEST_SHARE)
     if cost(made_with(LARGEST_SHARE)) <= allowed:

@@ -151,8 +151,8 @@ def _proxy(
             best = rung
     if best is None:
         raise InputError(
-            f"--budget {budget}: too small for {count} proxies of {FEWEST_STEPS} steps or more, or the planned run is; give "
-            "more, or ask for fewer with --rungs"
+            f"--budget {budget}: too small for {count} proxies of {FEWEST_STEPS} steps or more, or the planned run is; give more"
+            + (", or ask for fewer with --rungs" if count > FEWEST_RUNS else "")
         )
     return best
 

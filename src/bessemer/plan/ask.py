@@ -421,7 +421,7 @@ def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
         product = " x ".join(f"{axis} {size}" for axis, size in kept.items()) + f" = {ranks}" * (len(kept) > 1)
         raise InputError(
             f"parallel: {product} does not divide {counted(num_devices, 'device')}; take ways whose product is a divisor, "
-            "or let the planner choose (parallel.auto = true)"
+            "or leave some of them out, and parallel.auto = true lets the planner choose those"
         )
     if len(free) == 1 or (layout.shard == 1 and layout.replicate > 1):
         sizes = {free[0]: rest}

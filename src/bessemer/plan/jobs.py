@@ -279,7 +279,7 @@ def _mismatch(recipe: Recipe, job: Job) -> str:
     return (
         f"parallel: replicate x shard x tensor x pipeline x context = {product} = {counted(world, 'process')}, but [cluster] "
         f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
-        "or auto = true lets the planner choose"
+        "or leave some of them out, and auto = true lets the planner choose those"
     )
 
 
