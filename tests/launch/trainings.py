@@ -67,13 +67,22 @@ def tree(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and all that descend from it, at once; returns when none of them lives."""
-    doomed = tree(pid)
-    for one in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+    """SIGKILL to a process and all that descend from it, at once; returns when none of them lives. They are stopped first, until
+    no further one appears: one that is being started would outlive the others."""
+    doomed: list[int] = []
+    while found := [one for one in tree(pid) if one not in doomed]:
+        _signal(found, signal.SIGSTOP)
+        doomed += found
+        time.sleep(0.1)
+    _signal(doomed, signal.SIGKILL)
     while any(_lives(one) for one in doomed):
         time.sleep(0.02)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _lives(pid: int) -> bool:
