@@ -21,6 +21,7 @@ from bessemer.model.transformer import meta_model
 from bessemer.parallel.mesh import join
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.load import load, parse
+from bessemer.recipe.train import Optimizer
 from bessemer.train import simulate, split
 from bessemer.train.device import choose
 from bessemer.train.simulate import MemoryTracker, total
@@ -158,6 +159,17 @@ def test_seven_billion_parameters_on_64_processes() -> None:
     assert found.moments.after_backward["gradients"] == pytest.approx(each, rel=1e-3)
     planned = peak_memory(recipe.train, recipe.parallel, config, BF16, is_cuda=True)
     assert planned.total == pytest.approx(total(found.moments.peak), rel=0.1)
+
+
+@pytest.mark.parametrize("layout", [Parallel(shard=4), Parallel(shard=2, tensor=2)], ids=("shard", "tensor"))
+def test_muon_over_shards_is_simulated(layout: Parallel) -> None:
+    """With one moment of the matrices in place of AdamW's two."""
+    kinds = {}
+    for kind in ("adamw", "muon"):
+        recipe = recipe_of(layout, optimizer=Optimizer(kind=kind, learning_rate=0.01, betas=(0.9, 0.95)))
+        found = simulate.simulate(recipe, config_of(recipe, VOCABULARY, 0))
+        kinds[kind] = found.moments.between["optimizer"]
+    assert 0.4 * kinds["adamw"] < kinds["muon"] < 0.9 * kinds["adamw"]
 
 
 @pytest.mark.parametrize(("train", "what"), [({"objective": "masked"}, "causal"), ({"precision": "fp8"}, "bf16")])

@@ -230,7 +230,11 @@ def muon_sharded(
     for number, weight in enumerate(weights):
         meshes.setdefault(weight.device_mesh, []).append(number)
     for mesh, numbers in meshes.items():
-        here = mesh.mesh.flatten().tolist().index(mesh.get_rank())
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        here = 0  # among the processes of the mesh, in its order; by no tensor, whose values a simulated step does not have
+        for place, size in zip(coordinate, mesh.shape, strict=True):
+            here = here * size + place
         for turn in turns([orthogonalisation_cost(names[n], weights[n].shape) for n in numbers], mesh.size()):
             owners = {numbers[position]: owner for owner, position in enumerate(turn) if position is not None}
             mine: dict[int, Tensor] = {}
@@ -282,11 +286,12 @@ def turns(costs: Sequence[int], size: int) -> list[tuple[int | None, ...]]:
 
 def _broadcast(tensor: Tensor, mesh: DeviceMesh, owner: int) -> None:
     """Send a tensor from the process at place `owner` of a mesh to all of it, one dimension after another."""
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None, "weights are on meshes that this process is in"
-    for dimension, index in enumerate(torch.unravel_index(torch.tensor(owner), mesh.mesh.shape)):
-        source = [*coordinate[:dimension], int(index), *coordinate[dimension + 1 :]]
-        torch.distributed.broadcast(tensor, int(mesh.mesh[tuple(source)]), group=mesh.get_group(dimension))
+    places = []
+    for size in reversed(mesh.shape):
+        owner, place = divmod(owner, size)
+        places.append(place)
+    for dimension, place in enumerate(reversed(places)):
+        torch.distributed.broadcast(tensor, group=mesh.get_group(dimension), group_src=place)
 
 
 def nesterov(moment: Tensor, gradient: Tensor, momentum: float) -> Tensor:
