@@ -117,7 +117,7 @@ def warn_of_warmup(train: Train) -> None:
 
 
 def warn_of_unused(train: Train) -> None:
-    """Warn of keys that are set and that nothing reads beside the others."""
+    """Warn of keys that are set and that, with the others as they are, nothing reads."""
     for key, why in train.unused.items():
         warn(f"train.{key} has no effect {why}")
 

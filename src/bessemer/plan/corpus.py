@@ -83,11 +83,7 @@ def plan(
         "token shards": tokens * sizes["token_bytes"],
     }
     core_hours = sum(seconds) / 3600
-    at_once = {"cluster": machines * cores, "machine": cores, "core": 1}
-    hours = dict.fromkeys(at_once, 0.0)
-    for row, spent in zip(steps, seconds, strict=True):
-        on = row.get("on", "cluster")
-        hours[on] += spent / 3600 / at_once[on]
+    hours = _hours_on(steps, seconds, machines, cores)
     compute_hours = sum(hours.values())
     transfer_hours = flow["input"] / (machines * NETWORK_BYTES_PER_SECOND) / 3600
     return {
@@ -114,6 +110,16 @@ def plan(
         "storage_money": sum(storage.values()) / 1e9 * prices["gigabyte_month"]["value"],
         "prices": prices,
     }
+
+
+def _hours_on(steps: list[dict[str, Any]], seconds: list[float], machines: int, cores: int) -> dict[str, float]:
+    """Hours of the stages on the cluster, on one machine and on one core, which each takes so many CPU-seconds."""
+    at_once = {"cluster": machines * cores, "machine": cores, "core": 1}
+    hours = dict.fromkeys(at_once, 0.0)
+    for row, spent in zip(steps, seconds, strict=True):
+        on = row.get("on", "cluster")
+        hours[on] += spent / 3600 / at_once[on]
+    return hours
 
 
 def _prices(rates: dict[str, Any], price: float | None, storage_price: float | None) -> dict[str, Any]:

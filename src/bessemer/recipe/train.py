@@ -106,7 +106,7 @@ class Optimizer(Section):
 
     @property
     def unused(self) -> dict[str, str]:
-        """Keys that are set and that nothing reads beside the others, and why."""
+        """Keys that are set and that, with the others as they are, nothing reads, and why."""
         found = _unused(self, self.kind, OF_OPTIMIZERS)
         if self.reference_batch_tokens is not None and self.batch_scaling == "none":
             found["reference_batch_tokens"] = "with batch_scaling = 'none'"
@@ -134,7 +134,7 @@ class Schedule(Section):
 
     @property
     def unused(self) -> dict[str, str]:
-        """Keys that are set and that nothing reads beside the others, and why."""
+        """Keys that are set and that, with the others as they are, nothing reads, and why."""
         found = _unused(self, self.kind, OF_SCHEDULES)
         if self.rewarm_at is None:
             found |= dict.fromkeys(_unused(self, "", OF_REWARMING), "without rewarm_at")
@@ -205,7 +205,7 @@ class Train(Section):
 
     @property
     def unused(self) -> dict[str, str]:
-        """Keys that are set and that nothing reads beside the others, by their names in this table, and why."""
+        """Keys that are set and that, with the others as they are, nothing reads, by their names in this table, and why."""
         parts = {"optimizer": self.optimizer.unused, "schedule": self.schedule.unused}
         return {f"{part}.{key}": why for part, found in parts.items() for key, why in found.items()}
 
