@@ -756,10 +756,11 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
+        (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
     ],
 )
-def test_a_misspelt_command_or_option_names_the_right_one(
+def test_a_misspelt_or_repeated_option_is_refused_with_what_to_type(
     arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

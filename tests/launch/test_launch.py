@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -102,15 +103,17 @@ def test_a_killed_process_costs_nothing(made: Path, shards: str) -> None:
 
 
 @pytest.mark.fault(1)
-def test_a_killed_process_costs_the_steps_since_the_last_copy_in_memory(made: Path, shards: str) -> None:
+def test_a_crashed_process_costs_the_steps_since_the_last_copy_in_memory(made: Path, shards: str) -> None:
     killed = another(made, "in-memory")
     run = made.parent / "runs" / "in-memory"
     sets = "--set", "checkpoint.every=20", "--set", "checkpoint.memory_every=3"
     with subprocess.Popen(command("train", *killed, *LAYOUT, *sets), stderr=subprocess.PIPE, text=True) as process:
         wait_for_step(run, 15)
-        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGKILL)
+        os.kill(int((run / ".training" / "rank-1.pid").read_text()), signal.SIGSEGV)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
+    assert "was ended by SIGSEGV after step" in said
+    assert re.search(r"Fatal Python error: Segmentation fault.*train/loop.py", said, re.DOTALL), "it says where it was"
     found = metrics(made, "in-memory", "resumed")
     assert len(found) == 1, said
     resumed = found[0]

@@ -33,6 +33,7 @@ def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: f
             environment = os.environ | {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONFAULTHANDLER": "1",
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             }  # fmt: skip
             log = open(Path(folder) / f"log-{rank}", "wb")  # noqa: SIM115 (the process writes into it)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import faulthandler
 import json
 import os
 import re
@@ -27,6 +28,8 @@ Exit codes:  0 ok, 1 failure, 2 wrong input, 75 stopped on request (the same com
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bessemer`; leaves the process with the command's exit code."""
+    if sys.stderr is not None:
+        faulthandler.enable()  # a crash inside a library says in which line of ours it was
     code = run_command(sys.argv[1:] if arguments is None else arguments)
     if code == Stopped.exit_code:
         # Threads of the corpus engine may still be at work, and the interpreter's own way out can abort over them.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bessemer.cli import experiments, inspection, model, plan, planning, run, train
-
-if TYPE_CHECKING:
-    import argparse
 
 Option = tuple[str, dict[str, Any]]
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
@@ -39,9 +37,22 @@ def flag(name: str, help: str) -> Option:
     return option(name, help, action="store_true")
 
 
+class _Once(argparse.Action):
+    """An option with a value. Given twice it is refused: either value would be dropped without a word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        given = namespace.__dict__.setdefault("_given", {})
+        if self.dest in given:
+            raise argparse.ArgumentError(self, f"given twice, as {given[self.dest]} and {values}: keep one")
+        given[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
 def add_options(parser: Any, options: Iterable[Option]) -> None:
     for name, how in options:
-        parser.add_argument(name, **how)
+        parser.add_argument(name, **({"action": _Once} if name.startswith("-") else {}) | how)
 
 
 OVERRIDES = option(

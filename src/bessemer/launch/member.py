@@ -11,6 +11,7 @@ exit code is the training's own.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -61,6 +62,8 @@ def main() -> NoReturn:
 
 def run_member(task: MemberTask) -> NoReturn:
     """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
+    if sys.stderr is not None:
+        faulthandler.enable()
     code = LaunchedProcess(task).work()
     sys.stdout.flush()
     sys.stderr.flush()
