@@ -30,8 +30,9 @@ test-long: $(INSTALLED)
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --faults=docs/fault-matrix.md
 
-gpu: $(INSTALLED)
-	$(BIN)/python benchmarks/gpu.py --out build/gpu
+# By the machine's own Python where nothing is installed: it has torch, and maybe no network.
+gpu:
+	$(if $(wildcard $(BIN)/bessemer),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --out build/gpu
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

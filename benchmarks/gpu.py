@@ -8,7 +8,8 @@ Each part is a process of its own with a limit; one that fails or is cut short l
 holds PART.log, PART.json where the part makes one, and summary.json with the device, the versions and how each part ended. Exit
 code 1 where one failed; a part that the time was too short for is named and is no failure.
 
-A machine that has torch but not the packages below needs them as wheels: benchmarks/gpu_wheels.py packs them.
+A machine that has torch but neither network nor the other packages needs these as wheels in build/gpu-wheels, which
+benchmarks/gpu_wheels.py packs; from there they are unpacked into build/gpu-site.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+from gpu_wheels import NEEDED, WHEELS, provide
 from machine import describe
 
 HERE = Path(__file__).parent
+SITE = HERE.parent / "build" / "gpu-site"
 GRACE = 5.0  # seconds that are kept for the summary
 
 
@@ -85,8 +87,8 @@ def run(part: Part, out: Path, tiny: bool, left: float) -> dict[str, Any]:
     if left < (part.least if not tiny else 1.0):
         return {"part": part.name, "ended": "not begun: no time was left", "seconds": 0.0}
     began, limit = perf_counter(), min(part.limit, left)
-    paths = [str(HERE.parent / "src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    paths = [str(HERE.parent / "src"), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")]), str(SITE)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "COLD_PYTHON": "1"}
     with open(out / f"{part.name}.log", "w") as log:
         process = subprocess.Popen(
             command(part, out, tiny), stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=HERE.parent
@@ -108,6 +110,13 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="left out: all")
     parser.add_argument("--tiny", action="store_true", help="models of no use, on any device")
     given = parser.parse_args()
+    if lacking := provide(("torch", *NEEDED), WHEELS, SITE):
+        sys.exit(
+            f"not installed: {', '.join(lacking)}; run `make install`, or, where there is no network, bring {WHEELS} along"
+            " (benchmarks/gpu_wheels.py packs it elsewhere)"
+        )
+    import torch
+
     if not given.tiny and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
     given.out.mkdir(parents=True, exist_ok=True)

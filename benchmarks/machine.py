@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -44,6 +44,14 @@ def describe(**more: Any) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "bessemer": version("bessemer"),
+        "bessemer": _version("bessemer"),
         **more,
     }
+
+
+def _version(package: str) -> str | None:
+    """None for what is not installed, as a checkout on a machine without a network."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -225,6 +225,13 @@ def recipe_file(prepared: Path) -> Iterator[Path]:
     assert os.listdir(prepared / "runs") == ["small"], "a run was made where the other tests' runs are copied from"
 
 
+@pytest.fixture
+def bare_recipe(tmp_path: Path) -> Path:
+    """The small recipe's file without text or runs: for tests of a GPU, whose machine may lack what makes a corpus."""
+    (tmp_path / "bare.toml").write_text(recipe_text(tmp_path))
+    return tmp_path / "bare.toml"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
     """What the modules before have loaded is not looked through again by each collection of garbage, of which a training makes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,21 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "summary.json").read_text())["parts"]
     assert done.returncode == 0 and [row["part"] for row in rows] == ["losses", "memory"], done.stdout + done.stderr
     assert all(row["ended"].startswith(("not begun", "cut short")) for row in rows)
+
+
+def test_what_is_not_installed_comes_from_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has torch and no network."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    from gpu_wheels import provide
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    wheels, site, facts = tmp_path / "wheels", tmp_path / "site", "absent_thing-1.0.dist-info"
+    assert provide(["pytest", "absent-thing"], wheels, site) == ["absent-thing"]
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "absent_thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("absent_thing.py", "")
+        wheel.writestr(f"{facts}/METADATA", "Metadata-Version: 2.1\nName: absent-thing\nVersion: 1.0\n")
+        wheel.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{facts}/RECORD", "")
+    assert provide(["pytest", "absent-thing"], wheels, site) == []
+    assert (site / "absent_thing.py").exists()

@@ -350,8 +350,8 @@ def test_numbers_are_those_of_a_step_that_is_read_at_once(recipe_file: Path) -> 
         ("tokens.document_mask=true",),
     ],
 )
-def test_a_gpu_is_not_waited_for(recipe_file: Path, sets: tuple[str, ...]) -> None:
-    trainer = trainer_of(recipe_file, "train.device=cuda", *sets)
+def test_a_gpu_is_not_waited_for(bare_recipe: Path, sets: tuple[str, ...]) -> None:
+    trainer = trainer_of(bare_recipe, "train.device=cuda", *sets)
     assert trainer.defers
     for step in range(2):  # what is compiled and allocated once
         trainer.update(step, trainer.forward_backward(batch()).grad_norm)

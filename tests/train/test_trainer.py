@@ -126,9 +126,9 @@ def test_the_document_mask_reaches_the_model(recipe_file: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_step_in_fp16_waits_for_the_gpu_once(recipe_file: Path) -> None:
+def test_a_step_in_fp16_waits_for_the_gpu_once(bare_recipe: Path) -> None:
     """Others do not at all: tests/train/test_steps.py."""
-    trainer = trainer_of(recipe_file, "train.device=cuda", "train.micro_batch=2", "train.precision=fp16")
+    trainer = trainer_of(bare_recipe, "train.device=cuda", "train.micro_batch=2", "train.precision=fp16")
     trainer.update(0, trainer.forward_backward(batch()).grad_norm)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")

@@ -41,7 +41,11 @@ class _Once(argparse.Action):
     """An option with a value. Given twice it is refused: either value would be dropped without a word."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
     ) -> None:
         given = namespace.__dict__.setdefault("_given", {})
         if self.dest in given:
