@@ -11,10 +11,10 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import jobs, outcome, search
-from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import Goal, goal_of
 from bessemer.plan.money import dollars
 from bessemer.plan.outcome import PlanResult
+from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder

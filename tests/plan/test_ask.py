@@ -10,11 +10,12 @@ from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
 from bessemer.plan import ask, outcome
 from bessemer.plan.jobs import goal_of
+from bessemer.plan.request import PlanRequest
 from bessemer.plan.search import changed
 from bessemer.recipe import parse
 
 
-def goal(asked: ask.PlanRequest):  # type: ignore[no-untyped-def]
+def goal(asked: PlanRequest):  # type: ignore[no-untyped-def]
     return goal_of(asked.recipe, asked.recipe.model.vocabulary or 32_768, model=asked.model)
 
 

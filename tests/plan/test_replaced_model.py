@@ -15,6 +15,7 @@ from bessemer.chosen_layout import planned
 from bessemer.cli import run_command
 from bessemer.errors import InputError
 from bessemer.plan import ask, outcome, unplanned
+from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Recipe, keys, parse
 from tests.plan.test_unplanned import EXAMPLES, LEAVES, example
 
@@ -55,7 +56,7 @@ def read(overrides: Sequence[str]) -> Recipe:
     return parse(RECIPE, "mine.toml", overrides, name="mine")
 
 
-def requested(model: dict[str, str], overrides: tuple[str, ...], *, of_recipe: bool) -> ask.PlanRequest:
+def requested(model: dict[str, str], overrides: tuple[str, ...], *, of_recipe: bool) -> PlanRequest:
     if of_recipe:
         return ask.of_recipe(read, model, overrides)
     return ask.alone({**ALONE, **model}, (*SET, *overrides))

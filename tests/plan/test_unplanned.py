@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from bessemer.chosen_layout import planned
 from bessemer.cli import run_command
 from bessemer.cli.commands import COMMANDS
-from bessemer.plan import ask, outcome, unplanned
+from bessemer.plan import outcome, unplanned
+from bessemer.plan.request import PlanRequest
 from bessemer.plan.tables import plan_rows, what_if_table
 from bessemer.recipe import parse
 from bessemer.recipe.keys import _section_of, keys
@@ -127,7 +128,7 @@ def tables(overrides: dict[str, str]) -> outcome.PlanResult:
     for name in ("width", "heads"):
         if overrides.get(f"model.{name}") == "":
             text = "\n".join(line for line in text.splitlines() if not line.startswith(f"{name} ="))
-    return planned(ask.PlanRequest(parse(text, "plan", [f"{key}={value}" for key, value in settings.items()])))
+    return planned(PlanRequest(parse(text, "plan", [f"{key}={value}" for key, value in settings.items()])))
 
 
 @cache

@@ -15,9 +15,9 @@ from bessemer.terminal import amount, counted, duration, rate, size, text_table
 if TYPE_CHECKING:
     import argparse
 
-    from bessemer.plan.ask import PlanRequest
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.outcome import PlanResult
+    from bessemer.plan.request import PlanRequest
     from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/ask.py).
@@ -196,6 +196,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     """Short names as `key=value` overrides of the recipe. Raises InputError for options of a cluster's plan alone, and for a
     recipe without a run, which a plan of this machine is of."""
     from bessemer.plan import ask
+    from bessemer.plan.request import PlanRequest
     from bessemer.recipe import load
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
@@ -210,7 +211,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     if not requested:
         return []
     ask.require_one_value(requested, tuple(args.overrides))
-    changed = ask.with_changes(ask.PlanRequest(recipe), requested).recipe.model_dump(mode="json")
+    changed = ask.with_changes(PlanRequest(recipe), requested).recipe.model_dump(mode="json")
     keys = [ask.PLAIN[name][0] for name in requested]
     return [f"{key}={changed[key.split('.')[0]][key.split('.')[1]]}" for key in keys]
 

@@ -15,11 +15,11 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import ask, money, shapes
-from bessemer.plan.ask import PlanRequest
 from bessemer.plan.batch import optimal_batches
 from bessemer.plan.intervals import UPPER_END
 from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, Allocation, data_limited, repetition, training_flops
 from bessemer.plan.outcome import PlanResult
+from bessemer.plan.request import PlanRequest
 from bessemer.plan.search import NoLayoutError, NoSplitError
 from bessemer.recipe.load import HORIZON
 

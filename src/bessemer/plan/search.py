@@ -25,12 +25,13 @@ from itertools import product
 from bessemer.errors import InputError
 from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
-from bessemer.plan.ask import PlanRequest, with_changes
+from bessemer.plan.ask import with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig
+from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 from bessemer.terminal import counted
