@@ -179,6 +179,22 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
             "money: model and tokens are those of the first",
         ),
         (
+            ("--money", "2000", "--gpus", "8xH100", "--what-if", "price=2", "--what-if", "odds=0.9"),
+            "--what-if odds=0.9: odds: a what-if keeps the model and the tokens, which follow from the budget and its odds",
+        ),
+        (
+            ("--params", "1B", "--gpus", "8xH100", "--unique", "1B", "--what-if", "unique=2B"),
+            "--what-if unique=2B: unique: a what-if keeps the tokens that differ of the first plan",
+        ),
+        (
+            ("--params", "1B", "--gpus", "8xH100", "--what-if", "gpus=16", "--what-if", "tp=7"),
+            "bessemer: --what-if tp=7: parallel: no way to split",
+        ),
+        (
+            ("--params", "7B", "--gpus", "8xH100", "--what-if", "gpus=1", "--what-if", "gpus=16"),
+            "bessemer: --what-if gpus=1: no layout of 1 x H100 SXM fits",
+        ),
+        (
             ("--params", "1B", "--gpus", "4090"),
             "4,090 is read as a number of devices, for one RTX 4090 write --gpus 1x4090",
         ),

@@ -11,7 +11,7 @@ from bessemer.layout.flops import flops_per_token
 from bessemer.plan import ask, outcome
 from bessemer.plan.jobs import goal_of
 from bessemer.plan.request import PlanRequest
-from bessemer.plan.search import changed
+from bessemer.plan.what_if import changed
 from bessemer.recipe import parse
 
 

@@ -351,14 +351,14 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
 def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[str, Any]:
     from bessemer.chosen_layout import planned as plan_of
-    from bessemer.plan import outcome, search
+    from bessemer.plan import outcome, what_if
     from bessemer.plan.tables import plan_table, search_table, what_if_table
 
     page, job = _page_path(args), _requested_job(args, requested)
-    changed = [search.changed(job, changes) for changes in args.what_if]
+    changed = [what_if.changed(job, changes) for changes in args.what_if]
     unique = _unique(args)
     planned = plan_of(job, searched=args.search, unique=unique)
-    what_ifs = [plan_of(one, unique=unique) for one in changed]
+    what_ifs = what_if.plans(changed, args.what_if, lambda one: plan_of(one, unique=unique))
     if (limit := _budget_of(args)) is not None:
         planned, what_ifs = limit.noted(planned), [limit.noted(one) for one in what_ifs]
     if not args.json:

@@ -25,13 +25,11 @@ from itertools import product
 from bessemer.errors import InputError
 from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
-from bessemer.plan.ask import with_changes
 from bessemer.plan.estimate.job import Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors
 from bessemer.plan.mixture import MixtureConfig
-from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 from bessemer.terminal import counted
@@ -426,20 +424,3 @@ def _try_split(
             rejected.append(missed)
         if not fits_once and tried == zeros:
             break  # a larger one takes more
-
-
-def changed(asked: PlanRequest, text: str) -> PlanRequest:
-    """`name=value,name=value`: what is asked, with these changes. Raises InputError."""
-    changes = {}
-    for one in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = one.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise InputError(
-                f"--what-if {text}: write it as name=value,name=value, for example gpus=1024,precision=fp8"
-            )
-        if name.strip() in changes:
-            raise InputError(f"--what-if {text}: {name.strip()} stands there twice; give it once")
-        changes[name.strip()] = value.strip()
-    if not changes:
-        raise InputError("--what-if: what? for example gpus=1024, or precision=fp8,tp=4")
-    return with_changes(asked, changes)
