@@ -111,7 +111,9 @@ SOURCES = "".join(f'\n[[corpus.sources]]\nname = "{name}"\nformat = "text"\npath
     ("overrides", "complaint"),
     [
         (["evaluate.prompts=a"], """--set evaluate.prompts=a: should be a list, as ["a", "b"], got 'a'"""),
-        (["model=3"], "--set model=3: should be a table of keys, got 3"),
+        (["model=3"], "--set model=3: should be a table of keys (`bessemer recipe --explain model` explains it), got 3"),
+        (["train.dropout=0.1"], "--set train.dropout=0.1: should be a table of keys (hidden, attention, classifier), got 0.1"),
+        (["train.dropout.foo=1"], "foo=1: unknown key; the keys of train.dropout are hidden, attention, classifier"),
         (["model.from=x"], "--set model.from=x: write hf:x: a model in the Hugging Face layout"),
         (["train.ema=0.5", "model.heads=3"], "--set model.heads=3: model: heads = 3 does not divide width = 32; give"),
         (["train.ema=0.5", "model.heads=3", "model.kv_heads=2"], "--set model.heads=3 --set model.kv_heads=2: model: kv_heads"),

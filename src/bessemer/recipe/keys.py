@@ -18,6 +18,7 @@ from bessemer.recipe.section import DESCRIPTIONS
 
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
+MAX_LISTED_KEYS = 8  # of a table that an error lists
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -46,8 +47,16 @@ def did_you_mean(key: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
     if "expert" in key:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
-    near = nearest(key, known)
-    return f"; did you mean {near}?" if near else "; `bessemer recipe --explain` lists the keys"
+    if near := nearest(key, known):
+        return f"; did you mean {near}?"
+    table, listed = key.rpartition(".")[0], _keys_in(key.rpartition(".")[0], known)
+    return f"; the keys of {table} are {listed}" if listed else "; `bessemer recipe --explain` lists the keys"
+
+
+def _keys_in(table: str, known: Sequence[str]) -> str | None:
+    """The keys of a table of few; None: they are many, or none."""
+    last = [name.rpartition(".")[2] for name in known if table and name.rpartition(".")[0] == table]
+    return ", ".join(last) if 0 < len(last) <= MAX_LISTED_KEYS else None
 
 
 def nearest(key: str, known: Sequence[str]) -> str | None:
@@ -123,9 +132,10 @@ def _shown_type(info: FieldInfo) -> str:
 
 
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
+A_TABLE = "a table of keys"
 SHOULD_BE = {  # pydantic's names of types in TOML's words
-    "tuple_type": 'a list, as ["a", "b"]', "list_type": 'a list, as ["a", "b"]', "model_type": "a table of keys",
-    "dict_type": "a table of keys", "model_attributes_type": "a table of keys", "string_type": "a text in quotes",
+    "tuple_type": 'a list, as ["a", "b"]', "list_type": 'a list, as ["a", "b"]', "model_type": A_TABLE,
+    "dict_type": A_TABLE, "model_attributes_type": A_TABLE, "string_type": "a text in quotes",
     "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
     "float_type": "a number", "bool_type": "true or false",
 }  # fmt: skip
@@ -171,6 +181,8 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
         return str(item["ctx"]["error"])
     if kind in SHOULD_BE:
         message = f"should be {SHOULD_BE[kind]}"
+        if SHOULD_BE[kind] == A_TABLE and declared in known:
+            message += f" ({_keys_in(declared, list(known)) or f'`bessemer recipe --explain {declared}` explains it'})"
     elif kind == "string_pattern_mismatch" and about:
         message = f"is not written as it should be ({about.rstrip('.')})"
     return f"{message}, got {item['input']!r}"
