@@ -114,16 +114,27 @@ def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("100TB", 1e14), ("1.5PB", 1.5e15), ("250GiB", 250 * 2**30), ("1000", 1000), ("5 mb", 5e6)]
+    ("text", "size"), [("100TB", 1e14), ("1.5PB", 1.5e15), ("250GiB", 250 * 2**30), ("1000B", 1000), ("5 mb", 5e6)]
 )
 def test_sizes(text: str, size: float) -> None:
     assert corpus.parse_bytes(text) == pytest.approx(size)
 
 
-@pytest.mark.parametrize("text", ["", "TB", "-5TB", "1e5TB", "5 XB", "5TBs", "9" * 50])
+@pytest.mark.parametrize("text", ["", "TB", "-5TB", "1e5TB", "5 XB", "5TBs", "9" * 50, "100", "0TB"])
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(InputError, match="is not a size"):
         corpus.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("100", "100 of what? write it with a unit, as 100TB"), ("-5TB", "it must be above zero"), ("-5", "above zero")],
+)
+def test_the_command_says_what_is_wrong_with_a_size(
+    text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["crawl", text]) == InputError.exit_code
+    assert message in capsys.readouterr().err
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -175,7 +186,7 @@ def test_money_has_its_currency_and_the_source_of_its_prices(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["0"], "not a number above 0"),
+        (["0TB"], "it must be above zero"),
         (["1TB", "--cores", "0"], "--cores: 0"),
         (["1TB", "--rates", "nowhere.json"], "nowhere.json: cannot be read"),
         (["1TB", "--price", "-1"], "a price is not below 0"),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
 from bessemer.errors import BessemerError, InputError, Stopped
@@ -89,7 +89,12 @@ def _refuse_urls(args: argparse.Namespace) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an unknown option what to type instead, where it is a key of the recipe."""
+    """Says of an unknown option what to type instead, where it is a key of the recipe. No option begins with a digit: -1T and
+    -5TB are values, whose reader says what is wrong with them."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own knows -1 and -0.5 alone
 
     def error(self, message: str) -> NoReturn:
         if match := re.search(r"invalid choice: '([\w-]*)' \(choose from (.*)\)", message):

@@ -203,12 +203,17 @@ def _values(table: dict[str, Any]) -> dict[str, float]:
 
 
 def parse_bytes(text: str) -> float:
-    """A size as people write it: 100TB, 1.5PB, 250GiB, 1000. Raises InputError."""
-    found = re.fullmatch(r"\s{0,8}(\d{1,18}(?:\.\d{1,9})?)\s{0,8}([A-Za-z]{0,3})\s{0,8}", text)
-    units = {name.lower(): unit for name, unit in UNITS.items()} | {"": 1}
-    if found is None or found[2].lower() not in units:
+    """A size above zero as people write it: 100TB, 1.5PB, 250GiB. Raises InputError."""
+    found = re.fullmatch(r"\s{0,8}(-?)(\d{1,18}(?:\.\d{1,9})?)\s{0,8}([A-Za-z]{0,3})\s{0,8}", text)
+    units = {name.lower(): unit for name, unit in UNITS.items()}
+    if found is None or found[3].lower() not in {*units, ""}:
         raise InputError(f"{text!r} is not a size; write it like 100TB, 1.5PB or 250GiB")
-    return float(found[1]) * float(units[found[2].lower()])
+    sign, number, unit = found.groups()
+    if sign or not float(number):
+        raise InputError(f"{text!r} is not a size: it must be above zero; write it like 100TB, 1.5PB or 250GiB")
+    if not unit:
+        raise InputError(f"{text!r} is not a size: {number} of what? write it with a unit, as {number}TB or {number}GB")
+    return float(number) * float(units[unit.lower()])
 
 
 def table(of: dict[str, Any]) -> str:
