@@ -131,7 +131,7 @@ def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = No
     """The lists of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
 
     ranks: processes of the pipeline (p); virtual: stages on each (v), the schedule's own number when left out; micro_batches:
-    also fewer than ranks, which training refuses (`Parallel.fits_micro_batches`), for pictures. Raises InputError for a
+    also fewer than ranks, which training and `bessemer schedule` refuse (`Parallel.fits_micro_batches`). Raises InputError for a
     schedule that does not exist and for numbers that it cannot take.
     """
     for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):

@@ -14,6 +14,7 @@ from bessemer.layout.pipeline_schedules import Action, checked_stages_per_rank, 
 from bessemer.layout.pipeline_stages import Costs, split_blocks, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
+from bessemer.recipe import Parallel
 from bessemer.terminal import counted, rendered
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
@@ -246,6 +247,7 @@ def plan(
     if not (isfinite(send) and send >= 0):
         raise InputError(f"--send: {send:g} is not a duration; give 0 or more, in forwards of a stage")
     schedule = generate(name, ranks, micro_batches, virtual)
+    _require_trainable(name, ranks, micro_batches)
     if model is None:
         return PipelinePlan(simulate(schedule, Durations(1.0, backward, send)))
     parts = Costs.of(model)
@@ -254,6 +256,15 @@ def plan(
     relative = tuple(one * schedule.stages / parts.total for one in each)
     table = simulate(schedule, Durations(1.0, backward, send, relative))
     return PipelinePlan(table, cut, tuple(one / parts.total for one in each))
+
+
+def _require_trainable(name: str, ranks: int, micro_batches: int) -> None:
+    """Raises InputError for so few micro-batches that a run with this schedule would be refused."""
+    if not (layout := Parallel(pipeline=ranks, schedule=name)).fits_micro_batches(micro_batches):  # type: ignore[arg-type]
+        raise InputError(
+            f"schedule {name}: {counted(ranks, 'rank')} cannot run {counted(micro_batches, 'micro-batch')} a step: some would "
+            f"idle all the time, and a run refuses it; give --microbatches {layout.min_micro_batches} or more, or draw gpipe"
+        )
 
 
 def to_dict(of: PipelinePlan) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def no_dropout_line(model: Model, train: Train) -> str | None:
     rates = ", ".join(f"{key} {rate:g}" for key, rate in carried_dropout(model, train).items() if rate)
     if not rates or train.dropout.is_on:
         return None
-    return f"no dropout: the starting model's config.json has {rates}, which an export keeps; [train.dropout] turns it on"
+    return (
+        f"no dropout: the starting model's config.json has {rates}, which an export keeps; [train.dropout] turns it on"
+    )
 
 
 @torch.no_grad()
