@@ -26,6 +26,8 @@ GENERATIONS = {
     "Blackwell": ("B200", "GB200", "B300", "GB300"),
 }
 """Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
+NEAR = 0.65
+"""Similarity (difflib) from which a name may be meant by a wrong one."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
@@ -103,9 +105,9 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
         spellings = {
             _plain(each): device.name for device in devices.values() for each in (device.name, *device.aliases)
         }
-        near = difflib.get_close_matches(_plain(name), list(spellings), n=3, cutoff=0.4)
+        near = difflib.get_close_matches(_plain(name), list(spellings), n=3, cutoff=NEAR)
         names = list(dict.fromkeys(spellings[each] for each in near))
-        meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(devices)}."
+        meant = f"did you mean {' or '.join(names)}?" if names else "`bessemer plan --devices` lists it."
         raise InputError(
             f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (--catalogue)"
         )

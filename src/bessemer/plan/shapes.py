@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Any
 
 from bessemer.errors import InputError
+from bessemer.layout.devices import NEAR
 from bessemer.model.config import ModelConfig, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.plan.mixture import LatentAttention, MixtureConfig
@@ -100,12 +101,9 @@ def find(name: str) -> Shape:
     known |= {_plain(alias): shapes()[key] for alias, key in ALIASES.items()}
     if wanted in known:
         return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
-    names = ", ".join(dict.fromkeys(known[key].name for key in near)) or ", ".join(list(shapes())[:5]) + ", ..."
-    raise InputError(
-        f"model {name!r} is not known; the nearest are {names} (`--model list` has all); a number of parameters (70B) gives a "
-        "shape by rule"
-    )
+    near = dict.fromkeys(known[key].name for key in difflib.get_close_matches(wanted, known, n=3, cutoff=NEAR))
+    meant = f"the nearest are {', '.join(near)} (`--model list` has all)" if near else "`--model list` has the names"
+    raise InputError(f"model {name!r} is not known; {meant}; a number of parameters (70B) gives a shape by rule")
 
 
 def namesakes(parameters: float) -> tuple[str, ...]:
