@@ -38,6 +38,8 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     assert set(found) >= KEYS and set(found["layout"]) >= LAYOUT and set(found["memory_bytes_per_device"]) >= MEMORY
     assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "verdict"}
     assert found["parameters"] == 8_030_261_248
+    counts = (found["steps"], found["device_memory_bytes"], *(model["tokens"] for model in found["known_models"]))
+    assert counts[:2] == (238_419, 80_000_000_000) and all(isinstance(count, int) for count in counts)
     assert found["total_flops"] == pytest.approx(found["flops_per_token"] * found["tokens"])
     layout, devices = found["layout"], found["devices"]
     assert (
@@ -215,6 +217,25 @@ def test_wrong_arguments_are_one_line(
     assert run_command(["plan", *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1
+
+
+def test_parts_of_the_memory_are_printed_by_their_names_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "1B", "--gpus", "8xH100")
+    parts = {
+        name.replace("_", " ") for name, value in planned(capsys, *asked)["memory_bytes_per_device"].items() if value
+    }
+    assert run_command(["plan", *asked]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")]
+    printed = row.partition("): ")[2].split(", ")
+    assert {part.rsplit(" ", 2)[0] for part in printed} == parts - {"total"} and "buffers" in parts
+
+
+def test_more_devices_a_node_than_devices_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "1B", "--gpus", "16xH100", "--set")
+    assert planned(capsys, *asked, "cluster.devices_per_node=1000")["notes"] == [
+        "cluster.devices_per_node = 1,000 is more than the 16 devices: planned as one node of 16"
+    ]
+    assert planned(capsys, *asked, "cluster.devices_per_node=16")["notes"] == []
 
 
 def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:

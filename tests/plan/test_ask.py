@@ -105,7 +105,9 @@ def test_a_recipe_of_dimensions_is_enough() -> None:
         ({"params": "7B", "gpus": "0xH100"}, "gpus"),
         ({"params": "7B", "gpus": "eightxH100"}, "gpus"),
         ({"params": "7B", "gpus": "8"}, "which device"),
-        ({"model": "lama3-70b", "gpus": "8xH100"}, "nearest"),
+        ({"params": "7B", "gpus": "8xFOO"}, "device 'FOO': not in the catalogue; `bessemer plan --devices` lists it"),
+        ({"model": "lama3-70b", "gpus": "8xH100"}, "nearest are llama-3-70b"),
+        ({"model": "foobar", "gpus": "8xH100"}, "model 'foobar' is not known; `--model list` has the names; a number"),
         ({"params": "7B", "gpus": "8xH100", "tp": "3"}, "does not divide 8 devices"),
         ({"params": "7B", "gpus": "8xH100", "tokens": "-5"}, "tokens"),
         ({"params": "7B", "gpus": "8xH100", "framework": "megatron"}, "did you mean"),
@@ -241,5 +243,5 @@ def test_mistakes_are_said_of_what_was_typed() -> None:
         InputError, match=r"^model=llama2-7b kv-heads=5: model: kv_heads = 5 does not divide heads = 32"
     ):
         ask.alone({"model": "llama2-7b", "gpus": "8xH100", "tokens": "1B", "kv-heads": "5"})
-    with pytest.raises(InputError, match=r"^zero=9: give 1 .*, 2 .* or 3"):
+    with pytest.raises(InputError, match=r"^--what-if zero=9: give 1 .*, 2 .* or 3"):
         changed(ask.alone({"params": "7B", "gpus": "8xH100", "tokens": "1B"}), "zero=9")

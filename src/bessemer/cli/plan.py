@@ -263,7 +263,7 @@ def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
 
 def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
     """A plan of this machine, a row for each thing."""
-    memory, interval = plan["memory_bytes"], plan.get("step_interval")
+    memory, interval = plan["memory_bytes_per_device"], plan.get("step_interval")
     parts = ", ".join(
         f"{name.replace('_', ' ')} {size(value)}" for name, value in memory.items() if name != "total" and value
     )

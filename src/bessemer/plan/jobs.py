@@ -100,10 +100,7 @@ def goal_of(
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
-    if last := cluster.devices % cluster.per_node:
-        notes.append(
-            f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
-        )
+    notes += _node_notes(recipe, cluster)
     chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.world != cluster.devices:
         raise InputError(_mismatch(recipe, job))
@@ -209,6 +206,20 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
         domain=0 if given.devices_per_node or per_node != device.per_node else domain_size(device, count),
     )
+
+
+def _node_notes(recipe: Recipe, cluster: ClusterSpec) -> list[str]:
+    """What to note of nodes that the devices do not fill."""
+    asked, count = recipe.cluster.devices_per_node, cluster.devices
+    if asked is not None and asked > count:
+        return [
+            f"cluster.devices_per_node = {asked:,} is more than the {counted(count, 'device')}: planned as one node of {count:,}"
+        ]
+    if last := count % cluster.per_node:
+        return [
+            f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
+        ]
+    return []
 
 
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:

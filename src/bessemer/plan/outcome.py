@@ -55,6 +55,11 @@ class PlanResult:
     found: LayoutSearchResult | None = None
 
     @property
+    def steps(self) -> int:
+        """Steps of the full batch."""
+        return round(self.goal.tokens / self.job.tokens)
+
+    @property
     def seconds(self) -> float:
         """Of all steps at the planned time: the ideal run."""
         return self.goal.tokens / self.job.tokens * self.step.seconds
@@ -257,7 +262,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "notes": list(goal.notes),
         "not_in_the_plan": list(goal.unplanned),
         "tokens": goal.tokens,
-        "steps": goal.tokens / job.tokens,
+        "steps": out.steps,
         "batch_tokens": job.tokens,
         "sequence_length": config.sequence_length,
         "device": job.cluster.device.name,
@@ -287,7 +292,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "headroom": goal.headroom,
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
-        "device_memory_bytes": job.cluster.device.memory,
+        "device_memory_bytes": round(job.cluster.device.memory),
         "chinchilla": out.standing.to_dict(),
         "known_models": [asdict(model) for model in out.known],
         "failures": asdict(out.running),

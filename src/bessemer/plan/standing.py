@@ -124,9 +124,9 @@ class KnownModel:
     """parameters: all; active: those a token meets, fewer in a mixture of experts; tokens: seen, repetitions included."""
 
     name: str
-    parameters: float
-    active: float
-    tokens: float
+    parameters: int
+    active: int
+    tokens: int
     date: str
     source: str
 
@@ -135,8 +135,10 @@ class KnownModel:
 def known() -> tuple[KnownModel, ...]:
     """The table (known_models.toml), by date."""
     text = resources.files(__package__).joinpath("known_models.toml").read_text(encoding="utf-8")
-    rows = (KnownModel(**{"active": row["parameters"], **row}) for row in tomllib.loads(text)["model"])
-    return tuple(sorted(rows, key=lambda model: (model.date, model.parameters)))
+    counts = ("parameters", "active", "tokens")  # written as 6.7e9, which TOML reads as a float
+    rows = ({"active": row["parameters"], **row} for row in tomllib.loads(text)["model"])
+    models = (KnownModel(**{**row, **{name: round(row[name]) for name in counts}}) for row in rows)
+    return tuple(sorted(models, key=lambda model: (model.date, model.parameters)))
 
 
 def nearest(parameters: float, tokens: float, count: int = 5) -> tuple[KnownModel, ...]:

@@ -43,10 +43,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     parts = {name: getattr(step, name) for name in STEP_PARTS}
     shown = sorted((name for name in parts if parts[name] > 0.005 * step.seconds), key=lambda name: -parts[name])
     memory = of.memory.to_dict()
-    names = {"buffers": "unsharded weights"} if job.framework.name == "bessemer" else {}
-    kept = {
-        names.get(name, name).replace("_", " "): value for name, value in memory.items() if name != "total" and value
-    }
+    kept = {name.replace("_", " "): value for name, value in memory.items() if name != "total" and value}
     held = ", ".join(f"{name} {size(value)}" for name, value in kept.items())
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
@@ -62,7 +59,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
-        "training": f"{amount(goal.tokens)} tokens in {counted(round(goal.tokens / job.tokens), 'step')} of {amount(job.tokens)}"
+        "training": f"{amount(goal.tokens)} tokens in {counted(of.steps, 'step')} of {amount(job.tokens)}"
         f", sequences of {config.sequence_length:,}, {of.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
         f"{size(cluster.intra_bandwidth)}/s within, {size(cluster.inter_bandwidth)}/s out of it",

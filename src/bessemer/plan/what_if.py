@@ -49,5 +49,5 @@ def _named(text: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        name = f"--what-if {text.strip()}".rstrip()
-        raise InputError(f"{name}: {str(error).removeprefix('plan: ')}") from None
+        what = str(error).removeprefix("plan: ").removeprefix(f"{text.strip()}: ")
+        raise InputError(f"{f'--what-if {text.strip()}'.rstrip()}: {what}") from None
