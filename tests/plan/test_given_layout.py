@@ -101,6 +101,8 @@ def test_a_pipeline_alone_has_its_schedule_and_zero_chosen(capsys: pytest.Captur
 def test_a_schedule_is_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *LLAMA, "--set", "parallel.virtual=4")["layout"]
     assert found["pipeline"] > 1 and found["virtual"] == 4 and found["schedule"] == "interleaved"
+    assert run_command(["plan", *LLAMA, "--set", "parallel.virtual=4"]) == 0
+    assert f"pipeline {found['pipeline']}, interleaved with virtual 4, zero" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def _parts_of(layout: Layout) -> list[str]:
     """How the model and its state are divided."""
     found = [_ways(layout)]
     if layout.pipeline > 1:
-        found.append(layout.schedule + (f" with {layout.virtual} stages each" if layout.virtual > 1 else ""))
+        found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
     return [*found, f"zero {layout.zero}"] if layout.zero else found
 
 
