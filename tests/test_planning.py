@@ -560,6 +560,9 @@ def test_tokens_that_whole_steps_exceed_are_noted(capsys: pytest.CaptureFixture[
     assert not [one for one in planned(capsys, *words, "4M")["notes"] if "whole step" in one], "0.02% more"
     assert run_command(["plan", *words, "20B"]) == 2
     assert "a step would read more than all 10,000,000,000 tokens of the run" in capsys.readouterr().err
+    # The batch does not divide over the parts either, which is no reason.
+    assert run_command(["plan", *words, "20B", "--dp", "8", "--seq", "3k"]) == 2
+    assert capsys.readouterr().err.startswith("bessemer: train.global_batch_tokens = 20,000,001,000: a step would read")
     assert planned(capsys, "--params", "1B", "--gpus", "8xH100", "--tokens", "4M", "--batch", "4M")["steps"] == 1
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 from bessemer.defaults import scaling_rules
 from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
+from bessemer.errors import InputError
+from bessemer.recipe import Recipe
 
 BatchVerdict = Literal["small", "efficient", "near critical", "beyond critical"]
 BEYOND: BatchVerdict = "beyond critical"
@@ -86,6 +88,20 @@ def learning_rates(parameters: float, tokens: float) -> dict[str, Advice]:
         "steplaw": Advice("1.79 N^-0.713 D^0.307", step_law, *_STEP_LAW),
         "moonlight": Advice("0.0127 C^-0.057", 0.0127 * flops**-0.057, source, fitted),
     }
+
+
+ROUNDED_BATCH = 1.1
+"""Times all tokens up to which a batch is one that was rounded to whole sequences."""
+
+
+def require_batch_of_tokens(recipe: Recipe) -> None:
+    """Raises InputError for a batch of more tokens than the run has."""
+    tokens, batch = recipe.train.tokens, recipe.train.global_batch_tokens
+    if tokens is not None and batch is not None and batch > ROUNDED_BATCH * tokens:
+        raise InputError(
+            f"train.global_batch_tokens = {batch:,}: a step would read more than all {tokens:,} tokens of the run (train.tokens)"
+            "; take a smaller batch, or more tokens"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan import unplanned
-from bessemer.plan.batch import BEYOND, batch_outlook
+from bessemer.plan.batch import BEYOND, batch_outlook, require_batch_of_tokens
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
@@ -128,22 +128,16 @@ def goal_of(
 
 MORE_TOKENS = 0.01
 """Share of the tokens by which whole steps may exceed them without a note."""
-ROUNDED_BATCH = 1.1
-"""Times all tokens up to which a batch is one that was rounded to whole sequences."""
 
 
 def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
     """Tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a batch of
     more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
-    asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
+    asked = recipe.train.tokens
     if asked is None:
         return tokens
-    if batch is not None and batch > ROUNDED_BATCH * asked:
-        raise InputError(
-            f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
-            "take a smaller batch, or more tokens"
-        )
+    require_batch_of_tokens(recipe)
     if tokens > (1 + MORE_TOKENS) * asked:
         steps = counted(resolved.train.steps or 0, "whole step")
         notes.append(

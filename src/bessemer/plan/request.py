@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.plan.batch import require_batch_of_tokens
 from bessemer.recipe import Parallel, Recipe, parse
 from bessemer.recipe.parallel import AXES
 from bessemer.terminal import counted
@@ -73,11 +74,13 @@ def _leaves_layout_open(recipe: Recipe, own: Parallel) -> bool:
 
 
 def to_be_filled(text: str, changes: Sequence[str], typed: Mapping[str, str]) -> Recipe | None:
-    """A recipe that is refused for its own `shard` and `replicate` alone, which will be made to fill other devices."""
+    """A recipe that is refused for its own `shard` and `replicate` alone, which will be made to fill other
+    devices. Raises InputError for a batch of more than all tokens."""
     try:
         recipe = parse(text, "plan", [*changes, *(f"parallel.{axis}=1" for axis in FILLED)])
     except InputError:
         return None
+    require_batch_of_tokens(recipe)  # before how such a batch divides
     own, layout = tomllib.loads(text).get("parallel", {}), recipe.parallel
     sizes = {axis: int(typed.get(f"parallel.{axis}", own.get(axis, 1))) for axis in FILLED}
     layout = layout.model_copy(update=sizes)
