@@ -278,8 +278,9 @@ def test_a_budget_too_small_is_refused_before_anything_is_made(
 
     monkeypatch.setattr(stages, "corpus", reached)
     shutil.rmtree(wide / "runs")
-    assert ladder(wide, *more, "--budget", "1e7") == 2
-    assert "too small" in capsys.readouterr().err and not list((wide / "runs").rglob("tokens"))
+    for budget in ("1e7", "1s"):
+        assert ladder(wide, *more, "--budget", budget) == 2
+        assert "too small" in capsys.readouterr().err and not list((wide / "runs").rglob("tokens"))
     for budget in ("1e12", "5min"):
         with pytest.raises(Reached):
             ladder(wide, *more, "--budget", budget)

@@ -60,7 +60,7 @@ def ladder(
     with runs.opened(session, folder, restart) as ground:
         ratio = ratio or ground.planned.ratio
         made, earlier, rates = _design(ground, design, count, allowed, ratio, seeds)
-        seconds = sum(map(runs.seconds_by(ground, rates), made))
+        seconds = sum(map(runs.seconds_by(ground.planned, rates), made))
         _announce(ground, design, made, seconds)
         recipes = {rung.name: runs.recipe_of(ground.planned.recipe, rung, folder) for rung in [*made, *earlier]}
         scores = runs.train_all([(rung.name, recipes[rung.name]) for rung in made], ground.run.tokens)
@@ -76,21 +76,21 @@ def ladder(
 def _refuse_too_small(
     session: Session, design: Design, count: int, budget: Budget, ratio: float | None, seeds: int
 ) -> None:
-    """Raises InputError for FLOPs of which twice as many do not pay for the ladder (a tokenizer may come out smaller than is
-    planned), before corpus and tokens are made."""
-    if budget.flops is None or (early := runs.before_tokens(session)) is None:
+    """Raises InputError for a budget of which twice as much does not pay for the ladder (a tokenizer may come out smaller than is
+    planned, and this machine be busy), before corpus and tokens are made."""
+    if (early := runs.before_tokens(session)) is None:
         return
     planned, sizes = early
+    seconds = runs.seconds_before_tokens(session, planned, sizes, budget)
 
-    def refusal(flops: float) -> InputError | None:
-        limit, own = Budget(flops=flops), ratio or planned.ratio
+    def refusal(limit: Budget) -> InputError | None:
         try:
-            rungs_within(design, planned, sizes, count, limit, own, lambda rung: 0.0, seeds)
+            rungs_within(design, planned, sizes, count, limit, ratio or planned.ratio, seconds, seeds)
         except InputError as error:
             return error if str(error).startswith("--budget") else None  # the sizes are not certain yet
         return None
 
-    if refusal(2 * budget.flops) is not None and (error := refusal(budget.flops)) is not None:
+    if refusal(budget.times(2)) is not None and (error := refusal(budget)) is not None:
         raise error
 
 
@@ -102,8 +102,8 @@ def _design(
     key = digest(protocol, count, str(budget), seeds)
     kept = runs.kept_design(ground.folder, key, protocol)
     if kept is None:
-        rates = runs.timing(ground)
-        seconds = runs.seconds_by(ground, rates)
+        rates = runs.timing(ground.planned, ground.sizes, ground.store.vocabulary)
+        seconds = runs.seconds_by(ground.planned, rates)
         made = rungs_within(design, ground.planned, ground.sizes, count, budget, ratio, seconds, seeds)
         kept = runs.keep_design(ground.folder, key, protocol, [rung.to_dict() for rung in made], rates=rates)
     recipe = ground.planned.recipe

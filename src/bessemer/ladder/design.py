@@ -226,6 +226,10 @@ class Budget:
     seconds: float | None = None
     flops: float | None = None
 
+    def times(self, factor: float) -> Budget:
+        """So many times as much of the same kind."""
+        return Budget(*(None if one is None else factor * one for one in (self.seconds, self.flops)))
+
     def __str__(self) -> str:
         return duration(self.seconds) if self.seconds is not None else f"{self.flops:.3g} FLOPs"
 

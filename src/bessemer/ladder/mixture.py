@@ -58,8 +58,8 @@ def mixture(
     count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
-    if allowed.flops is not None and (early := runs.before_tokens(session)) is not None:
-        _refuse_too_small(*early, count, allowed.flops)
+    if (early := runs.before_tokens(session)) is not None:
+        _refuse_too_small(*early, count, allowed, runs.seconds_before_tokens(session, *early, allowed))
     folder = folder or session.run.path / "mixture"
     with runs.opened(session, folder, restart) as ground:
         targets = _targets(target, ground)
@@ -106,7 +106,7 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     protocol = ground.protocol("mixture", names, count, str(budget))
     kept = runs.kept_design(ground.folder, protocol, protocol)
     if kept is None:
-        seconds = None if budget.seconds is None else runs.seconds_by(ground, runs.timing(ground))
+        seconds = None if budget.seconds is None else _seconds(ground)
         proxy, given = _proxy(ground.planned, ground.sizes, count, budget, seconds), dict.fromkeys(names, 0.0)
         # The recipe's own shares of the tokens, on average over its run.
         available = {name: store.split(name, "train").num_tokens for name in store.sources}
@@ -119,13 +119,21 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
     return Rung.of(kept["rungs"][0], recipe), np.array(kept["more"]["points"])
 
 
-def _refuse_too_small(planned: Planned, sizes: list[Size], count: int, flops: float) -> None:
-    """Raises InputError for FLOPs of which twice as many do not pay for the proxies (a tokenizer may come out smaller than is
-    planned), before corpus and tokens are made."""
+def _seconds(ground: Ground) -> Callable[[Rung], float]:
+    """What a rung is expected to take, measured here."""
+    return runs.seconds_by(ground.planned, runs.timing(ground.planned, ground.sizes, ground.store.vocabulary))
+
+
+def _refuse_too_small(
+    planned: Planned, sizes: list[Size], count: int, budget: Budget, seconds: Callable[[Rung], float]
+) -> None:
+    """Raises InputError for a budget of which twice as much does not pay for the proxies (a tokenizer may come out smaller than
+    is planned, and this machine be busy), before corpus and tokens are made. seconds: what a rung is expected to take."""
+    cost = seconds if budget.flops is None else None
     try:
-        _proxy(planned, sizes, count, Budget(flops=2 * flops))
+        _proxy(planned, sizes, count, budget.times(2), cost)
     except InputError:
-        _proxy(planned, sizes, count, Budget(flops=flops))
+        _proxy(planned, sizes, count, budget, cost)
 
 
 def _proxy(

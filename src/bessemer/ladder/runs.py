@@ -21,7 +21,7 @@ from bessemer import forecast, interrupt, stages
 from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
-from bessemer.ladder.design import Planned, Rung, Size, batch_tokens, size_of, smaller
+from bessemer.ladder.design import Budget, Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session
@@ -144,17 +144,16 @@ def measured(ground: Ground) -> Json | None:
     return {"loss": last["loss"]} if last is not None else None
 
 
-def timing(ground: Ground) -> list[tuple[int, float]]:
+def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[int, float]]:
     """FLOP/s that training reaches here at some sizes, by N, measured for a second each."""
-    planned, vocabulary = ground.planned, ground.store.vocabulary
     device = devices.choose(planned.recipe.train)
     if not device.is_cuda:
         devices.keep_freed_memory()
     batch = batch_tokens(planned.recipe, planned.flops * 0.03, planned.flops)
     changed = {"global_batch_tokens": batch, "micro_batch": None, "batch_ramp": None}
     found: list[tuple[int, float]] = []
-    for size in ground.sizes:
-        if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not ground.sizes[-1]:
+    for size in sizes:
+        if found and size.parameters < found[-1][0] * PROBE_FACTOR and size is not sizes[-1]:
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
         probe = derived_keys.resolve(recipe, vocabulary, 100, forecast.micro_batch_tokens(recipe))
@@ -165,11 +164,21 @@ def timing(ground: Ground) -> list[tuple[int, float]]:
     return found
 
 
-def seconds_by(ground: Ground, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
+def seconds_by(planned: Planned, rates: list[tuple[int, float]]) -> Callable[[Rung], float]:
     """What a rung is expected to take, from the rates that `timing` found; between its sizes by the logarithm of N."""
     at, logs = np.log([size for size, _ in rates]), np.log([rate for _, rate in rates])
-    start = RUN_SECONDS[devices.choose(ground.planned.recipe.train).is_cuda]
+    start = RUN_SECONDS[devices.choose(planned.recipe.train).is_cuda]
     return lambda rung: start + rung.flops / exp(float(np.interp(log(rung.size.parameters), at, logs)))
+
+
+def seconds_before_tokens(
+    session: Session, planned: Planned, sizes: list[Size], budget: Budget
+) -> Callable[[Rung], float]:
+    """What a rung of `before_tokens` is expected to take, measured here; of a budget of FLOPs, where nothing asks, 0."""
+    if budget.seconds is None or not sizes:
+        return lambda rung: 0.0
+    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
+    return seconds_by(planned, timing(planned, sizes, vocabulary))
 
 
 # --- The design that the folder keeps ---------------------------------------------------------------------------------
