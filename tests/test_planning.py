@@ -182,11 +182,11 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         ),
         (
             ("--money", "2000", "--gpus", "8xH100", "--what-if", "price=2", "--what-if", "odds=0.9"),
-            "--what-if odds=0.9: odds: a what-if keeps the model and the tokens, which follow from the budget and its odds",
+            "--what-if odds=0.9: odds: a what-if keeps the model and the tokens that the first plan has by the budget",
         ),
         (
             ("--params", "1B", "--gpus", "8xH100", "--unique", "1B", "--what-if", "unique=2B"),
-            "--what-if unique=2B: unique: a what-if keeps the tokens that differ of the first plan",
+            "--what-if unique=2B: unique: a what-if keeps the tokens that differ in the first plan; for others plan",
         ),
         (
             ("--params", "1B", "--gpus", "8xH100", "--what-if", "gpus=16", "--what-if", "tp=7"),

@@ -52,8 +52,8 @@ OWN = ("model", "params", "gpus")  # stand for several keys
 BUDGETS = ("flops", "days", "money")  # of which model and tokens are proposed
 # Options that all what-ifs share with the first plan, and what they decide of it.
 OF_FIRST_PLAN = {
-    "odds": "the model and the tokens, which follow from the budget and its odds,",
-    "unique": "the tokens that differ",
+    "odds": "the model and the tokens that the first plan has by the budget and its odds",
+    "unique": "the tokens that differ in the first plan",
 }
 SIZES = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocabulary")
 EMPTY_RECIPE = '[run]\nname = "plan"\n'
@@ -337,7 +337,7 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
                 )
             if name in OF_FIRST_PLAN:
                 raise InputError(
-                    f"{name}: a what-if keeps {OF_FIRST_PLAN[name]} of the first plan; for others plan again with --{name} {text}"
+                    f"{name}: a what-if keeps {OF_FIRST_PLAN[name]}; for others plan again with --{name} {text}"
                 )
             near = difflib.get_close_matches(name, sorted({*known, *keys()}), n=2, cutoff=0.5)
             meant = f"did you mean {' or '.join(near)}?" if near else f"possible: {', '.join(known)}, or a recipe key"
