@@ -110,6 +110,12 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
     [
         (("memory = 64", "memory = 0"), "memory = 0"),
         (("bandwidth = 1000", "bandwidth = -5"), "bandwidth = -5"),
+        (("memory = 64", "memory = 64e9"), r"memory = 6\.4e\+10 is in GB, .*; write memory = 64$"),
+        (("bandwidth = 1000", "bandwidth = 1e12"), r"bandwidth = 1e\+12 is in GB/s, .*; write bandwidth = 1000$"),
+        (("intra_bandwidth = 100", "intra_bandwidth = 100e9"), "; write intra_bandwidth = 100$"),
+        (("inter_bandwidth = 10", "inter_bandwidth = 10e9"), "; write inter_bandwidth = 10$"),
+        (("bf16 = 100", "bf16 = 100e12"), r"flops\.bf16 = 1e\+14 is in TFLOP/s, .*; write flops\.bf16 = 100$"),
+        (("watts = 300", "watts = 300_000"), r"watts = 300000 is in W, and no device has more than 100,000$"),
         (("intra_bandwidth = 100\n", ""), "lacks intra_bandwidth"),
         (('source = "measured here"', 'source = "x"\nmatmull = 0.5'), "did you mean matmul"),
         (("bf16 = 100", "bf17 = 100"), "flops must be"),

@@ -7,6 +7,7 @@ A CPU is not in it: CPUs of one name differ too much, and it is measured.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections import Counter
@@ -78,6 +79,12 @@ REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
 KEYS = [each.name for each in fields(DeviceSpec)]
 # Of keys of a file that are scaled.
 FACTORS = {**dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth"), 1e9), "watts": 1.0}
+PEAK_FACTOR = 1e12
+# Of keys of a file: the unit, and a value far above that of any device, which was written in another unit.
+MOST = {
+    "memory": ("GB", 5_000), "bandwidth": ("GB/s", 200_000), "intra_bandwidth": ("GB/s", 20_000),
+    "inter_bandwidth": ("GB/s", 20_000), "watts": ("W", 100_000), "flops": ("TFLOP/s", 200_000),
+}  # fmt: skip
 
 
 def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
@@ -192,6 +199,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise InputError(f"{where}: {key} = {value!r}, but it must be a number above zero")
+        _require_unit(key, value, where)
     for key in shares:
         if table.get(key, 0) > 1:
             raise InputError(f"{where}: {key} = {table[key]}, but it is a share of the peak, at most 1")
@@ -209,8 +217,19 @@ def _device(table: Any, where: str) -> DeviceSpec:
     if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
         raise InputError(f"{where}: aliases must be a list of spellings")
     scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}
-    peaks = MappingProxyType({key: value * 1e12 for key, value in flops.items()})
+    peaks = MappingProxyType({key: value * PEAK_FACTOR for key, value in flops.items()})
     return DeviceSpec(**{**table, **scaled, "flops": peaks, "aliases": tuple(aliases)})
+
+
+def _require_unit(key: str, value: float, where: str) -> None:
+    """Raises InputError for a value that no device has, with the one that is meant where it is in the unit without a prefix."""
+    name = key.partition(".")[0]
+    unit, most = MOST.get(name, ("", math.inf))
+    if value <= most:
+        return
+    meant = value / (PEAK_FACTOR if name == "flops" else FACTORS[name])
+    advice = f"; write {key} = {meant:g}" if meant < value and meant > 0.1 else ""
+    raise InputError(f"{where}: {key} = {value:g} is in {unit}, and no device has more than {most:,}{advice}")
 
 
 def peak_flops(device_name: str) -> float | None:
