@@ -15,6 +15,7 @@ from bessemer.defaults import scaling_rules
 from bessemer.defaults.scaling_rules import kaplan_critical_batch, kaplan_loss
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.terminal import counted
 
 BatchVerdict = Literal["small", "efficient", "near critical", "beyond critical"]
 BEYOND: BatchVerdict = "beyond critical"
@@ -94,14 +95,21 @@ ROUNDED_BATCH = 1.1
 """Times all tokens up to which a batch is one that was rounded to whole sequences."""
 
 
-def require_batch_of_tokens(recipe: Recipe) -> None:
-    """Raises InputError for a batch of more tokens than the run has."""
+def require_batch_of_tokens(recipe: Recipe, proposed_for: int | None = None) -> None:
+    """Raises InputError for a batch of more tokens than the run has. proposed_for: devices that it was proposed for; None: it
+    was given."""
     tokens, batch = recipe.train.tokens, recipe.train.global_batch_tokens
-    if tokens is not None and batch is not None and batch > ROUNDED_BATCH * tokens:
+    if tokens is None or batch is None or batch <= ROUNDED_BATCH * tokens:
+        return
+    if proposed_for is not None:
         raise InputError(
-            f"train.global_batch_tokens = {batch:,}: a step would read more than all {tokens:,} tokens of the run (train.tokens)"
-            "; take a smaller batch, or more tokens"
+            f"plan: the batch that is proposed for {counted(proposed_for, 'device')} is of {batch:,} tokens, more than all "
+            f"{tokens:,} tokens of the run (train.tokens); take fewer devices, or more tokens"
         )
+    raise InputError(
+        f"train.global_batch_tokens = {batch:,}: a step would read more than all {tokens:,} tokens of the run (train.tokens); "
+        "take a smaller batch, or more tokens"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -24,7 +25,7 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Reco
 from bessemer.plan.estimate.memory import HEADROOM
 from bessemer.plan.estimate.step import refuse
 from bessemer.plan.mixture import MixtureConfig
-from bessemer.recipe import Recipe
+from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 from bessemer.terminal import amount, counted
 
@@ -92,7 +93,7 @@ def goal_of(
                 f"the default is {default:,}{too_large}"
             )
     batch = resolved.batches.full
-    tokens = _whole_steps(recipe, resolved, notes)
+    tokens = _whole_steps(recipe, resolved, notes, proposed_for=None if has_batch else cluster.devices)
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
@@ -130,14 +131,14 @@ MORE_TOKENS = 0.01
 """Share of the tokens by which whole steps may exceed them without a note."""
 
 
-def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
-    """Tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a batch of
-    more tokens than the run has."""
+def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str], *, proposed_for: int | None) -> int:
+    """Tokens of the run's steps, with a note where whole steps need more than the recipe says. proposed_for: devices that a batch
+    is proposed for, where none is given. Raises InputError for a batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     asked = recipe.train.tokens
     if asked is None:
         return tokens
-    require_batch_of_tokens(recipe)
+    require_batch_of_tokens(recipe, proposed_for)
     if tokens > (1 + MORE_TOKENS) * asked:
         steps = counted(resolved.train.steps or 0, "whole step")
         notes.append(
@@ -192,6 +193,8 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
     if counted and given.devices_per_node is None and not recipe.parallel.auto and world % given.nodes == 0:
         per_node = world // given.nodes
     count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
+    if recipe.parallel.auto and given.devices is None and given.devices_per_node is None and not counted:
+        _require_ways_of_a_node(recipe.parallel, device, count)
     return ClusterSpec(
         device=device,
         devices=count,
@@ -199,6 +202,21 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         intra_bandwidth=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra_bandwidth,
         inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
         domain=0 if given.devices_per_node or per_node != device.per_node else domain_size(device, count),
+    )
+
+
+def _require_ways_of_a_node(layout: Parallel, device: devices.DeviceSpec, count: int) -> None:
+    """Raises InputError where the ways that are given do not divide a node, which is planned where nothing says how many devices
+    there are."""
+    ways = {axis: size for axis in AXES if axis in layout.given_layout and (size := getattr(layout, axis)) > 1}
+    product = math.prod(ways.values())
+    if count % product == 0:
+        return
+    named = " x ".join(f"{axis} {size}" for axis, size in ways.items()) + f" = {product:,}" * (len(ways) > 1)
+    raise InputError(
+        f"parallel: {named} does not divide {counted(count, 'device')}, one node of {device.name}, which is planned where "
+        f"nothing gives the number of devices; add --gpus {shlex.quote(f'{product}x{device.name}')}, "
+        f"or cluster.devices = {product}"
     )
 
 

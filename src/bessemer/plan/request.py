@@ -103,9 +103,10 @@ def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
     rest, over = divmod(num_devices, ranks)
     if over:
         product = " x ".join(f"{axis} {size}" for axis, size in kept.items()) + f" = {ranks}" * (len(kept) > 1)
+        near = " or ".join(f"{size:,}" for size in (num_devices - over, num_devices - over + ranks) if size)
         raise InputError(
-            f"parallel: {product} does not divide {counted(num_devices, 'device')}; take ways whose product is a divisor, "
-            "or leave some of them out, and parallel.auto = true lets the planner choose those"
+            f"parallel: {product} does not divide {counted(num_devices, 'device')}; take {near}, or ways whose product is a "
+            "divisor, or leave some of them out, and parallel.auto = true lets the planner choose those"
         )
     if len(free) == 1 or (layout.shard == 1 and layout.replicate > 1):
         sizes = {free[0]: rest}
