@@ -173,6 +173,8 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
         ("corpus.sources.file_encoding", "corpus.sources.encoding"), ("tokenizer.vocabulary_size", "tokenizer.vocabulary"),
         ("corpus.rules.min_length", "corpus.rules.min_characters"), ("train.eval_every", "train.validate_every"),
         ("evaluate.every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
+        ("train.optimizer.name", "train.optimizer.kind"), ("train.schedule.type", "train.schedule.kind"), ("model.name", None),
+        ("export.path", None), ("train.seed", "run.seed"), ("name", "run.name"), ("corpus.name", "corpus.sources.name"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:

@@ -203,8 +203,9 @@ def _values(table: dict[str, Any]) -> dict[str, float]:
 
 
 def parse_bytes(text: str) -> float:
-    """A size above zero as people write it: 100TB, 1.5PB, 250GiB. Raises InputError."""
-    found = re.fullmatch(r"\s{0,8}(-?)(\d{1,18}(?:\.\d{1,9})?)\s{0,8}([A-Za-z]{0,3})\s{0,8}", text)
+    """A size above zero as people write it: 100TB, 1.5PB, 1e3TB, 250GiB. Raises InputError."""
+    number = r"\d{1,18}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?"
+    found = re.fullmatch(rf"\s{{0,8}}(-?)({number})\s{{0,8}}([a-z]{{0,3}})\s{{0,8}}", text, re.IGNORECASE)
     units = {name.lower(): unit for name, unit in UNITS.items()}
     if found is None or found[3].lower() not in {*units, ""}:
         raise InputError(f"{text!r} is not a size; write it like 100TB, 1.5PB or 250GiB")

@@ -19,6 +19,7 @@ from bessemer.recipe.section import DESCRIPTIONS
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 MAX_LISTED_KEYS = 8  # of a table that an error lists
+COMMON = 3  # tables that have a key of a name up to which one of another table is offered; name, kind and path are of more
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 
@@ -71,7 +72,14 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
         return OTHER_NAMES[last]
     by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)
     same = [name for name in by_table if name.rpartition(".")[2] == last]
+    if table and siblings and len(same) > COMMON:  # then of a table within this one or around it, if of any
+        return next((name for name in same if _is_within(name.rpartition(".")[0], table)), None)
     return same[0] if same else _of_same_words(key, known) or _misspelt(last, by_table)
+
+
+def _is_within(one: str, other: str) -> bool:
+    """Whether one of two tables lies within the other."""
+    return one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _misspelt(last: str, names: Sequence[str]) -> str | None:
