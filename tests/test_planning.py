@@ -15,6 +15,7 @@ from bessemer.cli import run_command
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
+from bessemer.terminal import size as printed_size
 from tests.conftest import recipe_text, write_text
 
 KEYS = {
@@ -92,6 +93,14 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["what_if"][1]["device"].startswith("H200")
     assert run_command(["plan", *asked, "--what-if", "gpus=128"]) == 0
     assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_batches_side_by_side_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("plan", "--params", "1B", "--tokens", "20B", "--gpus", "64xH100")
+    for change, batches in (("tokens=300B", [["1.05M", "2.1M"]]), ("price=1", [])):
+        assert run_command([*asked, "--what-if", change]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [row[1:] for row in rows if row and row[0] == "batch"] == batches
 
 
 def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +210,10 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
             "4,090 is read as a number of devices, for one RTX 4090 write --gpus 1x4090",
         ),
         (("--params", "1B", "--gpus", "100"), "lists them\n"),
+        (
+            ("--params", "1B", "--gpus", "1000000000xH100", "--tokens", "20B"),
+            "tokens of the run (train.tokens); take fewer devices, or more tokens\n",
+        ),
         (
             ("--model", "qwen3-30b-a3b", "--gpus", "64xH100", "--framework", "fsdp"),
             "bessemer: framework fsdp: mixtures of",
@@ -381,9 +394,35 @@ def test_a_miss_says_which_key_would_do(capsys: pytest.CaptureFixture[str]) -> N
         assert run_command([*asked, "--params", size]) == 2
         found = re.search(r"with --set (\S+) it fits in ([0-9.]+ GB)$", capsys.readouterr().err.strip())
         assert found is not None and found[1] == key, size
-        assert planned(capsys, *asked[1:], "--params", size, "--set", key)["fits"]
+        plan = planned(capsys, *asked[1:], "--params", size, "--set", key)
+        assert plan["fits"] and found[2] == printed_size(plan["memory_bytes_per_device"]["total"])
     for more in (["--params", "3B"], ["--params", "1.8B", "--framework", "fsdp"]):
         assert run_command([*asked, *more]) == 2 and "--set" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("params", "given", "without", "left"),
+    [
+        ("15B", "--recompute none", "recompute none", ""),
+        ("15B", "--micro-batch 64", "micro-batch 64", ""),
+        ("15B", "--recompute none --micro-batch 64", "micro-batch 64, recompute none", ""),
+        ("15B", "--zero 1 --tp 1 --pp 1", "zero 1", "--tp 1 --pp 1"),
+        ("16B", "--dp 4", "replicate 1, shard 4", ""),
+        ("15B", "--precision fp32 --micro-batch 16", "precision fp32, in bf16,", "--precision bf16 --micro-batch 16"),
+    ],
+    ids=str,
+)
+def test_what_is_given_and_would_fit_without_is_named_first(
+    params: str, given: str, without: str, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--gpus", "4xH100", "--batch", "1048576", "--params", params)
+    code = run_command(["plan", *asked, *given.split()])
+    printed = capsys.readouterr()
+    text = printed.err if code else next(line for line in printed.out.splitlines() if line.startswith("note "))
+    found = re.search(rf"without {re.escape(without)} it fits in ([0-9.]+ GB)", text)
+    assert found is not None and text.find("take more devices", 0, found.end()) == -1
+    total = planned(capsys, *asked, *left.split())["memory_bytes_per_device"]["total"]
+    assert printed_size(total) == found[1]
 
 
 def test_fp32_that_is_asked_for_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:

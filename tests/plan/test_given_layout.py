@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_what_excludes_each_other_is_refused(
     [
         (("--params", "7B"), "model=llama-2-7b and params=7B set the same thing"),
         (("--price", "2", "--set", "cluster.price=5"), "price=2 and --set cluster.price=5 set the same thing"),
-        (("--gpus", "64xH100", "--set", "cluster.device=A100"), "gpus=64xH100 and --set cluster.device=A100"),
+        (("--set", "cluster.device=A100"), "gpus=64xH100 and --set cluster.device=A100"),
         (("--what-if", "tp=2,tensor=4"), "tp=2 and tensor=4 set the same thing"),
         (("--what-if", "tp=2,tp=4"), "tp stands there twice"),
     ],
@@ -281,7 +282,7 @@ def test_what_ifs_scale_the_layout_of_the_recipe_and_keep_the_command_line(
     ("words", "message"),
     [
         (("--gpus", "100xH100", "--set", "parallel.shard=8"), "parallel: shard 8 does not divide 100 devices"),
-        (("--gpus", "100xH100", "--tp", "8", "--pp", "2"), "tensor 8 x pipeline 2 = 16 does not divide 100 devices"),
+        (("--gpus", "100xH100", "--tp", "8", "--pp", "2"), "= 16 does not divide 100 devices; take 96 or 112, or"),
         (
             ("--gpus", "64xH100", "--dp", "8"),
             "= 8 processes, but [cluster] has 64 devices (8 nodes); shard = 64 would fill",
@@ -304,6 +305,46 @@ def test_what_the_command_line_gives_and_cannot_be_filled_is_refused(
     path.write_text(SHARDED)
     assert run_command(["plan", str(path), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        (("--tp", "6"), "tensor 1, 2, 4, 8"),
+        (("--tp", "16"), "tensor 1, 2, 4, 8"),
+        (("--pp", "3"), "pipeline 1, 2, 4, 8, 16, 32"),
+        (("--cp", "3"), "context 1, 2, 4, 8, 16, 32, 64"),
+        (("--dp", "48"), "shard 1, 2, 4, 8, 16, 32, 64"),
+        (("--tp", "8", "--pp", "6"), "pipeline 1, 2, 4, 8"),
+        (("--tp", "3", "--pp", "5"), "tensor 4 x pipeline 4"),
+    ],
+    ids=str,
+)
+def test_sizes_that_a_refusal_names_can_be(
+    words: tuple[str, ...], works: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--model", "llama-3-8b", "--tokens", "1T", "--gpus", "64xH100")
+    assert run_command(["plan", *asked, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f" can be: {works}\n") and "(1)" not in error
+    options = {"tensor": "--tp", "pipeline": "--pp", "context": "--cp", "shard": "--dp"}
+    named = [one.split(" ", 1) for one in works.split(" x ")]
+    for sizes in zip(*(sizes.split(", ") for _, sizes in named), strict=True):
+        typed = dict(zip(words[::2], words[1::2], strict=True))
+        typed |= {options[axis]: size for (axis, _), size in zip(named, sizes, strict=True)}
+        layout = planned(capsys, *asked, *(word for pair in typed.items() for word in pair))["layout"]
+        assert [layout[axis] for axis, _ in named] == [int(size) for size in sizes]
+
+
+def test_ways_that_no_number_of_devices_was_given_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN_LAYOUT)
+    assert run_command(["plan", str(path), "--set", "parallel.auto=true"]) == 2
+    error = capsys.readouterr().err
+    assert "shard 16 x tensor 4 = 64 does not divide 8 devices, one node of H100 SXM, which is planned where" in error
+    assert "add --gpus '64xH100 SXM', or cluster.devices = 64" in error
+    for words in (("--gpus", "64xH100 SXM"), ("--set", "cluster.devices=64")):
+        assert planned(capsys, str(path), "--set", "parallel.auto=true", *words)["layout"]["shard"] == 16
 
 
 def test_an_option_and_set_leave_the_same_of_a_layout_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,18 +388,18 @@ def test_what_a_refusal_of_a_layout_names_can_be(
     assert run_command(["plan", str(path), *words]) == 2
     advice = capsys.readouterr().err.partition("with the rest as it is these divide: ")[2].split("; or ")
     assert len(advice) == 3
-    left = [word for pair in zip(words[2::2], words[3::2], strict=True) for word in pair]
     for one in advice:
-        asked = {"--gpus": words[1]}
-        if devices := re.search(r"on (\d+) devices", one):
-            asked["--gpus"] = f"{devices[1]}xH100"
-        if batch := re.search(r"a batch of ([\d,]+) tokens", one):
-            asked["--batch"] = batch[1].replace(",", "")
-        options = [word for pair in asked.items() for word in pair]
-        kept = left if "--batch" not in asked or "--batch" not in left else left[2:]
+        options = re.search(r"\((--.*)\)$", one.strip())
+        assert options is not None
+        typed = shlex.split(options[1])
+        kept = [
+            word
+            for pair in zip(words[::2], words[1::2], strict=True)
+            if pair[0] not in {*typed} - {"--set"}
+            for word in pair
+        ]
         ways = {axis: int(size) for axis, size in re.findall(r"(replicate|shard) (\d+)", one)}
-        options += [word for axis, size in ways.items() for word in ("--set", f"parallel.{axis}={size}")]
-        layout = planned(capsys, str(path), *kept, *options)["layout"]
+        layout = planned(capsys, str(path), *kept, *typed)["layout"]
         assert {axis: layout[axis] for axis in ways} == ways
 
 

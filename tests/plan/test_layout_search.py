@@ -17,7 +17,8 @@ from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, parallel
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import refuse, step
 from bessemer.plan.jobs import dividing_batch, divisors, fewer_devices
-from bessemer.plan.search import RECOMPUTE, STAGES_EACH, search
+from bessemer.plan.search import RECOMPUTE, search
+from bessemer.plan.splits import STAGES_EACH
 from bessemer.recipe import Parallel, Train
 from bessemer.train.split import require_trainable
 

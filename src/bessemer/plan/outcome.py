@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,11 +20,12 @@ from bessemer.plan.search import (
     Candidate,
     LayoutSearchResult,
     NoLayoutError,
-    expert_ranks,
     search,
-    what_divides,
 )
+from bessemer.plan.splits import expert_ranks
 from bessemer.plan.standing import KnownModel, Standing, nearest, standing
+from bessemer.plan.what_divides import what_divides
+from bessemer.plan.would_fit import no_layout, without_given
 from bessemer.recipe.parallel import LAYOUT_KEYS
 from bessemer.terminal import amount, percent, size
 
@@ -95,11 +95,13 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     """
     found = search(goal.job, goal.given, goal.headroom) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
-        raise NoLayoutError(_no_layout(goal.job, found))
+        raise NoLayoutError(no_layout(goal, found))
     if found is None or not goal.chooses_layout:
         best = _given(goal)
         return _worked_out(replace(goal, notes=(*goal.notes, *_recompute_notes(goal, best.job))), best, found, unique)
     best = _chosen(goal, found)
+    if not found.ranked and (advice := without_given(goal)):
+        goal = replace(goal, notes=(*goal.notes, advice))
     if found.ranked and not found.safe and best is not found.least:
         least = _worked_out(goal, found.least, found, unique)
         goal = replace(goal, notes=(*goal.notes, _trade(_worked_out(goal, best, found, unique), least)))
@@ -172,34 +174,6 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
         repeated=repeated,
         found=found,
     )  # fmt: skip
-
-
-def _no_layout(job: Job, found: LayoutSearchResult) -> str:
-    """Why none fits: the nearest miss, and how many devices the state alone would fill where that is more than there are."""
-    miss, framework, device = found.rejected[0], job.framework, job.cluster.device
-    each = framework.weight_bytes + framework.master_bytes + framework.gradient_bytes + framework.moment_bytes
-    num_full = math.ceil(job.model.parameters * each / device.memory)
-    is_hopeless = num_full > job.cluster.devices
-    alone = f"; weights, gradients and optimizer alone fill {num_full:,} of them" if is_hopeless else ""
-    return (
-        f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
-        f"{'; '.join(miss.reasons)}{alone}; take more devices, larger ones, or a smaller model"
-        f"{_smaller_state(replace(job, layout=miss.layout))}"
-    )
-
-
-def _smaller_state(job: Job) -> str:
-    """What of a run of this program would make a layout fit, if anything: narrow moments of the optimizer, or offloaded ones."""
-    if job.framework.name != "bessemer":
-        return ""
-    ways = {"train.optimizer.offload=true": replace(job.state, offload=True)}
-    if job.state.optimizer == "adamw":
-        ways = {"train.optimizer.state=8bit": replace(job.state, moments="8bit"), **ways}
-    for key, state in ways.items():
-        smaller = replace(job, state=state)
-        if fits(smaller, found := memory(smaller)).fits:
-            return f"; with --set {key} it fits in {size(found.total)}"
-    return ""
 
 
 def _with_time_given(goal: Goal, seconds: float) -> Goal:

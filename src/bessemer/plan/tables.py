@@ -15,7 +15,8 @@ from bessemer.plan.laws import REPLICATION, RULE
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.money import dollars
 from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult
-from bessemer.plan.search import Candidate, LayoutSearchResult, as_given
+from bessemer.plan.search import Candidate, LayoutSearchResult
+from bessemer.plan.splits import as_given
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, percent, rate, size, text_table
@@ -318,12 +319,15 @@ def _short(job: Job) -> str:
 
 
 def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> list[dict[str, str]]:
-    """Plans side by side: a column each, its title under the empty name."""
+    """Plans side by side: a column each, its title under the empty name. The batch is a row where it differs: a default
+    one follows from tokens and devices."""
+    has_batches = len({one.job.tokens for one in several}) > 1
     return [
         {
             "": title,
             "model": _size(one.job.model),
             "tokens": amount(one.goal.tokens),
+            **({"batch": amount(one.job.tokens)} if has_batches else {}),
             "devices": f"{one.job.cluster.devices:,} x {one.job.cluster.device.name}",
             "layout": _short(one.job) + (f" v{one.job.layout.virtual}" if one.job.layout.virtual > 1 else ""),
             "zero, micro-batch": f"{one.job.layout.zero}, {one.job.layout.micro_batch}",

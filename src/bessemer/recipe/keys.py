@@ -19,7 +19,9 @@ from bessemer.recipe.section import DESCRIPTIONS
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 MAX_LISTED_KEYS = 8  # of a table that an error lists
-COMMON = 3  # tables that have a key of a name up to which one of another table is offered; name, kind and path are of more
+COMMON = (
+    3  # tables that have a key of a name up to which one of another table is offered; name, kind and path are of more
+)
 ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspelling of another
 
 

@@ -1,0 +1,167 @@
+"""The ways to split a job over its devices, those that are given kept: what the search tries, and why others cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+from bessemer.errors import InputError
+from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
+from bessemer.model.config import ModelConfig
+from bessemer.plan.estimate.job import Job, Layout
+from bessemer.plan.jobs import divisors
+from bessemer.plan.mixture import MixtureConfig
+from bessemer.recipe import Parallel
+from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
+from bessemer.terminal import counted
+
+MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
+MAX_CONTEXT = 16
+LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # what a request may give of a layout
+STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
+
+
+def as_given(layout: Layout, given: frozenset[str]) -> str:
+    """What of a layout was given, for a reader: `tensor 8, zero 3`; empty where nothing was."""
+    return ", ".join(f"{name.replace('_', '-')} {getattr(layout, name)}" for name in LAYOUT_NAMES if name in given)
+
+
+def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterator[Layout]:
+    """Divisions of the model, with all that is left over for the batch (`shard`). What no micro-batch could make valid is left
+    out early; what is valid `refuse` alone decides."""
+    model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
+    most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
+    copies = job.framework.copies_keys
+    for tensor in _ways(job, given, "tensor", math.gcd(cluster.near, cluster.devices), impossible):
+        if key := indivisible_by_tensor(model, tensor, copies_keys=copies):
+            impossible[f"{key} does not divide over tensor{f' {tensor}' if 'tensor' in given else ''}"] += 1
+            continue
+        for context in _ways(job, given, "context", cluster.devices // tensor, impossible, most_context):
+            try:
+                require_tensor(model, Parallel(tensor=tensor, context=context), copies_keys=copies)
+                require_context(model, Parallel(context=context))
+            except InputError:
+                impossible["the sequences do not divide over context x tensor"] += 1
+                continue
+            for pipeline in _ways(job, given, "pipeline", cluster.devices // (tensor * context), impossible):
+                if pipeline > model.layers + job.framework.stages_without_blocks:
+                    impossible["more pipeline stages than blocks"] += 1
+                    continue
+                data = cluster.devices // (tensor * context * pipeline)
+                if job.batch % data:
+                    impossible["the batch does not divide over shard"] += 1
+                    continue
+                for (schedule, virtual), shard, expert in product(
+                    _schedules(job, pipeline, given, impossible), _shards(job, data, tensor, tensor * context, given, impossible),
+                    expert_ranks(model, tensor * context * data),
+                ):  # fmt: skip
+                    if is_ours and not divides_evenly(model, tensor, shard * context):
+                        impossible["the weights do not divide over shard x context beside tensor"] += 1
+                        continue
+                    yield Layout(
+                        replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
+                        schedule=schedule, sequence_parallel=job.layout.sequence_parallel, expert=expert,
+                    )  # fmt: skip
+
+
+def _ways(
+    job: Job, given: frozenset[str], axis: str, devices: int, impossible: Counter[str], most: int | None = None
+) -> list[int]:
+    """Sizes of an axis to try over so many devices, the one that is given alone (a tensor group may then leave its node)."""
+    size: int = getattr(job.layout, axis)
+    if axis not in given:
+        return [each for each in divisors(devices) if most is None or each <= most]
+    over = job.cluster.devices if axis == "tensor" else devices
+    if over % size:
+        impossible[f"{axis} {size} does not divide {counted(over, 'device')}"] += 1
+        return []
+    return [size]
+
+
+def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Over how many of the devices that divide the batch the state is divided: all, or as many as the weights divide over; those
+    of a node, so that frequent collectives stay inside; none; or what is given."""
+    if kept := given & {"shard", "replicate"}:
+        layout = job.layout
+        shard = layout.shard if "shard" in kept else data // layout.replicate
+        if shard and data % shard == 0 and ("replicate" not in kept or shard * layout.replicate == data):
+            return [shard]
+        ranks = as_given(layout, frozenset(kept))
+        impossible[f"{ranks} times the other ways is not {counted(job.cluster.devices, 'device')}"] += 1
+        return []
+    within = job.cluster.near // inner if job.cluster.near % inner == 0 else 1
+    if job.model.expert_parameters:
+        return [data]
+    most = data
+    if job.framework.name == "bessemer":
+        most = next(n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
+    return sorted({data, most, within if data % within == 0 else data, 1}, reverse=True)
+
+
+def expert_ranks(model: ModelConfig, ranks: int) -> list[int]:
+    """Over how many of the ranks of a pipeline stage a mixture's experts are divided."""
+    if not isinstance(model, MixtureConfig):
+        return [1]
+    return [each for each in divisors(model.num_experts) if ranks % each == 0]
+
+
+def _stages_each(blocks: int, pipeline: int) -> list[int]:
+    """Numbers of interleaved stages on a device: powers of two, and where these stop short of it as many as there are blocks for,
+    up to the largest power."""
+    most = min(blocks // pipeline, STAGES_EACH[-1])
+    return sorted({*STAGES_EACH[1:], *([most] if most > 1 else [])})
+
+
+def _schedules(
+    job: Job, pipeline: int, given: frozenset[str], impossible: Counter[str]
+) -> list[tuple[PipelineSchedule, int]]:
+    """Schedules with the stages of a device. One that is given, or several stages, are of a pipeline."""
+    layout, is_deep = job.layout, "virtual" in given and job.layout.virtual > 1
+    if pipeline == 1:
+        if "schedule" in given or is_deep:
+            impossible[f"{as_given(layout, given & {'schedule', 'virtual'})} needs a pipeline"] += 1
+            return []
+        return [("1f1b", 1)]
+    names: tuple[PipelineSchedule, ...] = (layout.schedule,) if "schedule" in given else ("1f1b", "interleaved")
+    found: list[tuple[PipelineSchedule, int]] = []
+    most_stages = job.model.layers + job.framework.stages_without_blocks
+    for name in names:
+        own = SCHEDULES[name].stages_per_rank
+        several = _stages_each(most_stages, pipeline) if name == "interleaved" else (own,)
+        for virtual in (layout.virtual,) if "virtual" in given else several:
+            if stages_complaint(name, virtual) is None and pipeline * virtual <= most_stages:
+                found.append((name, virtual))
+    if not found:
+        impossible["more pipeline stages than blocks"] += 1
+    return found
+
+
+def zero_stages(job: Job, split: Layout, given: frozenset[str], impossible: Counter[str]) -> tuple[int, ...]:
+    """ZeRO stages to try: 0 where no two devices share state; what is given alone."""
+    zero = job.layout.zero
+    stages = (1,) if job.model.expert_parameters else (1, 2, 3)
+    if SCHEDULES[split.schedule].splits_backward:  # gradients would be wrong (Parallel.effective_zero)
+        stages = (1,)
+        if "zero" in given and zero > 1:
+            impossible[f"schedule {split.schedule} runs with zero 1, not {zero}"] += 1
+            return ()
+    if split.state_shards > 1:
+        return (zero,) if "zero" in given else stages
+    if "zero" in given and job.cluster.devices > 1:
+        impossible[f"zero {zero} divides state over shard, and shard is 1"] += 1
+        return ()
+    return (0,)
+
+
+def micro_batch_sizes(job: Job, each: int, given: frozenset[str], impossible: Counter[str]) -> list[int]:
+    """Sequences of a forward pass to try, of `each` on a device: powers of two."""
+    if "micro_batch" in given:
+        sizes = [job.layout.micro_batch]
+    else:
+        sizes = [1 << power for power in range((each & -each).bit_length())]
+    if each % sizes[0]:
+        impossible["the micro-batch does not divide a part of the batch"] += 1
+        return []
+    return sizes
