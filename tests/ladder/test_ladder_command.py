@@ -267,7 +267,7 @@ def test_wrong_input_is_told(options: list[str], words: str, wide: Path, capsys:
 def test_a_budget_too_small_is_refused_before_anything_is_made(
     more: tuple[str, ...], wide: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that may be enough goes on to corpus and tokens."""
+    """One that may be enough goes on to corpus and tokens; so of a run of so many steps and of so many minutes."""
     from bessemer import stages
 
     class Reached(Exception):
@@ -278,9 +278,12 @@ def test_a_budget_too_small_is_refused_before_anything_is_made(
 
     monkeypatch.setattr(stages, "corpus", reached)
     shutil.rmtree(wide / "runs")
-    for budget in ("1e7", "1s"):
-        assert ladder(wide, *more, "--budget", budget) == 2
+    for budget, length in (("1e7", ()), ("1s", ()), ("1e7", ("--set", "train.minutes=1"))):
+        assert ladder(wide, *more, "--budget", budget, *length) == 2
         assert "too small" in capsys.readouterr().err and not list((wide / "runs").rglob("tokens"))
+    wrong = ("--target", "cod") if more else ("--rungs", "60", "--budget", "1e12")
+    assert ladder(wide, *more, *wrong) == 2
+    assert ("did you mean code?" if more else "no room for 60 smaller rungs") in capsys.readouterr().err
     for budget in ("1e12", "5min"):
         with pytest.raises(Reached):
             ladder(wide, *more, "--budget", budget)

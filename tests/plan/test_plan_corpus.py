@@ -114,8 +114,17 @@ def test_the_work_is_cut_as_the_pipeline_cuts_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("100TB", 1e14), ("1.5PB", 1.5e15), ("250GiB", 250 * 2**30), ("1000B", 1000), ("5 mb", 5e6),
-     ("1e3TB", 1e15), ("1.5E-1 PB", 1.5e14), ("2EB", 2e18)]
+    ("text", "size"),
+    [
+        ("100TB", 1e14),
+        ("1.5PB", 1.5e15),
+        ("250GiB", 250 * 2**30),
+        ("1000B", 1000),
+        ("5 mb", 5e6),
+        ("1e3TB", 1e15),
+        ("1.5E-1 PB", 1.5e14),
+        ("2EB", 2e18),
+    ],
 )
 def test_sizes(text: str, size: float) -> None:
     assert corpus.parse_bytes(text) == pytest.approx(size)

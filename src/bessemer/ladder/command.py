@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +76,22 @@ def ladder(
 def _refuse_too_small(
     session: Session, design: Design, count: int, budget: Budget, ratio: float | None, seeds: int
 ) -> None:
-    """Raises InputError for a budget of which twice as much does not pay for the ladder (a tokenizer may come out smaller than is
-    planned, and this machine be busy), before corpus and tokens are made."""
+    """Raises InputError for a ladder that can be neither with twice the budget nor with a planned run of four times the tokens (a
+    tokenizer may come out smaller than is planned, and this machine be busy), before corpus and tokens are made."""
     if (early := runs.before_tokens(session)) is None:
         return
     planned, sizes = early
     seconds = runs.seconds_before_tokens(session, planned, sizes, budget)
 
-    def refusal(limit: Budget) -> InputError | None:
+    def refusal(limit: Budget, run: Planned) -> InputError | None:
         try:
-            rungs_within(design, planned, sizes, count, limit, ratio or planned.ratio, seconds, seeds)
+            rungs_within(design, run, sizes, count, limit, ratio or run.ratio, seconds, seeds)
         except InputError as error:
-            return error if str(error).startswith("--budget") else None  # the sizes are not certain yet
+            return error
         return None
 
-    if refusal(budget.times(2)) is not None and (error := refusal(budget)) is not None:
+    error, more = refusal(budget, planned), budget.times(2)
+    if error is not None and all(refusal(more, replace(planned, tokens=n * planned.tokens)) for n in (1, 4)):
         raise error
 
 

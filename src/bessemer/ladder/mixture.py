@@ -58,6 +58,7 @@ def mixture(
     count, fewest = rungs or max(8, 4 * len(names)), max(FEWEST_RUNS, len(names) + 2)
     if count < fewest:
         raise InputError(f"--rungs {count}: {len(names)} sources need {fewest} proxies or more")
+    _require_target(target, [*session.recipe.parts])
     if (early := runs.before_tokens(session)) is not None:
         _refuse_too_small(*early, count, allowed, runs.seconds_before_tokens(session, *early, allowed))
     folder = folder or session.run.path / "mixture"
@@ -92,9 +93,15 @@ def largest_shares(ground: Ground, names: list[str], tokens: int) -> Array:
 def _targets(name: str, ground: Ground) -> list[str]:
     """The stored sources whose held-out losses are averaged."""
     with_text = [name for name in ground.store.sources if ground.store.split(name, "heldout").num_tokens > 1]
-    if name == MEAN or name in with_text:
-        return with_text if name == MEAN else [name]
-    known = [*with_text, MEAN]
+    _require_target(name, with_text)
+    return with_text if name == MEAN else [name]
+
+
+def _require_target(name: str, sources: list[str]) -> None:
+    """Raises InputError for a target that is none of these sources. Before there are tokens they are all that may be stored."""
+    known = [*sources, MEAN]
+    if name in known:
+        return
     near = nearest(name, known)
     meant = f"; did you mean {near}?" if near else ""
     raise InputError(f"--target {name}: no source of that name with held-out text; there are {', '.join(known)}{meant}")
@@ -127,13 +134,17 @@ def _seconds(ground: Ground) -> Callable[[Rung], float]:
 def _refuse_too_small(
     planned: Planned, sizes: list[Size], count: int, budget: Budget, seconds: Callable[[Rung], float]
 ) -> None:
-    """Raises InputError for a budget of which twice as much does not pay for the proxies (a tokenizer may come out smaller than
-    is planned, and this machine be busy), before corpus and tokens are made. seconds: what a rung is expected to take."""
+    """Raises InputError for a budget of which twice as much does not pay for the proxies, of a planned run of four times the
+    tokens either (a tokenizer may come out smaller than is planned, and this machine be busy), before corpus and tokens are made.
+    seconds: what a rung is expected to take."""
     cost = seconds if budget.flops is None else None
-    try:
-        _proxy(planned, sizes, count, budget.times(2), cost)
-    except InputError:
-        _proxy(planned, sizes, count, budget, cost)
+    for factor in (1, 4):
+        try:
+            _proxy(replace(planned, tokens=factor * planned.tokens), sizes, count, budget.times(2), cost)
+        except InputError:
+            continue
+        return
+    _proxy(planned, sizes, count, budget, cost)
 
 
 def _proxy(

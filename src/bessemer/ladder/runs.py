@@ -103,13 +103,17 @@ def before_tokens(session: Session) -> tuple[Planned, list[Size]] | None:
     little text it has fewer). None: there are tokens, or size, length or vocabulary follow from them."""
     recipe, tokens = session.recipe, session.run.tokens
     has_vocabulary = recipe.tokenizer.path is not None or recipe.tokenizer.vocabulary is not None
-    has_length = recipe.train.steps is not None or recipe.train.tokens is not None
-    if not (recipe.model.has_size and has_length and has_vocabulary) or TokenStore.described(tokens) is not None:
+    if (
+        not (recipe.model.has_size and recipe.train.has_horizon and has_vocabulary)
+        or TokenStore.described(tokens) is not None
+    ):
         return None
     if recipe.train.objective == "classify" or recipe.is_continued:
         return None
     vocabulary = outlook.vocabulary(recipe, tokens)
     resolved = derived_keys.resolve(recipe, vocabulary, None, forecast.micro_batch_tokens(recipe))
+    if recipe.train.minutes is not None and recipe.train.steps is None:
+        resolved = forecast.planned_run(recipe, resolved, vocabulary, 0, {}, MEASURE_SECONDS)[1]
     steps, batch = resolved.train.steps, resolved.train.global_batch_tokens
     assert steps is not None and batch is not None
     return Planned(resolved, size_of(resolved, vocabulary), steps * batch), smaller(resolved, vocabulary)
