@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.job import Job, Precision
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.jobs import Goal
 from bessemer.plan.search import LayoutSearchResult, NoSplitError, search
 from bessemer.plan.splits import LAYOUT_NAMES, as_given
 from bessemer.terminal import size
 
-NARROW = ("bf16", "fp16")
+NARROW: tuple[Precision, ...] = ("bf16", "fp16")
 
 
 def no_layout(goal: Goal, found: LayoutSearchResult) -> str:
