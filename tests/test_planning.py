@@ -558,6 +558,25 @@ def test_a_budget_whose_batch_divides_nothing_names_one_that_does(capsys: pytest
     assert "divides" in error and "too little" not in error
 
 
+@pytest.mark.parametrize("batch", ["", "33488896"])
+def test_devices_that_divide_badly_are_noted_with_fewer_that_end_sooner(
+    capsys: pytest.CaptureFixture[str], batch: str
+) -> None:
+    """511 = 7 x 73 leave no layout between one device and 7 for a model of 141 billion parameters."""
+    asked = ("--model", "mixtral-8x22b", "--tokens", "1T")
+    more = ("--batch", batch) if batch else ()  # 4,088 sequences, 8 a device
+    found = planned(capsys, *asked, "--gpus", "511xH200", *more)
+    note = next(one for one in found["notes"] if "511 devices divide badly" in one)
+    number = re.search(r"on (\d+) of them", note)
+    assert number is not None and 511 * 0.9 <= int(number[1]) < 511
+    fewer = planned(capsys, *asked, "--gpus", f"{number[1]}xH200", *more)
+    costs = [f"${amount(one['expected']['cost'])}" for one in (fewer, found)]
+    assert f"is expected to take {costs[0]} and not {costs[1]}, and " in note
+    assert fewer["expected"]["days"] < found["expected"]["days"] and not any(
+        "devices divide badly" in one for one in fewer["notes"]
+    )
+
+
 def test_a_batch_that_divides_badly_is_noted_with_a_better_one(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--model", "gpt3-175b", "--tokens", "300B", "--seq", "2048", "--gpus", "1024xA100")
     found = planned(capsys, *asked, "--batch", "3.2M")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,13 @@ from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import jobs, outcome, search
 from bessemer.plan.jobs import Goal, goal_of
-from bessemer.plan.money import dollars
+from bessemer.plan.money import DAY, dollars
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder
-from bessemer.terminal import amount
+from bessemer.terminal import amount, duration
 from bessemer.tokens import outlook
 
 
@@ -79,13 +81,13 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     goal = replace(goal, notes=(*own, *goal.notes))
     if not goal.chooses_layout:
         return outcome.of(goal, **how)
-    if request.recipe.train.global_batch_tokens is not None:
-        return _with_better_batch(request, outcome.of(goal, **how))
     cluster = goal.job.cluster
     fewer = [
         planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model, is_open=request.is_open)
         for devices in jobs.fewer_devices(cluster.devices, cluster.per_node)
     ]
+    if request.recipe.train.global_batch_tokens is not None:
+        return _with_better_devices(_with_better_batch(request, outcome.of(goal, **how)), fewer)
     limit = jobs.MORE_SEQUENCES * min(each.job.batch for each in (goal, *fewer))
     plans, refusal = [], None
     for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
@@ -105,14 +107,14 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
             refusal = refusal or error
             continue
         if each is goal and goal.job.batch <= limit:
-            return plans[0]
+            return _with_better_devices(plans[0], fewer)
     small = [plan for plan in plans if plan.job.batch <= limit] or plans
     if not small:
         raise refusal or InputError("plan: no layout")
     return max(small, key=lambda plan: plan.step.tokens_per_second)
 
 
-WORTH_SAYING = 0.05  # share of the hours that a better batch saves
+WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves
 
 
 def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
@@ -128,14 +130,37 @@ def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
     other = min((one for one in others if one.verdict.fits), key=lambda one: one.bill.device_hours, default=plan)
     if other.bill.device_hours > (1 - WORTH_SAYING) * plan.bill.device_hours:
         return plan
-    costs = [
-        f"{amount(one.bill.device_hours)} device-hours" if one.bill.cost is None else dollars(one.bill.cost)
-        for one in (other, plan)
-    ]
-    note = (
+    return _noted(
+        plan,
         f"the batch divides badly: with {other.job.tokens:,} tokens a step ({other.job.batch:,} sequences) the run is expected "
-        f"to take {costs[0]} and not {costs[1]}"
+        f"to take {_cost(other)} and not {_cost(plan)}",
     )
+
+
+def _with_better_devices(plan: PlanResult, fewer: Sequence[Goal]) -> PlanResult:
+    """The plan, with a note where with some devices idle it costs far less and ends no later: more layouts divide the rest."""
+    others: list[PlanResult] = []
+    for goal in fewer:
+        with suppress(InputError):
+            others.append(outcome.of(goal))
+    limit = (1 - WORTH_SAYING) * plan.bill.device_hours
+    cheaper = [one for one in others if one.verdict.fits and one.bill.device_hours <= limit]
+    other = min(cheaper, key=lambda one: one.bill.days, default=plan)
+    if other is plan or other.bill.days > plan.bill.days:
+        return plan
+    devices = other.job.cluster.devices
+    return _noted(
+        plan,
+        f"{plan.job.cluster.devices:,} devices divide badly: on {devices:,} of them the run is expected to take {_cost(other)} "
+        f"and not {_cost(plan)}, and {duration(DAY * other.bill.days)} and not {duration(DAY * plan.bill.days)}",
+    )
+
+
+def _cost(plan: PlanResult) -> str:
+    return f"{amount(plan.bill.device_hours)} device-hours" if plan.bill.cost is None else dollars(plan.bill.cost)
+
+
+def _noted(plan: PlanResult, note: str) -> PlanResult:
     return replace(plan, goal=replace(plan.goal, notes=(*plan.goal.notes, note)))
 
 

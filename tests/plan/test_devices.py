@@ -189,6 +189,16 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         devices.catalogue(tmp_path / "none.toml")
 
 
+def test_a_file_in_another_encoding_is_said_and_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    own, text = tmp_path / "own.toml", ENTRY.replace('source = "', 'source = "für ')
+    assert "für" in text
+    own.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=r"own\.toml: cannot be read \(no UTF-8: invalid .* at byte \d+\)"):
+        devices.catalogue(own)
+    own.write_text(text, encoding="utf-8-sig")
+    assert devices.catalogue(own)
+
+
 def test_domains_are_equal_parts_of_whole_nodes() -> None:
     gb200, v4, h100 = (devices.find(name) for name in ("GB200", "TPU v4", "H100"))
     assert [ClusterSpec.of(gb200, n).near for n in (64, 128, 144, 2048)] == [64, 64, 72, 64]

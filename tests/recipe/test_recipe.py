@@ -269,6 +269,11 @@ def test_a_recipe_needs_no_ending(tmp_path: Path) -> None:
     assert recipes.load(tmp_path / "mine") == recipes.parse(SMALL, "x")
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(SMALL, encoding="utf-8-sig")
+    assert recipes.load(tmp_path / "my.toml").model.depth == 2
+
+
 def test_differences_name_the_keys() -> None:
     old = recipes.parse(SMALL, "x")
     new = recipes.parse(SMALL, "x", ["train.steps=5", "corpus.rules.min_characters=3"])

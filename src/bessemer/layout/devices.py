@@ -158,10 +158,15 @@ def _own() -> Mapping[str, DeviceSpec]:
 def _read(path: Path) -> Mapping[str, DeviceSpec]:
     """Devices of a file, by name."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = (
+            f"no UTF-8: {error.reason} at byte {error.start}"
+            if isinstance(error, UnicodeError)
+            else error.strerror or error
+        )
         raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); it should be a TOML file of [[device]] tables"
+            f"{path}: cannot be read ({why}); it should be a TOML file of [[device]] tables, saved as UTF-8"
         ) from None
     try:
         parsed = tomllib.loads(text)

@@ -77,7 +77,7 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if path.suffix != ".toml" and not path.exists():
         return parse(_shipped_text(path, str(reference)), f"recipe {reference}", overrides)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe file") from None
     except (OSError, UnicodeDecodeError) as error:

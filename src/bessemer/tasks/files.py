@@ -143,7 +143,7 @@ def open_task(reference: str, folder: Path = Path(), limit: int | None = None) -
     else:
         path = folder / reference
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"evaluate.tasks: {reference}: no task file ({getattr(error, 'strerror', None) or error}); give a TOML file, or "
