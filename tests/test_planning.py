@@ -12,6 +12,7 @@ import pytest
 
 from bessemer.chosen_layout import with_chosen_layout
 from bessemer.cli import run_command
+from bessemer.layout import devices
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
@@ -211,7 +212,7 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         ),
         (("--params", "1B", "--gpus", "100"), "lists them\n"),
         (
-            ("--params", "1B", "--gpus", "1000000000xH100", "--tokens", "20B"),
+            ("--params", "1B", "--gpus", "10000000xH100", "--tokens", "20B"),
             "tokens of the run (train.tokens); take fewer devices, or more tokens\n",
         ),
         (
@@ -495,8 +496,10 @@ def test_odd_numbers_of_devices_are_planned(
 
 
 def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "7B", "--gpus", "1000xH100", "--batch", "4M"]) == 2
-    assert "a batch of 4,096,000 tokens (1,000 sequences) divides" in capsys.readouterr().err
+    found = planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4M")
+    assert (found["batch_tokens"], found["devices"]) == (1024 * 4096, 960)
+    assert "no layout of all divides 1,024 sequences" in found["notes"][0]
+    assert "the batch divides badly: with 4,096,000 tokens a step (1,000 sequences)" in found["notes"][1]
     assert planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
 
 
@@ -552,10 +555,10 @@ def test_large_figures_have_no_exponents(capsys: pytest.CaptureFixture[str]) -> 
         assert not [row for row in rows if re.search(r"\de[+-]\d", row)]
 
 
-def test_a_budget_whose_batch_divides_nothing_names_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--days", "14", "--gpus", "1000xH100", "--batch", "16M"]) == 2
-    error = capsys.readouterr().err
-    assert "divides" in error and "too little" not in error
+def test_a_budget_whose_batch_divides_nothing_is_planned_with_spares(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--days", "14", "--gpus", "1000xH100", "--batch", "16M")
+    assert (found["batch_tokens"], found["devices"]) == (4096 * 4096, 960)
+    assert 13 < found["expected"]["days"] <= 14
 
 
 @pytest.mark.parametrize("batch", ["", "33488896"])
@@ -575,6 +578,36 @@ def test_devices_that_divide_badly_are_noted_with_fewer_that_end_sooner(
     assert fewer["expected"]["days"] < found["expected"]["days"] and not any(
         "devices divide badly" in one for one in fewer["notes"]
     )
+
+
+def test_a_batch_that_divides_no_layout_of_all_devices_leaves_spares(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--params", "7B", "--tokens", "1T", "--gpus", "300xH100", "--batch", "4M")
+    assert found["devices"] == 288 and any("288 of the 300 devices" in note for note in found["notes"])
+
+
+def test_a_better_batch_is_one_nearby(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 16 times the size, what 16,384 devices divide is none."""
+    asked = ("--model", "llama-3-405b", "--tokens", "800B", "--seq", "131072", "--batch", "16M", "--gpus", "16384xH100")
+    assert not [note for note in planned(capsys, *asked)["notes"] if "divides badly" in note]
+
+
+@pytest.mark.parametrize("price", [("--price", "2"), ("--set", "cluster.price=2")])
+def test_a_price_is_of_the_device_that_it_was_given_with(
+    capsys: pytest.CaptureFixture[str], price: tuple[str, str]
+) -> None:
+    asked = ("--params", "3B", "--tokens", "300B", "--gpus", "100xH100", *price)
+    found = planned(
+        capsys, *asked, "--what-if", "device=A100", "--what-if", "device=A100,price=2", "--what-if", "gpus=64"
+    )
+    prices = [one["price"]["dollars_per_device_hour"] for one in (found, *found["what_if"])]
+    assert prices == [2.0, devices.find("A100").price, 2.0, 2.0]
+    noted = [any("the price is the catalogue's of A100" in note for note in one["notes"]) for one in found["what_if"]]
+    assert noted == [True, False, False]
+
+
+def test_more_devices_than_any_cluster_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["plan", "--params", "7B", "--gpus", "1e9xH100"]) == 2
+    assert "at most 10,000,000 are planned" in capsys.readouterr().err
 
 
 def test_a_batch_that_divides_badly_is_noted_with_a_better_one(capsys: pytest.CaptureFixture[str]) -> None:

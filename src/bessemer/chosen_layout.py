@@ -71,8 +71,8 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
 
 
 def planned(request: PlanRequest, **how: Any) -> PlanResult:
-    """What a request comes to. Where the planner chooses layout and batch, and no layout is of all devices (as of 100,003) or
-    only a far larger batch divides over them, the fastest plan with up to a tenth of them as spares, and it notes so.
+    """What a request comes to. Where the planner chooses the layout, and none is of all devices (as of 100,003) or only a far
+    larger batch than is proposed divides over them, the fastest plan with up to a tenth of them as spares, and it notes so.
 
     how: of `outcome.of`. Raises InputError.
     """
@@ -86,14 +86,14 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
         planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model, is_open=request.is_open)
         for devices in jobs.fewer_devices(cluster.devices, cluster.per_node)
     ]
-    if request.recipe.train.global_batch_tokens is not None:
-        return _with_better_devices(_with_better_batch(request, outcome.of(goal, **how)), fewer)
+    has_batch = request.recipe.train.global_batch_tokens is not None
     limit = jobs.MORE_SEQUENCES * min(each.job.batch for each in (goal, *fewer))
     plans, refusal = [], None
     for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
         devices = each.job.cluster.devices
+        why = f": no layout of all divides {each.job.batch:,} sequences" if has_batch else ", which more layouts divide"
         note = (
-            f"{devices:,} of the {cluster.devices:,} devices are used and paid for, which more layouts divide; the other "
+            f"{devices:,} of the {cluster.devices:,} devices are used and paid for{why}; the other "
             f"{cluster.devices - devices:,} are not in the figures"
         )
         try:
@@ -107,22 +107,24 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
             refusal = refusal or error
             continue
         if each is goal and goal.job.batch <= limit:
-            return _with_better_devices(plans[0], fewer)
+            plan = _with_better_batch(request, plans[0], goal) if has_batch else plans[0]
+            return _with_better_devices(plan, fewer)
     small = [plan for plan in plans if plan.job.batch <= limit] or plans
     if not small:
         raise refusal or InputError("plan: no layout")
-    return max(small, key=lambda plan: plan.step.tokens_per_second)
+    fastest = max(small, key=lambda plan: plan.step.tokens_per_second)
+    return _with_better_batch(request, fastest, goal) if has_batch else fastest
 
 
 WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves
 
 
-def _with_better_batch(request: PlanRequest, plan: PlanResult) -> PlanResult:
-    """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts."""
-    job = plan.job
+def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult:
+    """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts. goal: of
+    all devices, of which the plan may leave some."""
     others: list[PlanResult] = []
-    for better in jobs.better_batches(job):
-        recipe = request.recipe.changed(train={"global_batch_tokens": better * job.model.sequence_length})
+    for better in jobs.better_batches(goal.job):
+        recipe = request.recipe.changed(train={"global_batch_tokens": better * goal.job.model.sequence_length})
         try:
             others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
         except search.NoLayoutError:

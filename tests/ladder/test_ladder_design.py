@@ -134,7 +134,7 @@ def test_budgets_are_read(text: str, wanted: Budget) -> None:
     assert parse_budget(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "min", "0", "-5min", "5 apples", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "min", "0", "-5min", "5 apples", "nan", "inf", "1e6"])
 def test_what_is_no_budget_is_told(text: str) -> None:
-    with pytest.raises(InputError, match="give a time as 5min or 2h, or FLOPs as 1e15"):
+    with pytest.raises(InputError, match="5min or 2h"):
         parse_budget(text)

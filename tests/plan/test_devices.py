@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -187,6 +188,25 @@ def test_every_key_of_a_file_is_in_the_plan_or_its_list(
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         devices.catalogue(tmp_path / "none.toml")
+
+
+def test_an_entry_without_a_measured_share_has_that_of_the_device_of_its_name_or_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, h100 = tmp_path / "own.toml", devices.find("H100")
+    own.write_text(
+        ENTRY.replace("Z9", "H100 SXM")
+        + ENTRY.replace("Z9", "H100 SXM5 80GB").replace("source", "matmul = 0.5\nsource")
+    )
+    named, given = (devices.catalogue(own)[name] for name in ("H100 SXM", "H100 SXM5 80GB"))
+    assert (named.matmul, named.sustained) == (h100.matmul, h100.sustained)
+    assert (given.matmul, given.sustained) == (0.5, 1.0)
+    own.write_text(ENTRY)
+    words = ["plan", "--params", "1B", "--tokens", "20B", "--catalogue", str(own), "--gpus", "4xZ9", "--json"]
+    assert run_command(words) == 0
+    assert any(
+        "as if its matmuls reach 80% of the peak" in note for note in json.loads(capsys.readouterr().out)["notes"]
+    )
 
 
 def test_a_file_in_another_encoding_is_said_and_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:

@@ -254,8 +254,16 @@ def parse_budget(text: str | None) -> Budget:
     if not (0 < value < float("inf")) or (unit and unit not in UNITS and unit not in ("flop", "flops")):
         raise InputError(f"--budget {text}: give a time as 5min or 2h, or FLOPs as 1e15")
     if unit in ("flop", "flops") or (not unit and value >= 1e6):
+        if value < LEAST_FLOPS:
+            raise InputError(
+                f"--budget {text}: {value:g} FLOPs are less than a step of the smallest model takes; give FLOPs as 1e15, or a "
+                "time as 5min or 2h"
+            )
         return Budget(flops=value)
     return Budget(seconds=value * UNITS[unit or "min"])
+
+
+LEAST_FLOPS = 1e7  # 6 for each of 5,000 parameters and 320 tokens
 
 
 def refuse_few(design: Design, count: int) -> None:

@@ -27,6 +27,7 @@ GENERATIONS = {
     "Blackwell": ("B200", "GB200", "B300", "GB300"),
 }
 """Devices that are taken for one kind, since one of them being measured says what the others do; any other is its own."""
+UNMEASURED_MATMUL = 0.80  # of the peak, where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
 NEAR = 0.65
 """Similarity (difflib) from which a name may be meant by a wrong one."""
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -40,7 +41,7 @@ class DeviceSpec:
 
     name: str
     flops: Mapping[str, float]
-    matmul: float = 0.80  # where none was measured: Hopper's and Ampere's lie at 0.80 to 0.87
+    matmul: float | None = None
     memory: float
     bandwidth: float
     intra_bandwidth: float
@@ -72,7 +73,8 @@ class DeviceSpec:
 
     def achievable_flops(self, precision: str) -> float:
         """What the best large matmul reaches, in FLOP/s."""
-        return self.peak(precision) * ((self.matmul_fp8 if precision == "fp8" else None) or self.matmul)
+        of_fp8 = self.matmul_fp8 if precision == "fp8" else None
+        return self.peak(precision) * (of_fp8 or self.matmul or UNMEASURED_MATMUL)
 
 
 REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
@@ -95,13 +97,24 @@ def catalogue(extra: Path | None = None) -> dict[str, DeviceSpec]:
     """
     devices = dict(_own())
     if extra is not None:
-        theirs = dict(_read(extra))
+        theirs = {name: _with_measured(device, devices) for name, device in _read(extra).items()}
         taken = {each for device in theirs.values() for each in (device.name, *device.aliases)}
         for name in theirs.keys() & devices.keys():
             kept = [each for each in devices[name].aliases if each not in taken]
             devices[name] = replace(theirs[name], aliases=(*theirs.pop(name).aliases, *kept))
         devices = {**theirs, **devices}
     return devices
+
+
+def _with_measured(device: DeviceSpec, known: Mapping[str, DeviceSpec]) -> DeviceSpec:
+    """A user's entry with the shares of the peak that were measured on the device that its name means, where it gives none."""
+    same = match(device.name, known)
+    if same is None or device.matmul is not None:
+        return device
+    of_fp8 = device.matmul_fp8 or (same.matmul_fp8 if "fp8" in device.flops else None)
+    sustained = same.sustained if device.sustained == 1.0 else device.sustained
+    counted = device.multiprocessors or same.multiprocessors
+    return replace(device, matmul=same.matmul, matmul_fp8=of_fp8, sustained=sustained, multiprocessors=counted)
 
 
 def find(name: str, extra: Path | None = None) -> DeviceSpec:

@@ -152,9 +152,19 @@ def with_changes(of: PlanRequest, asked: Mapping[str, str], overrides: tuple[str
         kept = of_model | (of.given & {SEQUENCES}) | ({SEQUENCES} if has_sequences else set())
         made = _made(tomli_w.dumps(values), of.model, asked, overrides, frozenset(kept))
         notes = _replaced(of, made, asked)
+    made = _without_price_of_another(of, made)
     return with_layout(
         replace(made, is_open=of.is_open, own=own, notes=(*notes, *made.notes), given=of.given | made.given)
     )
+
+
+def _without_price_of_another(of: PlanRequest, made: PlanRequest) -> PlanRequest:
+    """Without the price that was given of another device: the new one's own is in the catalogue, or it has none."""
+    before, after = of.recipe.cluster, made.recipe.cluster
+    if before.price is None or "cluster.price" in made.given or before.device in (None, after.device):
+        return made
+    note = f"the price is the catalogue's of {after.device}, since ${before.price:g} is of {before.device}; --price sets one"
+    return replace(made, recipe=made.recipe.changed(cluster={"price": None}), notes=(*made.notes, note))
 
 
 def _replaced(of: PlanRequest, made: PlanRequest, asked: Mapping[str, str]) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ def goal_of(
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
-    notes += _node_notes(recipe, cluster)
+    notes += [*_node_notes(recipe, cluster), *_unmeasured(device)]
     chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.world != cluster.devices:
         raise InputError(_mismatch(recipe, job))
@@ -185,6 +185,9 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
     return frameworks.find(name)
 
 
+MOST_DEVICES = 10_000_000
+
+
 def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
     """As many devices as [cluster] says, else as [parallel] has processes, or the nodes where the planner chooses the layout."""
     given, world = recipe.cluster, recipe.parallel.world
@@ -193,6 +196,10 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
     if counted and given.devices_per_node is None and not recipe.parallel.auto and world % given.nodes == 0:
         per_node = world // given.nodes
     count = given.devices or (given.nodes * per_node if counted or recipe.parallel.auto else world)
+    if count > MOST_DEVICES:
+        raise InputError(
+            f"cluster.devices: {count:,} is more than any cluster has; at most {MOST_DEVICES:,} are planned"
+        )
     if recipe.parallel.auto and given.devices is None and given.devices_per_node is None and not counted:
         _require_ways_of_a_node(recipe.parallel, device, count)
     return ClusterSpec(
@@ -232,6 +239,16 @@ def _node_notes(recipe: Recipe, cluster: ClusterSpec) -> list[str]:
             f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
         ]
     return []
+
+
+def _unmeasured(device: devices.DeviceSpec) -> list[str]:
+    """What to note of an entry of the user's without a measured share of the peak."""
+    if device.matmul is not None:
+        return []
+    return [
+        f"{device.name} is planned as if its matmuls reach {devices.UNMEASURED_MATMUL:.0%} of the peak, in all of a step: its "
+        "entry has no `matmul` that was measured; H100s reach 64% over whole steps"
+    ]
 
 
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
@@ -316,7 +333,8 @@ def better_batches(job: Job) -> list[int]:
     sequences, devices = job.batch, job.cluster.devices
     near = range(math.ceil(sequences * (1 - NEAR_BATCH)), math.floor(sequences * (1 + NEAR_BATCH)) + 1)
     best = max(near, key=lambda n: (n & -n, -abs(n - sequences)), default=sequences)
-    found = {dividing_batch(sequences, job.model, job.cluster, copies_keys=job.framework.copies_keys)}
+    whole = dividing_batch(sequences, job.model, job.cluster, copies_keys=job.framework.copies_keys)
+    found = {whole} if sequences / MORE_SEQUENCES <= whole <= sequences * MORE_SEQUENCES else set[int]()
     if best & -best > sequences & -sequences < devices:
         found.add(best)
     return sorted(found - {sequences})

@@ -91,6 +91,15 @@ def to_be_filled(text: str, changes: Sequence[str], typed: Mapping[str, str]) ->
     return recipe if _filling(recipe, {axis for axis in AXES if f"parallel.{axis}" in typed}) else None
 
 
+def _near_parts(recipe: Recipe, parts: int) -> list[int]:
+    """The nearest numbers of parts of the batch, up to `parts` and above, that divide it where it is given."""
+    batch, length = recipe.train.global_batch_tokens, recipe.tokens.sequence_length
+    sequences = batch // length if batch and length else 0
+    fewer = (size for size in range(parts, 0, -1) if sequences % size == 0)
+    more = (size for size in range(parts + 1, max(sequences, parts + 1) + 1) if sequences % size == 0)
+    return [size for size in (next(fewer, 0), next(more, 0)) if size]
+
+
 def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
     """New sizes of `shard` and `replicate`, but for those that are given, with which a recipe's layout fills its devices; those
     that change. Raises InputError where none do."""
@@ -103,10 +112,10 @@ def _filling(recipe: Recipe, given: set[str]) -> dict[str, int]:
     rest, over = divmod(num_devices, ranks)
     if over:
         product = " x ".join(f"{axis} {size}" for axis, size in kept.items()) + f" = {ranks}" * (len(kept) > 1)
-        near = " or ".join(f"{size:,}" for size in (num_devices - over, num_devices - over + ranks) if size)
+        near = " or ".join(f"{ranks * parts:,}" for parts in _near_parts(recipe, rest))
         raise InputError(
             f"parallel: {product} does not divide {counted(num_devices, 'device')}; take {near}, or ways whose product is a "
-            "divisor, or leave some of them out, and parallel.auto = true lets the planner choose those"
+            "divisor, or auto = true alone in [parallel], and the planner chooses"
         )
     if len(free) == 1 or (layout.shard == 1 and layout.replicate > 1):
         sizes = {free[0]: rest}
