@@ -1,5 +1,5 @@
 """How long commands take from their start: help and the like, and the corpus, the tokens and the training of a text so small that
-starting is all there is. Whole processes; medians by the clock and in CPU seconds.
+starting is all there is, on one process and on two. Whole processes; medians by the clock and in CPU seconds.
 
     python benchmarks/start_up.py [--other CHECKOUT] --json results/start_up.json
 
@@ -24,6 +24,7 @@ from time import perf_counter
 from machine import describe, wait_until_idle
 
 LIMIT = 0.5  # seconds, for what only prints
+ON_TWO = ["train", "small.toml", "--restart", "--set", "parallel.shard=2"]
 PRINTING = (["--help"], ["--version"], ["recipe"], ["recipe", "--explain", "train.steps"])
 RECIPE = """
 run = { name = "small", dir = "." }
@@ -84,7 +85,7 @@ def main() -> None:
             for name, source in sources.items():
                 folder = Path(place) / name
                 shutil.rmtree(folder / "small", ignore_errors=True)
-                for arguments in (*PRINTING, *([stage, "small.toml"] for stage in ("corpus", "tokens", "train"))):
+                for arguments in (*PRINTING, *([stage, "small.toml"] for stage in ("corpus", "tokens", "train")), ON_TWO):
                     found = taken(source, folder, arguments)
                     if turn:
                         rows.setdefault(" ".join(arguments), {}).setdefault(name, []).append(found)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainings import losses, trained, weights
+from trainings import injected, losses, trained, weights
 
 from bessemer.parallel.dtensors import bit_sums, differences
 from bessemer.run import read_json_lines
@@ -65,11 +64,10 @@ def test_the_one_that_differs_from_most_is_named() -> None:
 def test_a_flipped_bit_is_undone(
     made: Path, replicas: str, tmp_path: Path, processes: int, flips: int, steps: int
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FLIPS)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    fault = injected(tmp_path, FLIPS)
     name = f"flipped-{processes}"
     given = [f"parallel.replicate={processes}", "guard.compare_replicas_every=5", f"train.steps={steps}"]
-    flipped = {"PYTHONPATH": path, "FLIPS": str(flips), "FLIPPED": str(tmp_path / "flipped")}
+    flipped = {**fault, "FLIPS": str(flips), "FLIPPED": str(tmp_path / "flipped")}
     if processes != 2:
         replicas = trained(made, "four-replicas", *given)
     trained(made, name, *given, environment=flipped)

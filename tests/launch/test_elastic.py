@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from trainings import another, command, differ, facts, losses, together
+from trainings import another, command, differ, facts, injected, losses, together
 
 from bessemer.launch.rendezvous import fitted
 from bessemer.recipe import Recipe, parse
@@ -69,9 +68,8 @@ def test_a_process_that_dies_at_every_start_is_left_out(made: Path, whole: str, 
     add up in another order than four.
     """
     fewer = another(made, "fewer")
-    (tmp_path / "sitecustomize.py").write_text(LOST)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    lost = {"PYTHONPATH": path, "LOST_AFTER": str(made.parent / "runs" / "fewer" / "checkpoints" / "latest")}
+    fault = injected(tmp_path, LOST)
+    lost = {**fault, "LOST_AFTER": str(made.parent / "runs" / "fewer" / "checkpoints" / "latest")}
     layout = "parallel.replicate=4", "parallel.elastic=true", "parallel.restarts=1"
     elastic = command(
         "train", *fewer, "--set", "train.precision=fp64", *(part for key in layout for part in ("--set", key))

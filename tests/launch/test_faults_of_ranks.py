@@ -11,7 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainings import another, bessemer, command, differ, errors, facts, losses, metrics, wait_for_step, weights
+from trainings import (
+    another,
+    bessemer,
+    command,
+    differ,
+    errors,
+    facts,
+    injected,
+    losses,
+    metrics,
+    wait_for_step,
+    weights,
+)
 
 from bessemer.run import read_json_lines
 
@@ -44,11 +56,10 @@ if os.environ.get("LOCAL_RANK") == "1":
 @pytest.fixture
 def sick(made: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Train on two processes, of which rank 1 has a fault at step 10."""
-    (tmp_path / "sitecustomize.py").write_text(SICK)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = injected(tmp_path, SICK)
 
     def run(name: str, fault: str, *more: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PYTHONPATH": path, "FAULT": fault, "RAISED": str(tmp_path / "raised")}
+        environment = {**variables, "FAULT": fault, "RAISED": str(tmp_path / "raised")}
         sets = [part for key in ("parallel.replicate=2", *more) for part in ("--set", key)]
         return subprocess.run(
             command("train", *another(made, name), *sets),

@@ -126,9 +126,10 @@ def test_the_first_node_is_lost_at_the_start_and_twice_in_a_row(made: Path, repl
     assert codes == [0, 0], said
     assert losses(made, "lost-thrice") == losses(made, replicas)
     assert weights(made, "lost-thrice") == weights(made, replicas)
-    # The first loss counts where the group had met by then; the one before the nodes had met again does not.
+    # The first loss counts where the group had met by then, and is recorded where the other node's process knew its run; the one
+    # before the nodes had met again does not.
     before = [int(re.search(r"restart (\d) of 3", row["action"])[1]) for row in lost(run)]  # type: ignore[index]
-    assert before in ([1, 2], [2, 3])
+    assert before in ([1, 2], [2, 3], [1, 2, 3])
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainings import another, command, metrics, wait_for_step
+from trainings import another, command, injected, metrics, wait_for_step
 
 from bessemer.report import data, page
 from bessemer.run import RunFolder, read_json_lines
@@ -113,14 +113,13 @@ def test_a_rank_that_is_stopped_now_and_then_is_named(made: Path) -> None:
 
 @pytest.mark.parametrize("layout", long_but(("shard", "tensor", "context"), "shard"))
 def test_a_rank_whose_model_is_slow_is_named_in_every_layout(made: Path, layout: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    fault = injected(tmp_path, SLOW)
     sets: tuple[str, ...] = (f"parallel.{layout}=2", "train.micro_batch=4")
     if layout == "tensor":  # which divides heads
         sets = (*sets, "model.depth=2")
     if layout == "context":  # whose parts of the sequences are no equal work: a second pair
         sets = (f"parallel.{layout}=2", "parallel.replicate=2", "train.micro_batch=2")
-    with trained(made, f"slow-{layout}", *sets, environment={"PYTHONPATH": path}) as training:
+    with trained(made, f"slow-{layout}", *sets, environment=fault) as training:
         _, said = training.communicate(timeout=400)
     assert training.returncode == 0, said
     require_named(made, f"slow-{layout}", said)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainings import another, command, losses, wait_for_step, weights
+from trainings import another, command, injected, losses, wait_for_step, weights
 
 from bessemer.guard import heartbeat
 from bessemer.guard.heartbeat import Heartbeat, Reading
@@ -117,11 +117,10 @@ def trained(made: Path, name: str, environment: dict[str, str]) -> subprocess.Po
 def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
     made: Path, replicas: str, tmp_path: Path, fault: str, record_property: Callable[[str, object], None]
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HOLDS_INTERPRETER)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = injected(tmp_path, HOLDS_INTERPRETER)
     name = f"hang-{fault}"
     run, trigger = made.parent / "runs" / name, tmp_path / "trigger"
-    environment = {"PYTHONPATH": path, "HOLD_AFTER": str(trigger)} if fault == "interpreter" else {}
+    environment = {**variables, "HOLD_AFTER": str(trigger)} if fault == "interpreter" else {}
     process = trained(made, name, environment)
     try:
         started = time.monotonic()

@@ -53,6 +53,13 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "bessemer", *arguments]
 
 
+def injected(folder: Path, code: str) -> dict[str, str]:
+    """Variables with which this code runs first in each process: each is a new interpreter, no fork of one that has begun."""
+    (folder / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "BESSEMER_FORKS": "0"}
+
+
 def node(given: tuple[str, ...], port: int, *more: str, nodes: str = "2") -> list[str]:
     """The command of one node of several, with one process, all on this machine."""
     meet = "--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-endpoint", f"localhost:{port}"

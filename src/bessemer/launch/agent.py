@@ -27,13 +27,21 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     interrupt.end_with_parent(signal.SIGHUP)  # on which the agent ends its processes
 
-    from bessemer.checkpoint.node_memory import hold  # torch takes seconds to load, in which a signal may come
-    from bessemer.launch.node_agent import NodeAgent
+    from bessemer.launch.fork_server import ForkServer
     from bessemer.launch.start import LaunchSpec
 
     spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
-    with hold(place, spec.processes, spec.replicas):
-        return NodeAgent(spec, place).run()
+    forks = ForkServer(spec.arguments) if os.environ.get("BESSEMER_FORKS") != "0" and sys.platform == "linux" else None
+    # Torch takes seconds to load, here and in the server at the same time; a signal may come meanwhile.
+    from bessemer.checkpoint.node_memory import hold
+    from bessemer.launch.node_agent import NodeAgent
+
+    try:
+        with hold(place, spec.processes, spec.replicas):
+            return NodeAgent(spec, place, forks).run()
+    finally:
+        if forks is not None:
+            forks.close()
 
 
 if __name__ == "__main__":

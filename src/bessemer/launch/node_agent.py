@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousError,
@@ -31,6 +32,7 @@ from bessemer import interrupt
 from bessemer.errors import InputError
 from bessemer.guard import heartbeat
 from bessemer.launch import status, store
+from bessemer.launch.fork_server import ForkServer
 from bessemer.launch.start import LaunchSpec
 from bessemer.terminal import duration
 
@@ -46,18 +48,21 @@ class NodeAgent:
     """Runs torch's elastic agent, and again where the store was lost with the first node. The memory that is held for checkpoints
     outlives that."""
 
-    def __init__(self, spec: LaunchSpec, place: Path) -> None:
-        """place: the node's folder."""
+    def __init__(self, spec: LaunchSpec, place: Path, forks: ForkServer | None) -> None:
+        """place: the node's folder; forks: where the processes are started; None: as new interpreters."""
         self.spec, self._place = spec, place
         self._host = spec.endpoint.rpartition(":")[0]
         self._wait = duration(spec.wait_seconds)
         self._restarts_left, self._has_trained = spec.restarts, False
         self._starts: list[int] = []  # restarts that were left at each start of the group, since the store answered
         self._nodes = set[tuple[str, int]]()
+        self._forks = forks
 
     def run(self) -> int:
         """Meet the other nodes and start the processes until they have ended. Returns the exit code of `main`."""
         _use_own_agent(self)
+        if self._forks is not None:
+            _use_forks(self._forks)
         deadline, attempts_to_host, has_answered = time.monotonic() + self.spec.wait_seconds, 0, False
         while True:
             try:
@@ -229,6 +234,17 @@ def _use_own_agent(node: NodeAgent) -> None:
             super()._shutdown(death_sig, *timeout, **named)
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]  # which elastic_launch makes
+
+
+def _use_forks(forks: ForkServer) -> None:
+    """Have torch's agent start its processes as forks."""
+    new_interpreter = SubprocessHandler._popen
+
+    def started(self: SubprocessHandler, words: tuple[str, ...], environment: dict[str, str]) -> Any:
+        fork = forks.start(words[1:], environment) if words[0] == sys.executable else None
+        return new_interpreter(self, words, environment) if fork is None else fork
+
+    SubprocessHandler._popen = started  # type: ignore[method-assign]
 
 
 def _killed(failures: Mapping[int, ProcessFailure]) -> list[int]:

@@ -37,7 +37,8 @@ FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputEr
 OUTCOME, SHOWN, LOST, WAITING = "outcome.json", "said.json", "lost.json", "waiting"
 # Of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = (
-    "connection closed by peer", "connection reset", "broken pipe", "socket", "ncclremoteerror", "timed out",
+    "connection closed by peer", "connection reset", "connection was likely closed", "broken pipe", "socket", "ncclremoteerror",
+    "timed out",
 )  # fmt: skip
 
 
