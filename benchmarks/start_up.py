@@ -85,7 +85,11 @@ def main() -> None:
             for name, source in sources.items():
                 folder = Path(place) / name
                 shutil.rmtree(folder / "small", ignore_errors=True)
-                for arguments in (*PRINTING, *([stage, "small.toml"] for stage in ("corpus", "tokens", "train")), ON_TWO):
+                for arguments in (
+                    *PRINTING,
+                    *([stage, "small.toml"] for stage in ("corpus", "tokens", "train")),
+                    ON_TWO,
+                ):
                     found = taken(source, folder, arguments)
                     if turn:
                         rows.setdefault(" ".join(arguments), {}).setdefault(name, []).append(found)

@@ -128,9 +128,9 @@ def main() -> NoReturn:
     os.set_blocking(readable, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    running = 0
+    running, sources = 0, list[Any]([pipe, readable])
     while True:
-        ready, _, _ = select.select([pipe, readable], [], [])
+        ready, _, _ = select.select(sources, [], [])
         if readable in ready:
             os.read(readable, 4096)
         if pipe in ready:

@@ -244,7 +244,7 @@ def _use_forks(forks: ForkServer) -> None:
         fork = forks.start(words[1:], environment) if words[0] == sys.executable else None
         return new_interpreter(self, words, environment) if fork is None else fork
 
-    SubprocessHandler._popen = started  # type: ignore[method-assign]
+    SubprocessHandler._popen = started  # type: ignore[method-assign, assignment]
 
 
 def _killed(failures: Mapping[int, ProcessFailure]) -> list[int]:
