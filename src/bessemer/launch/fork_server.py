@@ -92,6 +92,7 @@ class ForkServer:
                 what, pid, code = self._pipe.recv()
                 if what == STARTED:
                     self._pids.append(pid)
+                    self.codes.pop(pid, None)  # of an earlier process with this id
                 else:
                     self.codes[pid] = code
                 seconds = 0.0
@@ -138,10 +139,14 @@ def main() -> NoReturn:
                 arguments, environment = pipe.recv()
             except (EOFError, OSError):
                 os._exit(0)
+            leads, is_leading = os.pipe()
             pid = os.fork()
             if not pid:
                 pipe.close()
-                _become(arguments, environment, (readable, writable))
+                _become(arguments, environment, (readable, writable, leads, is_leading))
+            os.close(is_leading)
+            os.read(leads, 1)  # until the fork has closed it: from then on signals to its group reach it
+            os.close(leads)
             running += 1
             pipe.send((STARTED, pid, None))
         while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -157,9 +162,9 @@ def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[i
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
         for one in pipes:
             os.close(one)
-        os.setsid()
         os.environ.clear()
         os.environ.update(environment)
         name = arguments[1]
