@@ -601,8 +601,31 @@ def test_a_price_is_of_the_device_that_it_was_given_with(
     )
     prices = [one["price"]["dollars_per_device_hour"] for one in (found, *found["what_if"])]
     assert prices == [2.0, devices.find("A100").price, 2.0, 2.0]
-    noted = [any("the price is the catalogue's of A100" in note for note in one["notes"]) for one in found["what_if"]]
+    noted = [
+        any("the price is the catalogue's, if any, of A100" in note for note in one["notes"])
+        for one in found["what_if"]
+    ]
     assert noted == [True, False, False]
+
+
+def test_a_budget_in_money_of_a_device_without_a_price_is_not_said_to_be_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--money", "50k", "--gpus", "64xH100", "--params", "7B", "--what-if", "device=MI300X")
+    (other,) = planned(capsys, *asked)["what_if"]
+    assert (other["budget"]["spent"], other["budget"]["is_kept"]) == (None, None)
+    assert any(
+        "whether --money 50k is kept is not known: the catalogue has no price" in note for note in other["notes"]
+    )
+
+
+@pytest.mark.parametrize("words", [(), ("--tp", "8", "--pp", "16", "--framework", "llama3"), ("--dp", "16384")])
+def test_what_stands_for_a_budget_of_recompute_is_said(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    asked = ("--model", "llama-3-405b", "--tokens", "1T", "--batch", "128M", "--gpus", "16384xH100", *words)
+    notes = " ".join(planned(capsys, *asked, "--recompute", "budget")["notes"])
+    assert "is planned as one of none, selective and full" in notes and "leaves train.recompute open" not in notes
 
 
 def test_more_devices_than_any_cluster_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,7 +163,8 @@ def _without_price_of_another(of: PlanRequest, made: PlanRequest) -> PlanRequest
     before, after = of.recipe.cluster, made.recipe.cluster
     if before.price is None or "cluster.price" in made.given or before.device in (None, after.device):
         return made
-    note = f"the price is the catalogue's of {after.device}, since ${before.price:g} is of {before.device}; --price sets one"
+    given = f"${before.price:g} is of {before.device}"
+    note = f"the price is the catalogue's, if any, of {after.device}, since {given}; --price sets one"
     return replace(made, recipe=made.recipe.changed(cluster={"price": None}), notes=(*made.notes, note))
 
 

@@ -59,6 +59,9 @@ class PlanBudget:
         figure = result.intervals.get("days" if self.kind == "days" else "cost")
         return figure.at(self.odds) if figure is not None else 0.0
 
+    def _is_known(self, result: PlanResult) -> bool:
+        return self.kind != "money" or "cost" in result.intervals
+
     def share(self, result: PlanResult) -> float:
         return self.spent(result) / self.amount
 
@@ -70,6 +73,9 @@ class PlanBudget:
 
     def _note(self, result: PlanResult) -> str | None:
         share, name = self.share(result), f"--{self.kind} {self.text}"
+        if not self._is_known(result):
+            device = result.job.cluster.device.name
+            return f"whether {name} is kept is not known: the catalogue has no price for {device} (price=P gives one)"
         is_even = self.odds == 0.5
         if share > 1:
             which = (
@@ -86,10 +92,10 @@ class PlanBudget:
 
     def to_dict(self, result: PlanResult) -> dict[str, Any]:
         """amount, spent: FLOPs, days or dollars."""
-        spent = self.spent(result)
+        spent = self.spent(result) if self._is_known(result) else None
         return {
             "kind": self.kind, "amount": self.amount, "odds": None if self.kind == "flops" else self.odds, "spent": spent,
-            "is_kept": spent <= self.amount,
+            "is_kept": None if spent is None else spent <= self.amount,
         }  # fmt: skip
 
 

@@ -102,6 +102,11 @@ def goal_of(
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
     notes += [*_node_notes(recipe, cluster), *_unmeasured(device)]
+    if recipe.train.recompute == "budget":
+        notes.append(
+            "recompute budget, which recomputes some of the blocks, is planned as one of none, selective and full, which the row "
+            "layout names; a run lies between none and full in time and memory"
+        )
     chosen, given = recipe.parallel.auto, set[str]()
     if not chosen and job.layout.world != cluster.devices:
         raise InputError(_mismatch(recipe, job))

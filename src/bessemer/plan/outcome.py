@@ -111,7 +111,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
 def _recompute_notes(goal: Goal, job: Job) -> tuple[str, ...]:
     """Where more is recomputed than a run of the recipe would, which leaves it open: by how much that one's memory is larger."""
     run = goal.recipe.train.recompute
-    if "recompute" in goal.given or run == job.layout.recompute or job.framework.name != "bessemer":
+    if "recompute" in goal.given or run in (job.layout.recompute, "budget") or job.framework.name != "bessemer":
         return ()
     held = memory(goal.job.with_layout(recompute="none"))
     return (
