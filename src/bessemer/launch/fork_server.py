@@ -30,7 +30,7 @@ MODULES = (
     "torch.nn.parallel.distributed", "torch._dynamo", "bessemer.launch.member", "bessemer.launch.rendezvous",
     "bessemer.train.loop", "bessemer.cli.train",
 )  # fmt: skip
-# Only these are read at the import of a module above; a process for which they differ is a new interpreter.
+# Beginnings of variables that are read when a module above is loaded; a process for which one differs is a new interpreter.
 READ_AT_IMPORT = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH_LOGS", "TORCHDYNAMO_")
 STARTED, ENDED = "started", "ended"
 
@@ -58,7 +58,7 @@ class Fork:
 
 
 class ForkServer:
-    """The agent's side. codes: of the processes that have ended, by process id."""
+    """The agent's side. codes: exit codes of the processes that have ended, by process id."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         """arguments: of the processes that will be started, for people who list processes."""

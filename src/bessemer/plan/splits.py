@@ -58,7 +58,7 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
                     expert_ranks(model, tensor * context * data),
                 ):  # fmt: skip
                     if is_ours and not divides_evenly(model, tensor, shard * context):
-                        impossible["the weights do not divide over shard x context beside tensor"] += 1
+                        impossible["the weights do not divide over shard x context with tensor"] += 1
                         continue
                     yield Layout(
                         replicate=data // shard, shard=shard, tensor=tensor, pipeline=pipeline, virtual=virtual, context=context,
