@@ -91,10 +91,9 @@ def cold():
 if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" and ARGUMENTS[0] not in ("-m", "-c")) or "/ray/" in ARGUMENTS[0]:
     cold()  # also ray's own programs
 import _signal, _socket, marshal  # of the modules around them each takes as long as this whole program
-asked = {{"bessemer.launch.agent": _signal.SIGHUP, "bessemer.launch.fork_server": _signal.SIGKILL}}
-if ARGUMENTS[:1] == ["-m"] and ARGUMENTS[1] in asked:  # which asks the kernel for this signal when its parent dies
+if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
     import ctypes
-    ctypes.CDLL(None).prctl(1, asked[ARGUMENTS[1]])
+    ctypes.CDLL(None).prctl(1, _signal.SIGHUP)
 files = []
 for name in os.listdir("/proc/self/fd"):
     try:

@@ -74,6 +74,14 @@ def end_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(parent_death_signal, number)
 
 
+def name_process(name: str) -> None:
+    """How lists of processes name this one (`ps -o comm`, top), at most 15 characters. A fork has the command line of the process
+    that it is a fork of."""
+    if sys.platform.startswith("linux"):
+        set_name = 15  # PR_SET_NAME
+        ctypes.CDLL(None).prctl(set_name, name.encode(), 0, 0, 0)
+
+
 def _interrupt(number: int, frame: Any) -> NoReturn:
     ASKED.set()
     stop(number, frame)

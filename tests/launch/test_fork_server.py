@@ -19,7 +19,7 @@ SLEEPS = "-m", "timeit", "-n", "1", "-r", "1", "import time; time.sleep(100)"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    server = ForkServer(())
+    server = ForkServer()
     yield server
     server.close()
 
@@ -53,7 +53,7 @@ def test_what_is_read_at_import_wants_a_new_interpreter(
 def test_with_the_server_its_forks_count_as_killed(server: ForkServer) -> None:
     fork = server.start(SLEEPS, os.environ)
     assert fork is not None
-    os.kill(server._process.pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
     assert fork.wait(60) == -signal.SIGKILL and server.start(SLEEPS, os.environ) is None
     os.kill(fork.pid, signal.SIGKILL)  # a training asks the kernel for this
 

@@ -6,6 +6,7 @@ or as nodes with our own agents.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -171,7 +172,7 @@ def test_a_killed_agent_takes_its_processes_with_it(made: Path) -> None:
     with subprocess.Popen(one, stderr=subprocess.PIPE, text=True, env=REAL) as process:
         wait_for_step(run, 2)
         assert len(members_of(run)) == 2
-        (agent,) = (pid for pid in tree(process.pid) if b"launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        agent = next(pid for pid in tree(process.pid) if b"launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(agent, signal.SIGKILL)
         said = process.communicate(timeout=3 * SECONDS)[1]
     assert process.returncode == 1 and not members_of(run)
@@ -181,22 +182,11 @@ def test_a_killed_agent_takes_its_processes_with_it(made: Path) -> None:
     assert lost["what"] == "lost" and "agent" in lost["cause"] and lost["step"] >= 1
 
 
-def _leads(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
-        return False
-
-
 def members_of(run: Path) -> list[int]:
-    """Processes that train a run: their command line names its folder."""
+    """Processes that train a run: their command line, or that of the agent they are forks of, names its folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        pid = int(path.parent.name)
-        if b"bessemer.launch.member" in line and str(run).encode() in line and b"launch.agent" not in line:
-            found += [pid] if _leads(pid) else []  # as the server that they are forks of does not
+        with contextlib.suppress(OSError):
+            if str(run).encode() in path.read_bytes() and path.with_name("comm").read_text().startswith("rank "):
+                found.append(int(path.parent.name))
     return found

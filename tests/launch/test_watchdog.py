@@ -146,11 +146,11 @@ def test_a_process_that_hangs_is_ended_and_the_run_goes_on(
 
 
 def pid_of(*words: bytes) -> int:
-    """The process whose command has all of these words."""
+    """The process whose command has all of these words, and no fork of it."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             text = path.read_bytes()
-            if all(word in text for word in words):
+            if all(word in text for word in words) and "python" in path.with_name("comm").read_text():
                 return int(path.parent.name)
     raise AssertionError(f"no process of {words}")
 

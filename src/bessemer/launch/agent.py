@@ -31,8 +31,8 @@ def main() -> int:
     from bessemer.launch.start import LaunchSpec
 
     spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
-    forks = ForkServer(spec.arguments) if os.environ.get("BESSEMER_FORKS") != "0" and sys.platform == "linux" else None
-    # Torch takes seconds to load, here and in the server at the same time; a signal may come meanwhile.
+    # Torch takes seconds to load; a signal may come meanwhile.
+    forks = ForkServer() if os.environ.get("BESSEMER_FORKS") != "0" and sys.platform == "linux" else None
     from bessemer.checkpoint.node_memory import hold
     from bessemer.launch.node_agent import NodeAgent
 

@@ -1,10 +1,9 @@
 """The processes of a node as forks of one that has torch and the training loaded: modules are imported once a node, and not by
-every process, and a restart imports nothing. On Linux; elsewhere, where the server fails, and with BESSEMER_FORKS=0 each is a
-new interpreter.
+every process, and a restart imports nothing. On Linux; elsewhere, where the server ends, and with BESSEMER_FORKS=0 each is a new
+interpreter.
 
-The agent starts `python -m bessemer.launch.fork_server FD ARGUMENTS`, whose end of a pipe is FD, and imports its own modules
-meanwhile. It sends the arguments of Python and the environment of each process, and hears of starts and ends. Nothing here
-touches a GPU: a fork of a process that has could not.
+The agent loads the modules, and forks the server before it starts a thread. It sends the arguments of Python and the environment
+of each process through a pipe, and hears of starts and ends. Nothing here touches a GPU: a fork of a process that has could not.
 """
 
 from __future__ import annotations
@@ -60,15 +59,22 @@ class Fork:
 class ForkServer:
     """The agent's side. codes: exit codes of the processes that have ended, by process id."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """arguments: of the processes that will be started, for people who list processes."""
+    def __init__(self) -> None:
         self.codes: dict[int, int] = {}
         self._pids: list[int] = []
-        self._pipe, theirs = Pipe()
-        command = [sys.executable, "-m", "bessemer.launch.fork_server", str(theirs.fileno()), *arguments]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        silence_libraries()
+        for name in MODULES:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # so that collections leave the pages of these modules shared
         self._environment = dict(os.environ)
+        self._pipe, theirs = Pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._pipe.close()
+            _serve(theirs)
+        theirs.close()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Fork | None:
         """Start `python ARGUMENTS` with this environment, in a session of its own; None where a new interpreter has to."""
@@ -105,25 +111,16 @@ class ForkServer:
     def close(self) -> None:
         """End the server, and with it what still runs."""
         self._pipe.close()
-        self._process.wait()
+        os.waitpid(self.pid, 0)
 
     def _is_there(self) -> bool:
         return not self._pipe.closed
 
 
-def main() -> NoReturn:
-    """The server: imports, then forks until its parent, the agent, ends."""
-    # Schedulers send these to every process of a node; handlers, which forks do not keep.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
+def _serve(pipe: Connection) -> NoReturn:
+    """The server: forks, until its parent, the agent, ends."""
     interrupt.end_with_parent(signal.SIGKILL)
-    pipe = Connection(int(sys.argv[1]))
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    silence_libraries()
-    for name in MODULES:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # so that a fork's collections leave these pages shared
+    interrupt.name_process("fork server")
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     os.set_blocking(readable, False)
@@ -180,7 +177,3 @@ def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[i
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -85,6 +85,7 @@ class LaunchedProcess:
 
         if self.rank:
             os.environ[QUIET] = SILENT
+        interrupt.name_process(f"rank {self.rank}")
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         silence_libraries()
         # Until the loop handles them: a launcher that gives the group up sends SIGTERM, the command SIGUSR1.
