@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bessemer import forecast
 from bessemer.cli import run_command
@@ -54,6 +57,20 @@ def test_matmuls_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.Monke
 
 def test_what_is_timed_is_the_matmuls_of_the_model(recipe: Recipe) -> None:
     assert 1e-3 < measure.bf16_matmul_gain(recipe, model_config(recipe, 400)) < 1e3
+
+
+def test_a_cpu_without_units_is_known_by_small_matmuls(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are computed without units, the largest would take minutes."""
+    timed = []
+
+    def slow(x: torch.Tensor, weight: torch.Tensor) -> None:
+        timed.append(x.numel() * len(weight))
+        time.sleep(0.03 if x.dtype == torch.bfloat16 else 0.0)
+
+    monkeypatch.setattr(measure, "linear_kernel", slow)
+    wide = dataclasses.replace(model_config(recipe, 400), width=4096, mlp_width=11_008)
+    assert measure.bf16_matmul_gain(recipe, wide) < measure.HOPELESS_GAIN
+    assert max(timed) <= 64 * 256 * 256
 
 
 def trained(runs: Path) -> tuple[str, list[float]]:

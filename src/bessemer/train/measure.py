@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -34,8 +35,9 @@ SCORED_SHARE = 0.1  # of the budget, for validation
 SAVED_BYTES = 32_000_000  # of a checkpoint that is written to time it; larger ones are scaled up
 Typical = Callable[[Iterable[float]], float]  # of repeated measurements
 MIN_MATMUL_GAIN, MIN_STEP_GAIN = 1.5, 1.1  # from which bf16 may be, and is, the better choice on a CPU
-MATMUL_ROWS, MATMUL_EDGE, MATMUL_TURNS = 512, 2048, 4  # of a matmul that is timed, at most: more says no more, and
-# takes a CPU without units for bf16 seconds
+# Rows and edges of matmuls that are timed, at most: larger ones say no more. Small ones come first, since a CPU without units for
+# bf16 would take minutes for the last; it is known by HOPELESS_GAIN.
+MATMUL_SIZES, MATMUL_TURNS, HOPELESS_GAIN = ((64, 256), (128, 512), (256, 1024), (512, 2048)), 4, 0.5
 FEW_LAYERS = (1, 3)  # the models whose difference is what a layer takes
 
 
@@ -116,12 +118,27 @@ def _times(gain: float) -> str:
 def bf16_matmul_gain(recipe: Recipe, config: ModelConfig) -> float:
     """How many times as fast a CPU computes the matmuls of a block in bf16 as in fp32, backward pass included: the best of
     a few turns of each."""
-    rows = min((recipe.train.micro_batch or 1) * config.sequence_length, MATMUL_ROWS)
-    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     up = config.mlp_width * (2 if config.gated else 1)
     shapes = ((config.width, config.heads * config.head_dim), (config.width, up), (config.mlp_width, config.width))
+    return _matmul_gain((recipe.train.micro_batch or 1) * config.sequence_length, shapes)
+
+
+@cache
+def _matmul_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
+    """Of (rows, inner) by (inner, outer) for each of the shapes."""
+    gain, before = 1.0, None
+    for most_rows, edge in MATMUL_SIZES:
+        sizes = min(rows, most_rows), *((min(inner, edge), min(outer, edge)) for inner, outer in shapes)
+        if gain < HOPELESS_GAIN or sizes == before:
+            break
+        gain, before = _timed_gain(*sizes), sizes
+    return gain
+
+
+def _timed_gain(rows: int, *shapes: tuple[int, int]) -> float:
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     generator, factors = torch.Generator().manual_seed(0), []
-    for inner, outer in ((min(inner, MATMUL_EDGE), min(outer, MATMUL_EDGE)) for inner, outer in shapes):
+    for inner, outer in shapes:
         sizes = (rows, inner), (outer, inner), (rows, outer)
         factors.append([torch.randn(size, generator=generator) for size in sizes])
     for _ in range(MATMUL_TURNS):
