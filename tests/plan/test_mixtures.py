@@ -64,6 +64,14 @@ def test_flops_of_a_token_by_hand() -> None:
     assert flops_per_token(mixture("deepseek-v3")) == pytest.approx(6 * matrices + scores, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "kimi-k2", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_the_fullest_stage_is_found(name: str) -> None:
+    """The first one holds the dense layers, which are small, as well as the embedding."""
+    for pipeline in (2, 4, 8, 16):
+        given = job(name, 64, expert=2, pipeline=pipeline, shard=64 // pipeline)
+        assert memory(given).total == max(one.total for one in stages(given)), pipeline
+
+
 def test_dense_layers_come_first() -> None:
     config = mixture("deepseek-v3")
     (dense, first), (mixed, rest) = by_kind(config, 8, True)

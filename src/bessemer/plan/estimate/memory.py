@@ -13,10 +13,11 @@ from statistics import NormalDist
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import micro_batches_in_flight, rank_memory
 from bessemer.layout.pipeline_stages import PipelineRank, rank_rows
+from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import ranks_by_cut
 from bessemer.plan.estimate.job import Job, Recompute, RunState, parallel
 from bessemer.plan.estimate.parts import Split, block_activation_bytes, state
-from bessemer.plan.mixture import by_kind
+from bessemer.plan.mixture import by_kind, kinds
 from bessemer.recipe import Train
 from bessemer.recipe.parallel import SCHEDULES
 from bessemer.recipe.train import Optimizer
@@ -78,7 +79,7 @@ def memory(job: Job) -> DeviceMemory:
     # Then all ranks have as many micro-batches in flight as they ever have.
     is_full = job.micro_batches >= 2 * layout.pipeline - 1
     if is_full or not SCHEDULES[layout.schedule].in_flight_rises:
-        ranks = _undominated(ranks)
+        ranks = _undominated(job.model, ranks)
     return max((_of(job, rank) for rank in ranks), key=lambda found: found.total)
 
 
@@ -88,9 +89,13 @@ def stages(job: Job) -> list[DeviceMemory]:
 
 
 @lru_cache(maxsize=4096)
-def _undominated(ranks: tuple[PipelineRank, ...]) -> tuple[PipelineRank, ...]:
+def _undominated(model: ModelConfig, ranks: tuple[PipelineRank, ...]) -> tuple[PipelineRank, ...]:
     """Those of which one is the fullest: no earlier one, which has as many micro-batches in flight or more, holds as much."""
-    held = [(rank.blocks, rank.has_embedding, rank.has_head) for rank in ranks]
+    blocks = [dict(by_kind(model, rank.blocks, rank.has_embedding)) for rank in ranks]
+    held = [
+        (*(has.get(kind, 0) for kind in kinds(model)), rank.has_embedding, rank.has_head)
+        for rank, has in zip(ranks, blocks, strict=True)
+    ]
     return tuple(
         rank for at, rank in enumerate(ranks)
         if not any(all(one >= mine for one, mine in zip(before, held[at], strict=True)) for before in held[:at])
