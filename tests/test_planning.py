@@ -633,6 +633,17 @@ def test_more_devices_than_any_cluster_has_are_refused(capsys: pytest.CaptureFix
     assert "at most 10,000,000 are planned" in capsys.readouterr().err
 
 
+def test_a_better_batch_is_looked_for_on_the_devices_that_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--model", "mixtral-8x7b", "--tokens", "2T", "--gpus"
+    found = planned(capsys, *asked, "250xH100", "--batch", "4M")
+    assert found["devices"] == 240
+    note = next(one for one in found["notes"] if "the batch divides badly" in one)
+    assert "3,932,160 tokens a step (480 sequences) on 240 devices" in note
+    better = planned(capsys, *asked, "240xH100", "--batch", "3932160")
+    costs = [f"${amount(one['expected']['cost'])}" for one in (better, found)]
+    assert f"is expected to take {costs[0]} and not {costs[1]}" in note
+
+
 def test_a_batch_that_divides_badly_is_noted_with_a_better_one(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--model", "gpt3-175b", "--tokens", "300B", "--seq", "2048", "--gpus", "1024xA100")
     found = planned(capsys, *asked, "--batch", "3.2M")

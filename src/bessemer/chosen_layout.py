@@ -122,20 +122,24 @@ WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number o
 def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult:
     """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts. goal: of
     all devices, of which the plan may leave some."""
-    others: list[PlanResult] = []
-    for better in jobs.better_batches(goal.job):
-        recipe = request.recipe.changed(train={"global_batch_tokens": better * goal.job.model.sequence_length})
-        try:
-            others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
-        except search.NoLayoutError:
-            continue
-    other = min((one for one in others if one.verdict.fits), key=lambda one: one.bill.device_hours, default=plan)
-    if other.bill.device_hours > (1 - WORTH_SAYING) * plan.bill.device_hours:
+    everyone, used, best = goal.job.cluster.devices, plan.job.cluster.devices, plan
+    for job in (goal.job,) if used == everyone else (goal.job, plan.job):  # batches for all devices are preferred
+        cluster, others = {"devices": job.cluster.devices}, list[PlanResult]()
+        for better in jobs.better_batches(job):
+            train = {"global_batch_tokens": better * job.model.sequence_length}
+            recipe = request.recipe.changed(train=train, cluster=cluster)
+            with suppress(search.NoLayoutError):
+                others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
+        other = min((one for one in others if one.verdict.fits), key=lambda one: one.bill.device_hours, default=best)
+        if other.bill.device_hours <= (1 - WORTH_SAYING) * best.bill.device_hours:
+            best = other
+    if best is plan:
         return plan
+    on = f" on {used:,} devices" if best.job.cluster.devices < everyone else ""
     return _noted(
         plan,
-        f"the batch divides badly: with {other.job.tokens:,} tokens a step ({other.job.batch:,} sequences) the run is expected "
-        f"to take {_cost(other)} and not {_cost(plan)}",
+        f"the batch divides badly: with {best.job.tokens:,} tokens a step ({best.job.batch:,} sequences){on} the run is "
+        f"expected to take {_cost(best)} and not {_cost(plan)}",
     )
 
 
