@@ -49,7 +49,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
     run, bill, batch = of.running, of.bill, of.batch
     chosen = _chosen(of) if of.found and goal.chooses_layout else ""
-    split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name])}" for name in shown)
+    split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name], 3)}" for name in shown)
     per_token = step.model_flops / job.tokens
     by_law = laws.optimal_tokens(config.active_parameters).values()
     critical = [each.value for each in batch.critical.values()]
