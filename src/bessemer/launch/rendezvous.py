@@ -28,7 +28,7 @@ from bessemer.run import RunFolder, read_json
 from bessemer.terminal import counted
 
 TIMEOUT = timedelta(minutes=30)  # for the slowest process to start, and for rank 0 to prepare the run
-LEAVE_TIMEOUT = timedelta(seconds=3)  # for the others to read the last message of rank 0, which hosts the store
+LEAVE_TIMEOUT = timedelta(seconds=10)  # for the others to read the last message of rank 0, which hosts the store
 SHARED_SECONDS, POLL_SECONDS = 4.0, 0.1  # until other processes must see a file of one process
 PORT_IN_USE = "EADDRINUSE"
 
@@ -76,10 +76,10 @@ class Rendezvous:
         try:
             return _value_of(json.loads(self.store.get(key)))
         except BessemerError as error:
-            if self.rank:
-                self.store.set(f"left/{self.rank}", "")
-            elif self.world > 1:
-                with contextlib.suppress(dist.DistError):
+            with contextlib.suppress(dist.DistError):  # whose store may be gone: all know the error
+                if self.rank:
+                    self.store.set(f"left/{self.rank}", "")
+                elif self.world > 1:
                     self.store.wait([f"left/{rank}" for rank in range(1, self.world)], LEAVE_TIMEOUT)
             raise CommonError(error) from None
 
