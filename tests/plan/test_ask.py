@@ -70,6 +70,15 @@ def test_a_rounded_batch_is_whole_sequences(text: str, tokens: int) -> None:
     assert ask.alone({"params": "1B", "gpus": "8xH100", "batch": text}).recipe.train.global_batch_tokens == tokens
 
 
+@pytest.mark.parametrize("text", ["2.5", "$2.5", "2.50/h", "$2.5/hour", "$ 2.5 per GPU-hour"])
+def test_a_price_as_people_write_it(text: str) -> None:
+    assert ask.alone({"params": "1B", "gpus": "8xH100", "price": text}).recipe.cluster.price == 2.5
+
+
+def test_thousands_of_devices_are_one_group() -> None:
+    assert ask.devices_of("1,024xH100") == (1024, "H100")
+
+
 def test_a_recipe_of_dimensions_is_enough() -> None:
     recipe = parse(
         """
@@ -104,8 +113,28 @@ def test_a_recipe_of_dimensions_is_enough() -> None:
         ({"params": "7B", "gpus": "8xH1O0"}, "did you mean"),
         ({"params": "7B", "gpus": "0xH100"}, "gpus"),
         ({"params": "7B", "gpus": "eightxH100"}, "gpus"),
+        (
+            {"params": "7B", "gpus": "64xH100,128xA100"},
+            "gpus: '64xH100,128xA100' has 2 groups of devices, and a plan is of one kind of device: plan each group alone, or all "
+            "as the slowest of them, as --gpus '192xA100 SXM 80GB'",
+        ),
+        (
+            {"params": "7B", "gpus": "1,024xH100 + 8xFOO and 8 x A100"},
+            "3 groups of devices, .* as --gpus '1040xDEVICE'",
+        ),
+        (
+            {"params": "7B", "gpus": "8xH100", "price": "free"},
+            "price: 'free' is no price; write dollars per device-hour",
+        ),
+        (
+            {"params": "7B", "gpus": "8xH100", "price": "0"},
+            "price: '0' is no price; write dollars per .*, above zero, as 2.5",
+        ),
         ({"params": "7B", "gpus": "8"}, "which device"),
-        ({"params": "7B", "gpus": "8xFOO"}, "device 'FOO': not in the catalogue; `bessemer plan --devices` lists it"),
+        (
+            {"params": "7B", "gpus": "8xFOO"},
+            "device 'FOO': not in the catalogue; `bessemer plan --devices` lists those",
+        ),
         ({"model": "lama3-70b", "gpus": "8xH100"}, "nearest are llama-3-70b"),
         ({"model": "foobar", "gpus": "8xH100"}, "model 'foobar' is not known; `--model list` has the names; a number"),
         ({"params": "7B", "gpus": "8xH100", "tp": "3"}, "does not divide 8 devices"),

@@ -38,6 +38,13 @@ from bessemer.plan.estimate.job import ClusterSpec
         ("v5e", "TPU v5e"),
         ("tpu-v4", "TPU v4"),
         ("Tesla V100-SXM2-16GB", "V100 SXM 16GB"),
+        ("h-100", "H100 SXM"),
+        ("H 100", "H100 SXM"),
+        ("mi 300x", "MI300X"),
+        ("rtx-4090", "RTX 4090"),
+        ("tpu-v5-e", "TPU v5e"),
+        ("a100sxm40gb", "A100 SXM 40GB"),
+        ("L-40 s", "L40S"),
     ],
 )
 def test_a_spelling_finds_its_device(spelling: str, name: str) -> None:
@@ -53,6 +60,12 @@ def test_what_is_not_there_is_said_with_near_names(unknown: str) -> None:
 def test_near_names_are_the_near_ones() -> None:
     with pytest.raises(InputError, match="did you mean H100"):
         devices.find("H1000")
+
+
+@pytest.mark.parametrize("unknown", ["Gaudi3", "gaudi-3", "lab3090"])
+def test_names_that_are_not_near_are_not_offered(unknown: str) -> None:
+    with pytest.raises(InputError, match="`bessemer plan --devices` lists those that are. A device of your own"):
+        devices.find(unknown)
 
 
 def test_every_name_finds_itself_and_every_entry_is_plausible() -> None:
@@ -95,6 +108,15 @@ per_node = 4
 watts = 300
 source = "measured here"
 """
+
+
+def test_a_users_file_without_the_device_is_named_and_its_spellings_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(ENTRY.replace("Z9", "Gaudi 3"), encoding="utf-8")
+    for spelling in ("Gaudi3", "gaudi-3", "GAUDI 3"):
+        assert devices.find(spelling, file).name == "Gaudi 3"
+    with pytest.raises(InputError, match=r"device 'lab3090': not in the catalogue nor in .*mine\.toml"):
+        devices.find("lab3090", file)
 
 
 def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:

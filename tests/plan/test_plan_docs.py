@@ -117,3 +117,12 @@ def test_prices_of_different_years_are_not_compared_in_silence(capsys: pytest.Ca
     assert "not asked at one time (A100 SXM 40GB 2023-05, H100 SXM 2026-05-20)" in capsys.readouterr().out
     assert run_command([*asked, "--price", "2"]) == 0
     assert "asked at one time" not in capsys.readouterr().out
+
+
+def test_the_days_of_shipped_recipes_are_those_that_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| .*: ([\d.]+ days expected) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for name, expected in rows:
+        assert run_command(["plan", name]) == 0
+        assert f" ideal, {expected}, " in capsys.readouterr().out, name

@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -125,17 +125,21 @@ def find(name: str, extra: Path | None = None) -> DeviceSpec:
         spellings = {
             _plain(each): device.name for device in devices.values() for each in (device.name, *device.aliases)
         }
-        near = difflib.get_close_matches(_plain(name), list(spellings), n=3, cutoff=NEAR)
-        names = list(dict.fromkeys(spellings[each] for each in near))
-        meant = f"did you mean {' or '.join(names)}?" if names else "`bessemer plan --devices` lists it."
+        said = " ".join(word for word in _plain(name).split() if word not in _NOISE)
+        near = difflib.get_close_matches(said, list(spellings), n=3, cutoff=NEAR)
+        # One that begins otherwise is another device: "lab3090" is no B300, as alike as their letters are.
+        names = list(dict.fromkeys(spellings[each] for each in near if each[0] == said[0]))
+        meant = f"did you mean {' or '.join(names)}?" if names else "`bessemer plan --devices` lists those that are."
+        where = f" nor in {extra}" if extra is not None else ""
         raise InputError(
-            f"device {name!r}: not in the catalogue; {meant} A file of your own adds devices (--catalogue)"
+            f"device {name!r}: not in the catalogue{where}; {meant} A device of your own is planned from a file that describes "
+            "it (--catalogue)"
         )
     return found
 
 
 def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
-    """The device that a spelling fits best, the earlier of equals; None: none."""
+    """The device that a spelling fits best, the earlier of equals, else the one whose letters and digits it has; None: none."""
     said, best, most = _words(name), None, 0
     for device in devices.values():
         size = str(round(device.memory / 1e9))
@@ -143,7 +147,7 @@ def match(name: str, devices: Mapping[str, DeviceSpec]) -> DeviceSpec | None:
             words = _words(spelling)
             if words <= said and said - words <= _NOISE | {size} and len(words | (said & {size})) > most:
                 best, most = device, len(words | (said & {size}))
-    return best
+    return best or next((device for device in devices.values() if _compact(name) in _compact_names(device)), None)
 
 
 _NOISE = frozenset({
@@ -156,6 +160,18 @@ def _words(name: str) -> frozenset[str]:
     """A spelling's words: without case and punctuation, sxm4 as sxm, 80gb as 80."""
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     return frozenset(re.sub(r"^(sxm|pcie)\d$", r"\1", re.sub(r"^(\d+)gi?b$", r"\1", word)) for word in words)
+
+
+def _compact(name: str) -> str:
+    """A spelling's letters and digits alone: h-100 and H 100 are h100."""
+    return re.sub(r"[^a-z0-9]+", "", name.lower())
+
+
+def _compact_names(device: DeviceSpec) -> Iterator[str]:
+    """Names of a device, each with the size of its memory as well."""
+    size = round(device.memory / 1e9)
+    for each in (device.name, *device.aliases):
+        yield from (_compact(each), f"{_compact(each)}{size}", f"{_compact(each)}{size}gb")
 
 
 def _plain(name: str) -> str:

@@ -26,7 +26,7 @@ from bessemer.recipe.parallel import AXES
 from bessemer.recipe.section import Section
 from bessemer.terminal import amount
 
-# Short names of recipe keys, by the form of their value: a whole number, dollars, a share, a ZeRO stage, or a word.
+# Short names of recipe keys, by the form of their value: a whole number, a price, a share, a ZeRO stage, or a word.
 PLAIN = {
     **{
         name: (f"model.{name}", "count") for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
@@ -39,7 +39,7 @@ PLAIN = {
     "recompute": ("train.recompute", "word"),
     "device": ("cluster.device", "word"),
     "per_node": ("cluster.devices_per_node", "count"),
-    "price": ("cluster.price", "dollars"),
+    "price": ("cluster.price", "price"),
     "framework": ("cluster.framework", "word"),
     "headroom": ("cluster.headroom", "share"),
     "catalogue": ("cluster.catalogue", "word"),
@@ -93,8 +93,22 @@ def share(text: str, name: str) -> float:
 
 
 def dollars(text: str, name: str) -> float:
-    """A number above 0, with or without a dollar sign: 2.5, $2M. Raises InputError."""
-    return number(text.strip().removeprefix("$"), name)
+    """A number of dollars above 0, with or without the sign: 2.5, $2M. Raises InputError."""
+    return _dollars(text, name, "no number of dollars above zero; write it as 500k or $2M")
+
+
+def price(text: str, name: str) -> float:
+    """Dollars of one device for an hour, above 0: 2.5, $2.50, $2.50/h. Raises InputError."""
+    plain = re.sub(r"\s*(?:/|per)\s*(?:(?:gpu|device)[- ]?)?(?:h|hr|hour)$", "", text.strip(), flags=re.IGNORECASE)
+    return _dollars(plain, name, "no price; write dollars per device-hour, above zero, as 2.5 or $2.50/h", text)
+
+
+def _dollars(plain: str, name: str, advice: str, text: str | None = None) -> float:
+    """The number of `plain`. text: what was typed, where that is another. Raises InputError with the advice."""
+    try:
+        return shapes.count_of(plain.strip().removeprefix("$"))
+    except InputError:
+        raise InputError(f"{name}: {plain if text is None else text!r} is {advice}") from None
 
 
 def days(text: str, name: str) -> float:
@@ -112,7 +126,7 @@ def stage(text: str, name: str) -> int:
     return int(text)
 
 
-READ = {"count": count, "dollars": dollars, "share": share, "stage": stage}
+READ = {"count": count, "price": price, "share": share, "stage": stage}
 
 
 def alone(asked: Mapping[str, str], overrides: tuple[str, ...] = ()) -> PlanRequest:
@@ -358,6 +372,7 @@ def overrides_of(asked: Mapping[str, str], model: ModelConfig | None = None) -> 
 
 def devices_of(text: str) -> tuple[int, str | None]:
     """Number and name of 2048xH100, or of 1024 alone. Raises InputError that shows the form."""
+    _require_one_kind(text)
     found = _GPUS.fullmatch(text.strip())
     if found is None:
         turned = re.fullmatch(r"(.*\S)\s*[x×*]\s*(\d+)", text.strip())
@@ -368,7 +383,25 @@ def devices_of(text: str) -> tuple[int, str | None]:
     return count(found[1], "gpus"), found[2]
 
 
-_GPUS = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?)\s*(?:[x×*]\s*(\S.*))?")
+def _require_one_kind(text: str) -> None:
+    """Raises InputError for 64xH100,64xA100, with a cluster of the slowest of them."""
+    groups = _GROUP.findall(text)
+    if len(groups) < 2:
+        return
+    known = devices.catalogue()
+    found = [devices.match(name, known) for _, name in groups]
+    kinds = [kind for kind in found if kind is not None]
+    slowest = min(kinds, key=lambda kind: max(kind.flops.values())).name if len(kinds) == len(groups) else "DEVICE"
+    total = sum(count(number_of, "gpus") for number_of, _ in groups)
+    raise InputError(
+        f"gpus: {text!r} has {len(groups)} groups of devices, and a plan is of one kind of device: plan each group alone, or all "
+        f"as the slowest of them, as --gpus '{total}x{slowest}'"
+    )
+
+
+_COUNT = r"[0-9][0-9_,.]*(?:e[0-9]+)?[kKmM]?"
+_GROUP = re.compile(rf"({_COUNT})\s*[x×*]\s*(\S.*?)\s*(?=$|(?:[,;+&\s]|\sand\s)\s*{_COUNT}\s*[x×*])")
+_GPUS = re.compile(rf"({_COUNT})\s*(?:[x×*]\s*(\S.*))?")
 
 
 def _is_device(name: str) -> bool:

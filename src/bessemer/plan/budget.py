@@ -287,7 +287,7 @@ def proposal_for_budget(
     Raises InputError where it does not pay for a step."""
     amount = _amount(kind, text)
     count, device = _devices(asked)
-    price = ask.dollars(asked["price"], "price") if "price" in asked else device.price
+    price = ask.price(asked["price"], "price") if "price" in asked else device.price
     hourly = 3600 * (rate or FIRST_MFU * (device.flops.get("bf16") or max(device.flops.values())))
     if kind == "money" and price is None:
         raise InputError(_no_price(device.name))
