@@ -165,6 +165,38 @@ def test_a_batch_that_a_refusal_names_divides(words: tuple[str, ...], capsys: py
 
 
 @pytest.mark.parametrize(
+    ("words", "sequences"),
+    [
+        (("--gpus", "256xH100", "--tp", "1", "--pp", "1"), (512, 768)),
+        (("--gpus", "64xH100", "--tp", "2", "--pp", "4", "--cp", "1"), (744, 752)),
+    ],
+    ids=str,
+)
+def test_the_nearest_batches_on_both_sides_are_named(
+    words: tuple[str, ...], sequences: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["plan", "--params", "7B", "--batch", str(750 * 4096), *words]) == 2
+    named = re.findall(r"a batch of ([\d,]+) tokens", capsys.readouterr().err)
+    assert [int(one.replace(",", "")) for one in named] == [each * 4096 for each in sequences]
+    for each in sequences:
+        layout = planned(capsys, "--params", "7B", "--batch", str(each * 4096), *words)["layout"]
+        assert layout["shard"] * layout["replicate"] > 1
+
+
+@pytest.mark.parametrize(("params", "gpus"), [("7B", "64xH100"), ("70B", "4096xH100")])
+def test_a_micro_batch_that_cannot_fit_is_answered_with_one_that_does(
+    params: str, gpus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--params", params, "--gpus", gpus)
+    assert run_command(["plan", *asked, "--micro-batch", "1000"]) == 2
+    error = capsys.readouterr().err
+    named = re.search(r"; with micro-batch (\d+) it can be$", error.strip())
+    assert named is not None and "a batch of 262,144,000" not in error
+    assert planned(capsys, *asked, "--micro-batch", named[1])["fits"]
+    assert run_command(["plan", *asked, "--micro-batch", str(2 * int(named[1]))]) == 2, "the largest power of two"
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("--dp", "64"), "shard 64 does not divide 96 devices"),

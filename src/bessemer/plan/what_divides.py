@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import replace
 
 from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import refuse
-from bessemer.plan.jobs import dividing_batch, divisors
+from bessemer.plan.jobs import divisors
 from bessemer.plan.splits import as_given, micro_batch_sizes, splits, zero_stages
 from bessemer.recipe.parallel import AXES
 from bessemer.terminal import counted
@@ -23,17 +24,38 @@ def no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     common = impossible.most_common(3)
     reasons = "; ".join(f"{reason}{f' ({count:,} ways to split)' if count > 1 else ''}" for reason, count in common)
     reasons = _product_of(job, given) or reasons
-    sequences = dividing_batch(job.batch, job.model, job.cluster, copies_keys=job.framework.copies_keys)
-    if "micro_batch" in given:
-        unit = job.cluster.devices * job.layout.micro_batch
-        sequences = unit * max(round(job.batch / unit), 1)
-    divides = sequences != job.batch and _can_split(replace(job, batch=sequences), given)
-    advice = (f"; {_batch_words(job, sequences)} divides" if divides else "") + _other_ways(job, given)
+    advice = _other_batches(job, given) + _other_ways(job, given)
     kept = as_given(job.layout, given)
     return (
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
         f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: {reasons}{advice}"
     )
+
+
+NEAR_MULTIPLES = 8  # of each number of sequences that some split divides into, on both sides of the batch
+TRIED_BATCHES = 16  # on each side, the nearest first
+
+
+def _other_batches(job: Job, given: frozenset[str]) -> str:
+    """The nearest smaller and larger batch that a layout divides and that fits; where no batch makes what is given of the
+    micro-batch fit, the largest micro-batch that does. Empty where there is none."""
+    micro_batch = job.layout.micro_batch if "micro_batch" in given else 1
+    every = replace(job, batch=job.cluster.devices * micro_batch)  # which each number of data ranks divides
+    units = {split.data * micro_batch for split in splits(every, given, Counter())}
+    counts = {
+        unit * (job.batch // unit + step) for unit in units for step in range(-NEAR_MULTIPLES, NEAR_MULTIPLES + 1)
+    }
+    sides = (sorted((n for n in counts if 0 < n < job.batch), reverse=True), sorted(n for n in counts if n > job.batch))
+    near = [next((n for n in side[:TRIED_BATCHES] if _can_split(replace(job, batch=n), given)), None) for side in sides]
+    found = [n for n in near if n is not None]
+    if fitting := [n for n in found if _can_split(replace(job, batch=n), given, fitting=True)]:
+        return f"; {' or '.join(_batch_words(job, n) for n in fitting)} divides"
+    if "micro_batch" not in given:
+        return ""
+    powers = [1 << power for power in reversed(range(micro_batch.bit_length())) if 1 << power < micro_batch]
+    smaller = next((n for n in powers if _can_split(job.with_layout(micro_batch=n), given, fitting=True)), None)
+    too_large = "; with a batch that divides, so large a micro-batch does not fit in the memory" if found else ""
+    return f"{too_large}; with micro-batch {smaller} it can be" if smaller is not None else too_large
 
 
 def _product_of(job: Job, given: frozenset[str]) -> str | None:
@@ -80,15 +102,25 @@ def _other_ways(job: Job, given: frozenset[str]) -> str:
     return ""
 
 
-def _can_split(job: Job, given: frozenset[str]) -> bool:
-    """Whether any layout divides a job's devices and batch, whatever the memory."""
+def _can_split(job: Job, given: frozenset[str], *, fitting: bool = False) -> bool:
+    """Whether any layout divides a job's devices and batch, whatever the memory. fitting: one that fits."""
     unused: Counter[str] = Counter()
-    return any(
-        refuse(replace(job, layout=replace(split, micro_batch=micro_batch))) is None
-        for split in splits(job, given, unused)
-        if zero_stages(job, split, given, unused)
-        for micro_batch in micro_batch_sizes(job, job.batch // split.data, given, unused)
-    )
+    for split in splits(job, given, unused):
+        zeros = zero_stages(job, split, given, unused)
+        for micro_batch in micro_batch_sizes(job, job.batch // split.data, given, unused) if zeros else ():
+            one = replace(job, layout=replace(split, micro_batch=micro_batch))
+            if refuse(one) is None and (not fitting or any(_fits(one, zero, given) for zero in zeros)):
+                return True
+            if fitting:
+                break  # a larger one takes more
+    return False
+
+
+def _fits(job: Job, zero: int, given: frozenset[str]) -> bool:
+    """Whether a layout fits with that ZeRO stage, all recomputed where that is left open."""
+    recompute = job.layout.recompute if "recompute" in given else "full"
+    one = job.with_layout(zero=zero, recompute=recompute)
+    return fits(one, memory(one)).fits
 
 
 TRIED_NEAR = 64  # sizes below, and above, one that cannot be
