@@ -64,9 +64,7 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
     """What the planner needs of a recipe (see `goal_of`); vocabulary and classes from the recipe alone, since its data may lie
     elsewhere."""
     folder = RunFolder(recipe.run.folder).tokens
-    vocabulary = outlook.vocabulary(recipe, folder)
-    if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
-        vocabulary = min(vocabulary, recipe.model.vocabulary)
+    vocabulary = outlook.planned_vocabulary(recipe, folder)
     return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model, is_open=is_open)
 
 

@@ -162,6 +162,15 @@ def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytes
     assert "stage " not in table.splitlines()[-1]
 
 
+def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[model]\nlayers = 4\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n")
+    assert run_command(["schedule", "1f1b", str(path), "--stages", "2", "--microbatches", "4", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["cut"]) == 2
+    assert run_command(["ladder", str(path)]) == InputError.exit_code
+    assert 'run: missing; add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

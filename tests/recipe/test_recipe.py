@@ -175,6 +175,10 @@ def test_a_horizon_by_override_takes_the_place_of_the_file_s() -> None:
         ("evaluate.every", "train.validate_every"), ("corpus.min_characters", "corpus.rules.min_characters"),
         ("train.optimizer.name", "train.optimizer.kind"), ("train.schedule.type", "train.schedule.kind"), ("model.name", None),
         ("export.path", None), ("train.seed", "run.seed"), ("name", "run.name"), ("corpus.name", "corpus.sources.name"),
+        ("model.hidden", "model.mlp_width"), ("model.hidden_dim", "model.mlp_width"), ("model.d_model", "model.width"),
+        ("model.ffn", "model.mlp_width"), ("model.ffn_dim", "model.mlp_width"), ("model.d_ff", "model.mlp_width"),
+        ("model.vocab_size", "model.vocabulary"), ("tokenizer.vocab_size", "tokenizer.vocabulary"),
+        ("train.dropout.hiden", "train.dropout.hidden"), ("model.num_query_groups", "model.kv_heads"),
     ],
 )  # fmt: skip
 def test_the_nearest_key_is_near_or_none(key: str, near: str | None) -> None:

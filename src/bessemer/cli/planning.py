@@ -22,7 +22,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.svg is not None:
         writable(Path(args.svg), "--svg", "<svg")
-    model = None if args.recipe is None else _resolved_model(runs.open_recipe(args))
+    model = None if args.recipe is None else _resolved_model(runs.open_recipe(args, may_be_unnamed=True))
     planned = pipeline.plan(
         args.name, args.stages, args.microbatches, args.virtual, backward=args.backward, send=args.send, model=model
     )
@@ -41,7 +41,7 @@ def _resolved_model(session: Session) -> ModelConfig:
     from bessemer.model.huggingface.config import model_config
     from bessemer.tokens import outlook
 
-    vocabulary = outlook.vocabulary(session.recipe, session.run.tokens)
+    vocabulary = outlook.planned_vocabulary(session.recipe, session.run.tokens)
     labels = outlook.labels(session.recipe, session.run.tokens)
     resolved = derived_keys.resolve(session.recipe, vocabulary, labels=labels)
     return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)

@@ -31,10 +31,11 @@ OF_A_MODEL = ("evaluate", "export", "generate", "chat", "diagnose")
 LOOKING = ("report", "watch", "trace")
 
 
-def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
+def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_unnamed: bool = False) -> Session:
     """The recipe that `args.recipe` names, and its run.
 
     fill_derived: with the values derived earlier for this run; commands that build a run derive them themselves.
+    may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
     from bessemer import derived
     from bessemer.fetch import fetch_missing
@@ -46,12 +47,12 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True) -> Session:
     if Path(args.recipe).is_dir() and not is_text(Path(args.recipe)):
         if names_another_run(args):  # its recipe is the beginning of a new run
             args.recipe = str(RunFolder(Path(args.recipe)).recipe)
-            return open_recipe(args, fill_derived)
+            return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
         session = open_run(args)
         session.accept_changes = getattr(args, "accept_changes", False)
         return session
-    recipe = followed(load(args.recipe, args.overrides))
+    recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
     if (command := getattr(args, "command", "")) in (*CONTINUING, *OF_A_MODEL, *LOOKING):
         is_shown, count = command in LOOKING, max(getattr(args, "average", 1), 1)
         fetch_missing(recipe, RunFolder(recipe.run.folder), 0 if is_shown else count, goes_on=command in CONTINUING)

@@ -68,10 +68,10 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
         return str(OTHER_NAMES[key])
     table, _, last = key.rpartition(".")
     siblings = [name for name in known if name.rpartition(".")[0] == table]
+    if OTHER_NAMES.get(last) in known:  # before names that are spelt alike: hidden_dim is no head_dim
+        return OTHER_NAMES[last]
     if near := _misspelt(last, siblings):
         return near
-    if OTHER_NAMES.get(last) in known:
-        return OTHER_NAMES[last]
     by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)
     same = [name for name in by_table if name.rpartition(".")[2] == last]
     if table and siblings and len(same) > COMMON:  # then of a table within this one or around it, if of any
@@ -141,6 +141,9 @@ def _shown_type(info: FieldInfo) -> str:
     return shown.replace("typing.", "").replace(" | None", "").replace("NoneType", "none")
 
 
+TO_ADD = {"run": 'add [run] with name = "mine" (--set run.name=mine does for once)'}
+"""What to add for what is missing, where its description does not say it."""
+
 Location = tuple[str | int, ...]  # keys of tables, and places in table arrays
 A_TABLE = "a table of keys"
 SHOULD_BE = {  # pydantic's names of types in TOML's words
@@ -186,7 +189,7 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
     if kind == "extra_forbidden":
         return f"unknown key{did_you_mean(declared, list(known))}"
     if kind == "missing":
-        return f"missing; {about or 'it is required'}"
+        return f"missing; {TO_ADD.get(declared) or about or 'it is required'}"
     if kind == "value_error":
         return str(item["ctx"]["error"])
     if kind in SHOULD_BE:

@@ -43,6 +43,14 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
     return recipe.tokenizer.vocabulary or 32_768
 
 
+def planned_vocabulary(recipe: Recipe, folder: Path) -> int:
+    """The same for a recipe that may have no corpus: without a tokenizer's file, [model] may say how many ids there are."""
+    ids = vocabulary(recipe, folder)
+    if recipe.model.vocabulary is not None and recipe.tokenizer.path is None:
+        return min(ids, recipe.model.vocabulary)
+    return ids
+
+
 def num_tokens(folder: Path) -> dict[str, int]:
     """Training and held-out tokens, by their names in defaults/derived_keys.py; empty before they are written."""
     if (store := TokenStore.described(folder)) is None:
