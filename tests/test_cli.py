@@ -650,7 +650,7 @@ def test_a_simulated_step_is_told_by_part(capsys: pytest.CaptureFixture[str]) ->
     assert (
         "traced without compiled blocks" in told
         and "(train.compile = auto)" not in told
-        and "train.compile = auto)" in told
+        and "train.compile = auto); `bessemer plan` adds fragmentation" in told
     )
     assert command("plan", "llama-7b", "--simulate", "--json", *options) == 0
     os.environ.pop("BESSEMER_QUIET", None)

@@ -76,6 +76,7 @@ def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest
     assert set(found) >= KEYS
     assert set(found["layout"]) >= LAYOUT
     assert set(found["memory_bytes_per_device"]) >= MEMORY
+    assert set(found.get("memory_bytes", MEMORY)) >= MEMORY, "the names of parts are the same"
     assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "verdict"}
     assert isinstance(found["parameters"], int)
     parts = {name: value for name, value in found["memory_bytes_per_device"].items() if name != "total"}

@@ -86,6 +86,35 @@ def test_faster_layouts_are_faster_than_the_chosen_one(capsys: pytest.CaptureFix
         assert all(one <= seconds["best"][0] for one in seconds.get("faster, with less free", [])), seconds
 
 
+def test_a_faster_layout_that_misses_by_little_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--params", "7B", "--tokens", "140B", "--gpus", "8xH100")
+    found = planned(capsys, *asked, "--search")["search"]
+    miss, fastest = found["fastest_near_miss"], min(one["step_seconds"] for one in found["pareto"])
+    assert 0 < miss["missing_bytes"] < 8e9 and miss["step_seconds"] < fastest
+    assert miss["memory_bytes"] == 80e9 + miss["missing_bytes"]
+    assert run_command(["plan", *asked, "--search"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = lines[lines.index("faster than all that fit") + 1]
+    assert f"which is {miss['missing_bytes'] / 1e9:.1f} GB too much" in named
+    small = planned(capsys, "--params", "100M", "--tokens", "2B", "--batch", "65536", "--gpus", "8xH100", "--search")
+    assert small["search"]["fastest_near_miss"] is None, "all fit"
+
+
+def test_times_of_a_row_have_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("plan", "--params", "1B", "--tokens", "40B", "--gpus", "8xH100")
+    assert run_command([*asked]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time ")]
+    assert row.count("days") == 3 and " h " not in row
+    assert run_command([*asked, "--what-if", "gpus=32"]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("80% interval")]
+    assert row.count("days") == 2 and " h " not in row
+
+
+def test_money_without_a_price_is_null_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--params", "1B", "--tokens", "20B", "--gpus", "8xMI300X")
+    assert [found["cost"], found["expected"]["cost"], found["interval_80"]["cost"]] == [None] * 3
+
+
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--params", "7B", "--tokens", "140B", "--gpus", "64xH100")
     found = planned(capsys, *asked, "--what-if", "gpus=128", "--what-if", "device=H200")

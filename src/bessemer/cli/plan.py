@@ -219,15 +219,14 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
 @contextmanager
 def _of_a_run(args: argparse.Namespace, what: str, instead: str) -> Iterator[None]:
     """Raises InputError with advice where the recipe names no run."""
+    from bessemer.recipe.keys import TO_ADD
+
     try:
         yield
     except InputError as error:
         if "run: missing" not in str(error):
             raise
-        name = "--set run.name=mine does for once"
-        raise InputError(
-            f'{args.recipe}: {what} is of a run: add [run] with name = "mine" ({name}), {instead}'
-        ) from None
+        raise InputError(f"{args.recipe}: {what} is of a run: {TO_ADD['run']}, {instead}") from None
 
 
 def _scaled_by_run(args: argparse.Namespace) -> dict[str, Any]:
@@ -308,7 +307,7 @@ def _print_rows(rows: dict[str, str]) -> None:
 
 # Rows of the simulation, and the parts of the plan that each is compared with.
 SIMULATED_ROWS = {
-    "weights": ("weights",), "gathered": ("unsharded_weights",), "gradients": ("gradients",), "optimizer": ("optimizer",),
+    "weights": ("weights",), "gathered": ("buffers",), "gradients": ("gradients",), "optimizer": ("optimizer",),
     "ema": ("ema",), "activations": ("activations", "logits"), "peak": ("total",),
 }  # fmt: skip
 
@@ -340,7 +339,8 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     if (as_run := max(row.get("planned_as_run", {}).get("total", 0) for row in stages)) > 0:
         print(
             f"traced without compiled blocks and with norms as a CPU computes them; a run on a GPU is planned with "
-            f"{as_run / gib:.3f} at the peak ({size(round(as_run))}; train.compile = {session.recipe.train.compile})"
+            f"{as_run / gib:.3f} at the peak ({size(round(as_run))}; train.compile = {session.recipe.train.compile}); `bessemer "
+            "plan` adds fragmentation and what the device holds before the model"
         )
     print(f"simulated in {duration(sum(row['seconds'] for row in stages))}; nothing of the model was allocated")
     return simulated

@@ -84,7 +84,9 @@ class Memory:
         return sum(asdict(self).values())
 
     def to_dict(self) -> dict[str, int]:
-        return {**asdict(self), "total": self.total}
+        """Bytes by part, by the names that every plan has them under: unsharded weights are buffers."""
+        parts = asdict(self)
+        return {**parts, "buffers": parts.pop("unsharded_weights"), "total": self.total}
 
 
 def peak_memory(

@@ -82,7 +82,17 @@ def keys(
     layout = {name: getattr(of, name) for name in AXES}
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
-    memory = {name: parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")}
+    names = (
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "logits",
+        "buffers",
+        "ema",
+        "fragmentation",
+        "before_model",
+    )
     return {
         "six_nd_flops": training_flops(plan["parameters"], plan["tokens"]),
         "tokens_per_second_per_device": plan["tokens_per_second"] / devices,
@@ -93,10 +103,7 @@ def keys(
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        # Unsharded weights count as buffers, as in every plan.
-        "memory_bytes_per_device": memory
-        | {"buffers": parts["unsharded_weights"]}
-        | {name: parts[name] for name in ("ema", "fragmentation", "before_model", "total")},
+        "memory_bytes_per_device": {name: parts[name] for name in (*names, "total")},
         **scaling(recipe, plan["parameters"], plan["tokens"]),
     }
 

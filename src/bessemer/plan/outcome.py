@@ -298,7 +298,7 @@ def run_dict(out: PlanResult) -> dict[str, Any]:
             **{name: one.expected for name, one in whole.items()},
             "energy_megawatt_hours": energy,
         },
-        "interval_80": {name: [one.low, one.high] for name, one in out.intervals.items()},
+        "interval_80": {"cost": None, **{name: [one.low, one.high] for name, one in out.intervals.items()}},
         "expected_step_seconds": out.intervals["step_seconds"].expected,
         "device_hours_by_part": {
             name: {"device_hours": seconds / money.HOUR * out.job.cluster.devices, "source": SOURCES[name]}
@@ -324,7 +324,8 @@ def layout_dict(job: Job) -> dict[str, Any]:
 
 def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
     """Best layouts in the order of choice, Pareto front of speed and memory, nearest misses, and counts of impossible splits by
-    reason."""
+    reason; the fastest of the layouts that miss by little, where it is faster than the choice."""
+    miss = of.fastest_near_miss
     return {
         "fitting": len(of.ranked),
         "with_headroom": len(of.safe),
@@ -335,6 +336,7 @@ def search_dict(of: LayoutSearchResult) -> dict[str, Any]:
             {"layout": asdict(miss.layout), "missing_bytes": miss.missing, "reasons": list(miss.reasons)}
             for miss in of.rejected[:SHOWN]
         ],
+        "fastest_near_miss": None if miss is None else {**candidate_dict(miss), "missing_bytes": miss.missing},
         "impossible": of.impossible,
     }
 

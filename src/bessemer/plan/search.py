@@ -27,6 +27,7 @@ from bessemer.plan.splits import micro_batch_sizes, splits, zero_stages
 from bessemer.plan.what_divides import no_split
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
+NEAR_MISS = 0.1  # of a device's memory
 NEARLY_AS_FAST = 1.05  # seconds over the fastest's; with it the sweep's 1.34B and 8.86B models lost least
 # Over the layout that takes least, where none leaves the headroom: points of risk, and of the device's memory.
 MORE_RISK, MORE_MEMORY = 0.05, 0.05
@@ -42,7 +43,7 @@ class NoSplitError(NoLayoutError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that fits, with what it takes."""
+    """A layout that fits, or nearly, with what it takes."""
 
     job: Job
     memory: DeviceMemory
@@ -52,6 +53,11 @@ class Candidate:
     def risk(self) -> float:
         """Probability that it runs out of memory."""
         return out_of_memory(self.memory.total, self.job.cluster.device.memory)
+
+    @property
+    def missing(self) -> int:
+        """Bytes beyond the device's memory; below zero where it fits."""
+        return round(self.memory.total - self.job.cluster.device.memory)
 
     def leaves(self, headroom: float) -> bool:
         """True where this share of the device's memory stays free, by plan."""
@@ -70,12 +76,23 @@ class RejectedLayout:
 @dataclass(frozen=True)
 class LayoutSearchResult:
     """ranked: those that fit, the fastest first; rejected: those that do not, the nearest miss first; impossible: how many ways
-    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free."""
+    to split the model cannot take, by reason; headroom: share of a device's memory that the chosen one leaves free; near_misses:
+    all that miss by less than NEAR_MISS of the memory, whether or not they fit with more recomputed."""
 
     ranked: tuple[Candidate, ...]
     rejected: tuple[RejectedLayout, ...]
     impossible: dict[str, int]
     headroom: float = HEADROOM
+    near_misses: tuple[Job, ...] = ()
+
+    @property
+    def fastest_near_miss(self) -> Candidate | None:
+        """The fastest of those that miss by little, where it is faster than every one that fits."""
+        tried = (Candidate(job, memory(job), step(job)) for job in self.near_misses)
+        fastest = min(tried, key=lambda one: one.step.seconds, default=None)
+        if fastest is None or (self.ranked and fastest.step.seconds >= self.ranked[0].step.seconds):
+            return None
+        return fastest
 
     @property
     def safe(self) -> tuple[Candidate, ...]:
@@ -139,19 +156,20 @@ def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEAD
     """
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
+    near_misses: list[Job] = []
     impossible: Counter[str] = Counter()
     for split in splits(job, given, impossible):
-        _try_split(job, split, given, headroom, ranked, rejected, impossible)
+        _try_split(job, split, given, headroom, ranked, rejected, near_misses, impossible)
     if not ranked and not rejected:
         raise NoSplitError(no_split(job, given, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
-    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom)
+    return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom, tuple(near_misses))
 
 
 def _try_split(
     job: Job, split: Layout, given: frozenset[str], headroom: float, ranked: list[Candidate], rejected: list[RejectedLayout],
-    impossible: Counter[str],
+    near_misses: list[Job], impossible: Counter[str],
 ) -> None:  # fmt: skip
     """Add what becomes of one division of the model, for each micro-batch up to the largest that fits: the cheapest way to make
     it fit, and to make it leave the headroom, or the miss."""
@@ -180,6 +198,8 @@ def _try_split(
                     ranked.append(fitting)
                     if fitting.leaves(headroom):
                         break
+                if 0 < -verdict.free < NEAR_MISS * job.cluster.device.memory:
+                    near_misses.append(one)
                 if not verdict.fits and (missed is None or -verdict.free < missed.missing):
                     missed = RejectedLayout(layout, -verdict.free, verdict.reasons)
             if fitting is not None:

@@ -19,7 +19,7 @@ from bessemer.plan.search import Candidate, LayoutSearchResult
 from bessemer.plan.splits import as_given
 from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
 from bessemer.recipe.parallel import AXES
-from bessemer.terminal import amount, counted, duration, percent, rate, size, text_table
+from bessemer.terminal import amount, counted, duration, durations_like, percent, rate, size, text_table
 
 LISTED = 10
 NO_WATTS = "no watts known for its energy"
@@ -55,6 +55,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     critical = [each.value for each in batch.critical.values()]
     rates = [each.value for each in batch.learning_rates.values()]
     ranges, sentence = of.intervals, of.standing.sentence
+    as_time = durations_like(of.expected.seconds.high)
     if isinstance(config, MixtureConfig):
         sentence = sentence.replace("tokens a parameter", "tokens an active parameter")
     rows = {
@@ -76,7 +77,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
-        "time": f"{duration(of.seconds)} ideal, {_range(ranges['days'].times(money.DAY), duration)}",
+        "time": f"{as_time(of.seconds)} ideal, {_range(of.expected.seconds, as_time)}",
         "hours": _hours(of),
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
@@ -222,15 +223,10 @@ def _range(found: PlanInterval, shown: Callable[[float], str]) -> str:
     return f"{shown(found.expected)} expected, {_ends(found, shown)}"
 
 
-LONG = {"days": money.DAY, "years": money.DAY * 365.25}
-
-
 def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
     low, high = shown(found.low).split(), shown(found.high).split()
     if len(low) == len(high) == 2 and low[1] == high[1]:
         low = low[:1]
-    elif shown is duration and high[1] in LONG and low[1] != high[1]:  # 1.7 to 5.2 days, where that is 41 h 53 min
-        low = [f"{found.low / LONG[high[1]]:.1f}"]
     return f"{' '.join(low)} to {' '.join(high)}"
 
 
@@ -291,6 +287,11 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
         lines += ["", *_layouts("faster, with less free", tight[:LISTED], devices)]
     if len(of.pareto) > 1:
         lines += ["", *_layouts("least memory for its speed", of.pareto[:LISTED], devices)]
+    if (near := of.fastest_near_miss) is not None:
+        what = (
+            f"{short(near.step.seconds, 3)} s a step, {size(near.memory.total)}, which is {size(near.missing)} too much"
+        )
+        lines += ["", "faster than all that fit", f"  {layout_line(near.job)}: {what}"]
     if of.rejected:
         lines += ["", "nearest misses"]
         for miss in of.rejected[:3]:
@@ -322,6 +323,9 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
     """Plans side by side: a column each, its title under the empty name. The batch is a row where it differs: a default
     one follows from tokens and devices."""
     has_batches = len({one.job.tokens for one in several}) > 1
+    ideal = durations_like(max(one.seconds for one in several))
+    expected = durations_like(max(one.expected.seconds.expected for one in several))
+    ends = durations_like(max(one.expected.seconds.high for one in several))
     return [
         {
             "": title,
@@ -336,9 +340,9 @@ def what_if_columns(several: Sequence[PlanResult], titles: Sequence[str]) -> lis
             "tokens/s a device": amount(one.step.tokens_per_second / one.job.cluster.devices),
             "MFU": f"{one.step.mfu:.1%}",
             "memory": f"{size(one.memory.total)}{'' if one.verdict.fits else ' too much'}",
-            "time, ideal": duration(one.seconds),
-            "expected": duration(one.expected.seconds.expected),
-            "80% interval": _ends(one.expected.seconds, duration),
+            "time, ideal": ideal(one.seconds),
+            "expected": expected(one.expected.seconds.expected),
+            "80% interval": _ends(one.expected.seconds, ends),
             "device-hours": amount(one.bill.device_hours),
             "cost": "-" if one.bill.cost is None else dollars(one.bill.cost),
             "80% of cost": "-" if one.bill.cost is None else _ends(one.intervals["cost"], dollars),
