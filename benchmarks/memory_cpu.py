@@ -93,7 +93,7 @@ def write_text(folder: Path) -> None:
 
 
 def trained(
-    folder: Path, name: str, precision: str, threads: int, recompute: str, given: argparse.Namespace
+    folder: Path, name: str, precision: str, threads: int, recompute: str, layout: str, given: argparse.Namespace
 ) -> dict[str, Any]:
     """Train a shape for some steps. Returns its plan and its measured peak."""
     shape, run = SHAPES[name], "trained"
@@ -107,6 +107,7 @@ def trained(
         (folder / f"{made}.toml").write_text(text.replace(f'"{run}"', f'"{made}"'))
         for stage in ("corpus", "tokens", *(["train"] if made == run else [])):
             command = [sys.executable, "-m", "bessemer", stage, f"{made}.toml"]
+            command += ["--set", f"parallel.{layout}=2"] if layout != "alone" else []
             done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(f"{name}: {' '.join(command)}: {done.stderr}")
@@ -122,6 +123,13 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--recompute", nargs="+", choices=("none", "selective", "full"), default=["none"])
+    parser.add_argument(
+        "--layouts",
+        nargs="+",
+        choices=("alone", "shard", "replicate"),
+        default=["alone"],
+        help="of two processes: that divide the state, or each hold all of it",
+    )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--source", type=Path, default=Path(__file__).parent.parent / "src", help="of another version")
@@ -131,17 +139,17 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         place = given.folder or Path(temporary)
-        every = product(given.recompute, given.threads, given.precisions, given.shapes)
-        for recompute, threads, precision, name in every:
+        every = product(given.layouts, given.recompute, given.threads, given.precisions, given.shapes)
+        for layout, recompute, threads, precision, name in every:
             folder = place / str(SHAPES[name].vocabulary)
             if not folder.exists():
                 folder.mkdir(parents=True)
                 write_text(folder / "text")
-            row = trained(folder, name, precision, threads, recompute, given)
+            row = trained(folder, name, precision, threads, recompute, layout, given)
             rows.append({"shape": name, **SHAPES[name]._asdict(), "precision": precision, "threads": threads,
-                         "recompute": recompute, **row})  # fmt: skip
+                         "recompute": recompute, "layout": layout, **row})  # fmt: skip
             print(
-                f"{name:<20} {precision} {threads} {recompute:<9} {row['plan']['total'] / 1e6:>7.0f} MB planned "
+                f"{name:<20} {precision} {threads} {recompute:<9} {layout:<9} {row['plan']['total'] / 1e6:>7.0f} MB planned "
                 f"{row['measured_bytes'] / 1e6:>7.0f} measured {row['error']:>+7.1%}", flush=True,
             )  # fmt: skip
             if given.json:

@@ -86,7 +86,8 @@ class Memory:
     def to_dict(self) -> dict[str, int]:
         """Bytes by part, by the names that every plan has them under: unsharded weights are buffers."""
         parts = asdict(self)
-        return {**parts, "buffers": parts.pop("unsharded_weights"), "total": self.total}
+        buffers = parts.pop("unsharded_weights")
+        return {**parts, "buffers": buffers, "total": self.total}
 
 
 def peak_memory(

@@ -83,16 +83,8 @@ def keys(
     layout |= {"virtual": of.stages_per_rank, "micro_batch": train.micro_batch}
     layout |= {"recompute": train.recompute, "zero": of.zero if of.state_shards > 1 else 0}
     names = (
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "logits",
-        "buffers",
-        "ema",
-        "fragmentation",
-        "before_model",
-    )
+        "weights", "gradients", "optimizer", "activations", "logits", "buffers", "ema", "fragmentation", "before_model", "total",
+    )  # fmt: skip
     return {
         "six_nd_flops": training_flops(plan["parameters"], plan["tokens"]),
         "tokens_per_second_per_device": plan["tokens_per_second"] / devices,
@@ -103,7 +95,7 @@ def keys(
         "device_hours": hours,
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
-        "memory_bytes_per_device": {name: parts[name] for name in (*names, "total")},
+        "memory_bytes_per_device": {name: parts[name] for name in names},
         **scaling(recipe, plan["parameters"], plan["tokens"]),
     }
 
