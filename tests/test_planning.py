@@ -306,6 +306,52 @@ def test_a_recipe_without_run_and_device_says_what_either_is_for(
     assert planned(capsys, str(path), "--gpus", "1x4090")["devices"] == 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "words", "batch"),
+    [
+        ("shard = 96", ("--batch", "4128768"), 4128768),
+        ("shard = 96", ("--set", "train.global_batch_tokens=4128768"), 4128768),
+        ("shard = 96", ("--gpus", "64xA100"), 4194304),
+        ("sequence_length = 3000", ("--seq", "2048"), 4194304),
+        ("micro_batch = 5", ("--micro-batch", "4"), 4194304),
+        ("heads = 33", ("--set", "model.heads=32"), 4194304),
+    ],
+)
+def test_the_command_line_mends_a_recipe(
+    changed: str, words: tuple[str, ...], batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a file has that does not go together is refused, unless what comes on top of it makes it right."""
+    rows = {
+        "model": ("layers = 8", "width = 1024", "heads = 32"), "tokenizer": ("vocabulary = 32000",),
+        "tokens": ("sequence_length = 2048",), "train": ("tokens = 1e11", "global_batch_tokens = 4194304", "micro_batch = 1"),
+        "parallel": ("shard = 64",), "cluster": ('device = "A100"', "devices = 64"),
+    }  # fmt: skip
+    key, path = changed.partition(" ")[0], tmp_path / "mine.toml"
+    text = "".join(
+        f"[{table}]\n" + "".join(f"{changed if line.startswith(key + ' ') else line}\n" for line in lines)
+        for table, lines in rows.items()
+    ).replace("1e11", "100_000_000_000")
+    path.write_text(text.replace("devices = 64", "devices = 96") if changed == "shard = 96" else text)
+    assert run_command(["plan", str(path)]) == 2
+    capsys.readouterr()
+    assert planned(capsys, str(path), *words)["batch_tokens"] == batch
+
+
+@pytest.mark.parametrize("key", ["intra_bandwidth", "inter_bandwidth", "storage_bandwidth"])
+def test_a_bandwidth_in_bytes_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan", "--params", "7B", "--gpus", "64xH100", "--set"
+    assert run_command([*asked, f"cluster.{key}=5e9"]) == 2
+    error = capsys.readouterr().err
+    assert "is in GB/s" in error and f"write {key} = 5" in error
+
+
+def test_a_program_on_a_device_that_it_does_not_run_on_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "64xTPU v5p"
+    named = planned(capsys, *asked, "--framework", "megatron-core")["notes"]
+    assert any("megatron-core does not run on TPU v5p: read the plan as" in note for note in named)
+    assert not any("does not run on" in note for note in planned(capsys, *asked)["notes"])
+
+
 def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["plan", "--devices"]) == 0
     assert "H100 SXM" in capsys.readouterr().out

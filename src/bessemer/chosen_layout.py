@@ -115,6 +115,7 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
 
 
 WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves
+AS_GOOD = 0.02  # of them, by which the batch nearest to the given one may take more than the best
 
 
 def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult:
@@ -128,7 +129,10 @@ def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> Pl
             recipe = request.recipe.changed(train=train, cluster=cluster)
             with suppress(search.NoLayoutError):
                 others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
-        other = min((one for one in others if one.verdict.fits), key=lambda one: one.bill.device_hours, default=best)
+        fitting = [one for one in others if one.verdict.fits]
+        limit = (1 + AS_GOOD) * min((one.bill.device_hours for one in fitting), default=0.0)
+        good = [one for one in fitting if one.bill.device_hours <= limit]
+        other = min(good, key=lambda one: abs(one.job.batch - goal.job.batch), default=best)
         if other.bill.device_hours <= (1 - WORTH_SAYING) * best.bill.device_hours:
             best = other
     if best is plan:

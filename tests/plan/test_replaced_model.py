@@ -52,8 +52,8 @@ OWN_EXAMPLES = {
 }
 
 
-def read(overrides: Sequence[str]) -> Recipe:
-    return parse(RECIPE, "mine.toml", overrides, name="mine")
+def read(overrides: Sequence[str], is_draft: bool) -> Recipe:
+    return parse(RECIPE, "mine.toml", overrides, name="mine", is_draft=is_draft)
 
 
 def requested(model: dict[str, str], overrides: tuple[str, ...], *, of_recipe: bool) -> PlanRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -127,11 +127,8 @@ def _is_for_a_cluster(args: argparse.Namespace) -> bool:
     """Whether the recipe names a device of the catalogue, and not the machine at hand."""
     from bessemer.recipe import load
 
-    try:
-        recipe = load(args.recipe, args.overrides, may_be_unnamed=True)
-    except InputError:  # which short names may mend, as --batch what --set parallel.shard needs
-        of_cluster = [one for one in args.overrides if one.startswith("cluster.")]
-        recipe = load(args.recipe, of_cluster, may_be_unnamed=True)
+    # What does not go together may be mended by short names, as --batch what --set parallel.shard needs.
+    recipe = load(args.recipe, args.overrides, may_be_unnamed=True, is_draft=True)
     return recipe.cluster.device is not None
 
 
@@ -207,7 +204,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     with _of_a_run(
         args, "a plan of this machine", "or name the devices to plan for, as --gpus 8xH100 (cluster.device)"
     ):
-        recipe = load(args.recipe, args.overrides)
+        recipe = load(args.recipe, args.overrides, is_draft=bool(requested))
     if not requested:
         return []
     ask.require_one_value(requested, tuple(args.overrides))
@@ -417,7 +414,11 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     if args.recipe is None:
         asked = ask.alone(requested, overrides)
     else:
-        asked = ask.of_recipe(lambda some: followed(load(args.recipe, some, may_be_unnamed=True)), requested, overrides)
+
+        def read(some: Sequence[str], is_draft: bool) -> Recipe:
+            return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
+
+        asked = ask.of_recipe(read, requested, overrides)
     return asked if budget is None else on_paid_tokens(budget, asked, planned)
 
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bessemer.errors import InputError
+from bessemer.recipe.parallel import FASTEST
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
 GENERATIONS = {
@@ -84,8 +85,8 @@ FACTORS = {**dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_ban
 PEAK_FACTOR = 1e12
 # Of keys of a file: the unit, and a value far above that of any device, which was written in another unit.
 MOST = {
-    "memory": ("GB", 5_000), "bandwidth": ("GB/s", 200_000), "intra_bandwidth": ("GB/s", 20_000),
-    "inter_bandwidth": ("GB/s", 20_000), "watts": ("W", 100_000), "flops": ("TFLOP/s", 200_000),
+    "memory": ("GB", 5_000), "bandwidth": ("GB/s", 200_000), "intra_bandwidth": ("GB/s", FASTEST),
+    "inter_bandwidth": ("GB/s", FASTEST), "watts": ("W", 100_000), "flops": ("TFLOP/s", 200_000),
 }  # fmt: skip
 
 

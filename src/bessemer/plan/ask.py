@@ -200,17 +200,18 @@ def _replaced(of: PlanRequest, made: PlanRequest, asked: Mapping[str, str]) -> t
 
 
 def of_recipe(
-    read: Callable[[Sequence[str]], Recipe], asked: Mapping[str, str], overrides: Sequence[str] = ()
+    read: Callable[[Sequence[str], bool], Recipe], asked: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> PlanRequest:
-    """A recipe with short names and `key=value` overrides on top of it. read: loads it with some of the overrides."""
+    """A recipe with short names and `key=value` overrides on top of it. read: loads it with some of the overrides, as a draft
+    where others follow."""
     require_one_value(asked, tuple(overrides))
     is_shaped = bool({"model", "params"} & {_plain_name(name) for name in asked})
     # [model] of the command line is of the shape that it names, and need not go with the recipe's.
     on_top = [one for one in overrides if _key(one) in _WAYS or (is_shaped and _key(one).startswith("model."))]
     others = [one for one in overrides if one not in on_top]
-    recipe = read(others)
-    start = PlanRequest(recipe, own=recipe, given=frozenset(map(_key, others)))
     changes = {**asked, **{_key(one): one.partition("=")[2] for one in on_top}}
+    recipe = read(others, bool(changes))
+    start = PlanRequest(recipe, own=recipe, given=frozenset(map(_key, others)))
     return with_changes(start, changes) if changes else with_layout(start)
 
 

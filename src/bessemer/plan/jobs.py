@@ -182,11 +182,9 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
                 f"cluster.framework = bessemer: it does not train {what}; leave it out, which plans for {other}"
             )
         notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
-        if device.framework not in ("bessemer", other):
-            notes.append(
-                f"{other} does not run on {device.name} either: read the plan as what such a program would take there"
-            )
         name = other
+    if device.framework not in ("bessemer", name):
+        notes.append(f"{name} does not run on {device.name}: read the plan as what such a program would take there")
     return frameworks.find(name)
 
 

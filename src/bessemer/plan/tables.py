@@ -374,7 +374,8 @@ def devices_table(devices: Sequence[DeviceSpec]) -> str:
         price = f"{one.price:.2f}" if one.price is not None else "-"
         rows.append(
             (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra_bandwidth / 1e9:.0f}",
-             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}", price, one.price_date or "")
+             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}" if one.watts else "-", price,
+             one.price_date or "")
         )  # fmt: skip
     titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
     units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"

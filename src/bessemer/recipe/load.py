@@ -22,7 +22,7 @@ from bessemer.hashing import digest
 from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
-from bessemer.recipe.section import Section, store_or_folder
+from bessemer.recipe.section import DRAFT, Section, store_or_folder
 from bessemer.terminal import warn
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
@@ -54,11 +54,14 @@ def shipped(package: str = "bessemer.recipe") -> dict[str, str]:
     }
 
 
-def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False) -> Recipe:
+def load(
+    reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed: bool = False, is_draft: bool = False
+) -> Recipe:
     """Read a recipe file, a shipped recipe by its name, or that of a run by its folder, and apply `key=value` overrides. A
     folder or a file of text stands for the shortest recipe for it.
 
-    may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take.
+    may_be_unnamed: a recipe without [run] is named for its file, for who only asks what it would take. is_draft: what comes on
+    top of it may mend what does not go together, and is checked then; only each key by itself is checked here.
 
     Relative paths of sources, tokenizer and starting weights are taken from the recipe file's folder; `run.dir` is
     taken from the working directory. Raises InputError that names the file, the line and the key.
@@ -69,13 +72,13 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if is_text(path):
         if str(reference) in shipped():
             _warn_of_namesake(str(reference))
-        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides)
+        return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
     if path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
-        return _in_folder(load(path / "recipe.toml", overrides), path.resolve())
+        return _in_folder(load(path / "recipe.toml", overrides, is_draft=is_draft), path.resolve())
     if path.suffix != ".toml" and not path.exists():
-        return parse(_shipped_text(path, str(reference)), f"recipe {reference}", overrides)
+        return parse(_shipped_text(path, str(reference)), f"recipe {reference}", overrides, is_draft=is_draft)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -85,7 +88,8 @@ def load(reference: str | Path, overrides: Sequence[str] = (), *, may_be_unnamed
     if not text.strip():
         raise _unreadable(path, "is empty: no recipe")
     folder = path.resolve().parent
-    recipe = parse(text, str(path), overrides, _name(path) if may_be_unnamed else None, folder)
+    name = _name(path) if may_be_unnamed else None
+    recipe = parse(text, str(path), overrides, name, folder, is_draft=is_draft)
     return _from_folder(recipe, folder)
 
 
@@ -197,9 +201,11 @@ def _name(path: Path) -> str:
 
 
 def parse(
-    text: str, where: str, overrides: Sequence[str] = (), name: str | None = None, folder: Path | None = None
-) -> Recipe:
-    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table; folder: of its file."""
+    text: str, where: str, overrides: Sequence[str] = (), name: str | None = None, folder: Path | None = None, *,
+    is_draft: bool = False,
+) -> Recipe:  # fmt: skip
+    """Validate TOML `text`; `where` names it in errors; name: of the run where it has no [run] table; folder: of its file;
+    is_draft: as of `load`."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -213,7 +219,7 @@ def parse(
     follow_start(values, folder or Path())
     follow_store(values)
     try:
-        return Recipe.model_validate(values)
+        return Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
         raise InputError("\n".join(complaints(error, values, file, text, where, overrides))) from None
 

@@ -209,6 +209,9 @@ class Parallel(AxisSizes, Section):
         )
 
 
+FASTEST = 20_000  # GB/s, far above any network or storage of a device or node: what is more was written in another unit
+
+
 class Cluster(Section):
     """The machines of a training on several nodes. Changes nothing of what is trained."""
 
@@ -246,3 +249,7 @@ class Cluster(Section):
     def _complaints(self) -> Iterator[str]:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
+        for key in ("intra_bandwidth", "inter_bandwidth", "storage_bandwidth"):
+            if (value := getattr(self, key) or 0.0) > FASTEST:
+                meant = f"; write {key} = {value / 1e9:g}" if value > 1e8 else ""
+                yield f"{key} = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}{meant}"
