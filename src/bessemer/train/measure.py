@@ -128,14 +128,14 @@ def _matmul_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
     """Of (rows, inner) by (inner, outer) for each of the shapes."""
     gain, before = 1.0, None
     for most_rows, edge in MATMUL_SIZES:
-        sizes = min(rows, most_rows), *((min(inner, edge), min(outer, edge)) for inner, outer in shapes)
+        sizes = min(rows, most_rows), tuple((min(inner, edge), min(outer, edge)) for inner, outer in shapes)
         if gain < HOPELESS_GAIN or sizes == before:
             break
         gain, before = _timed_gain(*sizes), sizes
     return gain
 
 
-def _timed_gain(rows: int, *shapes: tuple[int, int]) -> float:
+def _timed_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     generator, factors = torch.Generator().manual_seed(0), []
     for inner, outer in shapes:
