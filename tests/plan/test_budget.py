@@ -81,7 +81,10 @@ def test_a_budget_on_few_tokens_that_differ(unique: float, capsys: pytest.Captur
     ("words", "message"),
     [
         (("--flops", "1e40", "--gpus", "8xH100"), "1e40: too much: the best model for it has"),
-        (("--money", "-5", "--gpus", "8xH100"), "--money: '-5' is no number of dollars above zero; write it as 500k or $2M"),
+        (
+            ("--money", "-5", "--gpus", "8xH100"),
+            "--money: '-5' is no number of dollars above zero; write it as 500k or $2M",
+        ),
         (("--days", "-5", "--gpus", "8xH100"), "a number above zero is needed"),
         (("--days", "1m", "--gpus", "8xH100"), "--days: '1m' is no number of days; write it as 30, 0.5 or 30d"),
         (("--days", "12h", "--gpus", "8xH100"), "is no number of days"),
