@@ -98,3 +98,20 @@ def test_what_cannot_be_is_refused() -> None:
         by_parameters(2e6, 32_000, 128)
     with pytest.raises(InputError, match="above zero"):
         by_parameters(1e9, 0, 128)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1,500,000", 1.5e6), ("1_500_000", 1.5e6), ("1,024", 1024), ("1,000.5", 1000.5), ("12,000B", 12e12)],
+)
+def test_a_comma_separates_thousands(text: str, number: float) -> None:
+    assert count_of(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("1,5T", "write 1.5T"), ("2,95", "write 2.95"), ("0,35", "write 0.35"), ("1,00,0B", "is not a number")],
+)
+def test_a_comma_is_no_point(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        count_of(text)

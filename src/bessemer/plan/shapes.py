@@ -39,7 +39,10 @@ VOCABULARIES = {2e9: 128_256, 1e8: 50_304, 1e7: 16_384, 0.0: 4_096}
 embeddings of those would take the place of the layers."""
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-_NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE)
+# A comma stands between thousands, three digits each, and never for a point: 1,5 would be taken for 15.
+_NUMBER = re.compile(
+    r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([kmbt]?)", re.IGNORECASE
+)
 
 
 ALIASES = {
@@ -86,6 +89,8 @@ def count_of(text: str | float) -> float:
         found = _NUMBER.fullmatch(text.strip())
         if found is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
             raise InputError(f"{text}: a number above zero is needed")
+        if found is None and _NUMBER.fullmatch(text.strip().replace(",", ".", 1)):
+            raise InputError(f"{text!r}: a comma separates thousands; write {text.strip().replace(',', '.', 1)}")
         if found is None:
             raise InputError(f"{text!r} is not a number; write it as 70e9, 70B, 1.4T or 124M")
         value = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2].lower()]
