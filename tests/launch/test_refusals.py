@@ -45,7 +45,7 @@ def one_error(found: Found, code: int) -> str:
     """What the one process that speaks says; all leave together with the code."""
     told = [line for _, said, _ in found for line in errors(said)]
     assert len(told) == 1, found
-    assert all("Traceback" not in said for _, said, _ in found), found
+    assert all("Traceback" not in said for _, said, _ in found), "\n".join(said for _, said, _ in found)
     assert [ended for ended, _, _ in found] == [code] * len(found), found
     ends = [when for _, _, when in found]
     assert max(ends) - min(ends) < SECONDS
