@@ -25,11 +25,15 @@ def main() -> int:
     # the processes, a handler is not.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    interrupt.end_with_parent(signal.SIGHUP)  # on which the agent ends its processes
+    # The kernel ends the agent with the command, and its processes with it in the same way (`Member.work`, ForkServer): an
+    # exception by a signal could be raised anywhere, also where Python drops it, and its traceback would be shown.
+    interrupt.end_with_parent(signal.SIGKILL)
 
+    from bessemer.launch import status
     from bessemer.launch.fork_server import ForkServer
     from bessemer.launch.start import LaunchSpec
 
+    os.environ[status.AGENT] = str(os.getpid())
     spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
     # Torch takes seconds to load; a signal may come meanwhile.
     forks = ForkServer() if os.environ.get("BESSEMER_FORKS") != "0" and sys.platform == "linux" else None

@@ -94,6 +94,8 @@ class LaunchedProcess:
         self._stop_when_blocked()
         if self.node is not None:
             interrupt.end_with_parent(signal.SIGKILL)  # the agent, without which nobody would restart or stop it
+            if not status.has_agent():  # it ended before
+                return Stopped.exit_code
             try:
                 status.note_pid(self.node, str(self.local_rank))
             except FileNotFoundError:  # the command has ended meanwhile, and its folder with it

@@ -80,7 +80,7 @@ class NodeAgent:
             try:
                 api.elastic_launch(self._config(is_host), sys.executable)(*self.spec.arguments)
                 return 0
-            except SignalException:  # SIGHUP: the command has died, and nobody is left to tell
+            except SignalException:  # SIGHUP, by hand or a terminal that is closed
                 return 1
             except ChildFailedError as error:
                 if killed := _killed(error.failures):
@@ -101,6 +101,8 @@ class NodeAgent:
             except RendezvousError as error:
                 return self._fail("failed", self._cannot_meet(error))
             except Exception as error:
+                if status.reported(self._place) is not None:  # as above, seen by another call
+                    return 0
                 traceback.print_exc()
                 then = "checkpoints are kept, the same command goes on from the last one"
                 return self._fail("failed", f"launch: the agent of this node failed ({error!r}); {then}")

@@ -34,6 +34,7 @@ from bessemer.interrupt import NODE as NODE
 from bessemer.run import RunFolder, published, write_json
 
 FAILURES: dict[str, type[BessemerError]] = {"stopped": Stopped, "input": InputError, "failed": BessemerError}
+AGENT = "BESSEMER_AGENT"  # environment: the process id of the agent
 OUTCOME, SHOWN, LOST, WAITING = "outcome.json", "said.json", "lost.json", "waiting"
 # Of exceptions in a process whose neighbour has died.
 NEIGHBOUR_ERRORS = (
@@ -144,6 +145,17 @@ def goes_on(run: RunFolder | None) -> str:
     if run is not None and not published(run.checkpoints):
         return "no step of the training is saved yet; the same command begins it"
     return "the same command goes on from the last checkpoint"
+
+
+def has_agent() -> bool:
+    """Whether the agent that started this process still runs; True in one that no agent started."""
+    try:
+        os.kill(int(os.environ.get(AGENT, os.getpid())), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def note_pid(place: Path, name: str) -> None:
