@@ -11,6 +11,7 @@ from bessemer import derived, preflight
 from bessemer.defaults import derived_keys
 from bessemer.layout.flops import hardware_flops
 from bessemer.layout.pipeline_stages import recomputed_total
+from bessemer.layout.shards import uneven_note
 from bessemer.plan import here
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
@@ -158,6 +159,8 @@ class Planner:
         if resolved.parallel.world > 1:
             # Who plans on a laptop may train elsewhere.
             require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
+            if note := uneven_note(config, resolved.parallel, resolved.parallel.tensor):
+                warn(note)
         if not device.is_cuda:
             devices.freeze_loaded()
             devices.release_unused(device)

@@ -12,8 +12,8 @@ from bessemer.errors import InputError
 from bessemer.layout import devices, pipeline_stages
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.flops import flops_per_token
-from bessemer.layout.memory import micro_batches_in_flight, peak_memory
-from bessemer.layout.pipeline_schedules import generate
+from bessemer.layout.memory import peak_memory
+from bessemer.layout.pipeline_schedules import generate, micro_batches_in_flight
 from bessemer.layout.pipeline_stages import PartParameters, split_blocks
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import frameworks

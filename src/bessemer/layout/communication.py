@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bessemer.layout.pipeline_stages import PartParameters, pipeline_ranks, replicated_parameters
+from bessemer.layout.shards import padding
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
@@ -90,7 +91,8 @@ def _data_bytes(
     """Bytes of FSDP2's and DDP's collectives: every tensor rank of every part of the batch, all its stages together."""
     num_shards, ranks = layout.state_shards, layout.data * layout.context * layout.tensor
     ring_share = (num_shards - 1) / num_shards  # of a tensor that each rank sends in a gather or a reduce-scatter
-    blocks, outside = tensor_rank_parameters(config, layout)
+    unpadded, outside = tensor_rank_parameters(config, layout)
+    blocks = unpadded * padding(config, layout.tensor, num_shards)
     parameters = blocks + outside
     gathered_parameters = (2 * blocks + outside) * micro_batches if layout.effective_zero == 3 else parameters
     reduced = parameters * (1 if layout.effective_zero == 1 else micro_batches)

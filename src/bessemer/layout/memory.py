@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 from bessemer.layout.communication import FP32, ElementBytes
+from bessemer.layout.pipeline_schedules import micro_batches_in_flight
 from bessemer.layout.pipeline_stages import PartParameters, PipelineRank, pipeline_ranks, rank_rows
+from bessemer.layout.shards import padded
 from bessemer.model.config import ModelConfig, dropping_chunk, loss_chunk
 from bessemer.recipe import Dropout, Parallel, Train
-from bessemer.recipe.parallel import interleaved_rounds
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
@@ -226,11 +226,12 @@ def _sharded_memory(
 ) -> Memory:  # fmt: skip
     """What one of several processes holds. Fragmentation is that of a CPU's heap; `rank_memory` leaves it out for devices."""
     params, micro_batches = PartParameters.of(config, rank, layout.tensor), _micro_batches(train, layout, config)[1]
-    state = trained = state_bytes(layout, params, element_bytes, micro_batches)
-    of_weights = of_moments = params.all / layout.state_shards / config.parameters
+    with_padding = padded(params, config, layout)
+    state = trained = state_bytes(layout, params, with_padding, element_bytes, micro_batches)
+    of_weights = of_moments = with_padding.all / layout.state_shards / config.parameters
     if train.is_frozen:
         head = PartParameters(block=0, root=config.classifier_parameters, blocks=0)
-        trained = state_bytes(layout, head, element_bytes, micro_batches)
+        trained = state_bytes(layout, head, head, element_bytes, micro_batches)
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
@@ -341,34 +342,6 @@ def optimizer_bytes(train: Train, config: ModelConfig) -> int:
     return round(each * moved + MOMENT_BYTES["fp32"] * rest * vectors)
 
 
-@lru_cache(maxsize=4096)
-def micro_batches_in_flight(schedule: str, ranks: int, virtual: int, rank: int, micro_batches: int) -> float:
-    """Peak micro-batches whose activations a rank of p with v stages each holds, in units of one micro-batch's on all of its
-    stages: a fast path for what `ScheduleActions.peak_in_flight` counts of a schedule's list; for zbv 1/2 more. The two are
-    compared by test_the_formula_of_micro_batches_in_flight_is_the_count_of_the_list (tests/plan/test_planned_memory.py).
-
-    GPipe: all m (Huang et al. 2019). 1F1B: p - rank (Narayanan et al. 2021, section 2.2.1). Interleaved: (2 (p - rank - 1) +
-    (v - 1) r + 1) / v, in rounds of r micro-batches (there, section 2.2.2). In a V at most p + 1/2 (Qi et al. 2024); with
-    zbv rank i starts 2p - i - 1 micro-batches on its first stage, if there are so many, before any is done, and then i + 1 on
-    its second.
-    """
-    if ranks == 1:
-        return 1.0
-    if schedule == "gpipe":
-        return float(micro_batches)
-    if schedule == "1f1b":
-        peak = float(ranks - rank)
-    elif schedule == "interleaved":
-        round_size = micro_batches // interleaved_rounds(ranks, micro_batches)
-        peak = (2 * (ranks - rank - 1) + (virtual - 1) * round_size + 1) / virtual
-    elif schedule == "zbv":
-        peak = (min(micro_batches, 2 * ranks - rank - 1) + min(micro_batches, rank + 1) + 1) / 2
-    else:
-        assert schedule == "dualpipev", schedule
-        peak = ranks + 0.5
-    return min(peak, float(micro_batches))
-
-
 class RankState(NamedTuple):
     """Bytes of a rank's parameters and gradients. weights, gradient_shard: its shards, which parallel.offload keeps in the host's
     memory; unsharded_weights: all-gathered ones; gradient_buffers: unsharded gradients and reduce-scatter buffers."""
@@ -383,26 +356,28 @@ class RankState(NamedTuple):
         return self.gradient_shard + self.gradient_buffers
 
 
-def state_bytes(layout: Parallel, params: PartParameters, element_bytes: ElementBytes, micro_batches: int) -> RankState:
-    """Bytes of a rank's weights and gradients at the fullest moment of a step.
+def state_bytes(
+    layout: Parallel, params: PartParameters, with_padding: PartParameters, element_bytes: ElementBytes, micro_batches: int
+) -> RankState:  # fmt: skip
+    """Bytes of a rank's weights and gradients at the fullest moment of a step. with_padding: of `layout.shards.padded`.
 
     Shards take the bytes of all parameters, divided by N (Rajbhandari et al. 2020, "ZeRO", section 5: P_os, P_os+g, P_os+g+p);
     but where there the weights of stages 1 and 2 are not sharded, here fp32 masters are, and a copy in the compute dtype is
     unsharded while a step lasts.
     """
     zero, bytes_gathered = layout.effective_zero, element_bytes.gathered
-    weights = element_bytes.master * params.all // layout.state_shards
-    gradients = element_bytes.gradient * params.all // layout.state_shards
+    weights = element_bytes.master * with_padding.all // layout.state_shards
+    gradients = element_bytes.gradient * with_padding.all // layout.state_shards
     if not layout.uses_fsdp:
         return RankState(weights, 0, gradients, 0)
-    two_blocks = min(2, params.blocks) * params.block  # one in use, one being gathered
-    unsharded_weights = bytes_gathered * (params.all if zero < 3 else params.root + two_blocks)
+    two_blocks = min(2, params.blocks) * with_padding.block  # one in use, one being gathered
+    unsharded_weights = bytes_gathered * (with_padding.all if zero < 3 else params.root + two_blocks)
     # The buffer of the block that is reduce-scattered.
-    reduced = element_bytes.gradient * (params.block if params.blocks else params.root)
+    reduced = element_bytes.gradient * (with_padding.block if params.blocks else params.root)
     if zero == 1 and micro_batches > 1:
         # Whole until the last micro-batch's backward pass; a block's gathered weights are resharded when its reduce-scatter
         # buffer is allocated.
-        buffers = element_bytes.gradient * params.all + reduced - bytes_gathered * params.block
+        buffers = element_bytes.gradient * params.all + reduced - bytes_gathered * with_padding.block
         return RankState(weights, unsharded_weights, 0, buffers)
     # Gradients are unsharded until their reduce-scatter: of a block, and of one half of what lies outside of blocks, since the
     # output matrix has its gradient at the beginning of the backward pass and the embedding at the end.

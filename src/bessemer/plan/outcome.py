@@ -7,6 +7,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import optimizer_bytes
+from bessemer.layout.shards import uneven_note
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
@@ -98,8 +99,10 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
         raise NoLayoutError(no_layout(goal, found))
     if found is None or not goal.chooses_layout:
         best = _given(goal)
-        return _worked_out(replace(goal, notes=(*goal.notes, *_recompute_notes(goal, best.job))), best, found, unique)
+        notes = *goal.notes, *_recompute_notes(goal, best.job), *_uneven_notes(best.job)
+        return _worked_out(replace(goal, notes=notes), best, found, unique)
     best = _chosen(goal, found)
+    goal = replace(goal, notes=(*goal.notes, *_uneven_notes(best.job)))
     if not found.ranked and (advice := without_given(goal)):
         goal = replace(goal, notes=(*goal.notes, advice))
     if found.ranked and not found.safe and best is not found.least:
@@ -118,6 +121,14 @@ def _recompute_notes(goal: Goal, job: Job) -> tuple[str, ...]:
         f"recompute {job.layout.recompute} is planned, to leave {goal.headroom:.0%} of the memory free; the recipe leaves "
         f"train.recompute open, and a run of it recomputes nothing, in {size(held.total)}",
     )
+
+
+def _uneven_notes(job: Job) -> tuple[str, ...]:
+    """Of shards that do not divide the weights."""
+    if job.framework.name != "bessemer" or not job.layout.zero:
+        return ()
+    note = uneven_note(job.model, job.layout, job.layout.tensor)
+    return () if note is None else (note,)
 
 
 def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:

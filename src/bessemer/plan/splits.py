@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from bessemer.errors import InputError
+from bessemer.layout.shards import padding
 from bessemer.layout.validity import divides_evenly, indivisible_by_tensor, require_context, require_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.job import Job, Layout
@@ -96,7 +97,8 @@ def _shards(job: Job, data: int, tensor: int, inner: int, given: frozenset[str],
         return [data]
     most = data
     if job.framework.name == "bessemer":
-        most = next(n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
+        even = (n for n in reversed(divisors(data)) if divides_evenly(job.model, tensor, n * inner // tensor))
+        most = next(n for n in even if padding(job.model, tensor, n * inner // tensor) == 1)
     return sorted({data, most, within if data % within == 0 else data, 1}, reverse=True)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from bessemer.errors import InputError
 from bessemer.layout.flops import Selective
 from bessemer.layout.pipeline_stages import PipelineRank, blocks_per_stage, num_stages, ranks_with_blocks
+from bessemer.layout.shards import padding
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
 
@@ -158,3 +159,9 @@ def _cumulative(config: ModelConfig, count: int) -> tuple[int, ...]:
         if so_far > total * (stage + 1) / count and stage < count - 1:
             stage += 1
     return tuple(found)
+
+
+def shard_padding(framework: Framework, config: ModelConfig, tensor: int, num_shards: int) -> float:
+    """Elements of weights that a program gathers and keeps over those there are. This one shards each weight along one dimension
+    (`layout.shards`), the others all of a block's as one row of numbers, or by rows of thousands."""
+    return padding(config, tensor, num_shards) if framework.name == "bessemer" else 1.0

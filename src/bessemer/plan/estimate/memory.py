@@ -11,7 +11,8 @@ from math import log
 from statistics import NormalDist
 
 from bessemer.layout.communication import ElementBytes
-from bessemer.layout.memory import micro_batches_in_flight, rank_memory
+from bessemer.layout.memory import rank_memory
+from bessemer.layout.pipeline_schedules import micro_batches_in_flight
 from bessemer.layout.pipeline_stages import PipelineRank, rank_rows
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import ranks_by_cut

@@ -8,7 +8,7 @@ from functools import lru_cache
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, experts
 from bessemer.plan.estimate.compute import WorkSeconds
-from bessemer.plan.estimate.frameworks import Framework
+from bessemer.plan.estimate.frameworks import Framework, shard_padding
 from bessemer.plan.estimate.job import ClusterSpec, Job, Physics
 
 CONTEXT_OVERLAP = 0.5  # ring attention sends the next keys while it computes; a gather or an exchange is not overlapped
@@ -205,7 +205,7 @@ def _shard(
     if zero < 2 or shard == 1:
         return 0.0, 0.0
     spread = collectives.of(cluster, shard * context, tensor, how)
-    weights = model.block_matrix_parameters / tensor
+    weights = model.block_matrix_parameters / tensor * shard_padding(framework, model, tensor, shard * context)
     parts = spread.size * framework.listed
     gathered = scattered = 0.0
     if zero == 3:

@@ -19,7 +19,7 @@ from bessemer.layout.pipeline_stages import stage_ids_of_rank
 from bessemer.layout.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, experts, pieces
-from bessemer.plan.estimate.frameworks import blocks_of_stages
+from bessemer.plan.estimate.frameworks import blocks_of_stages, shard_padding
 from bessemer.plan.estimate.job import PHYSICS, Job, Physics, parallel
 from bessemer.plan.mixture import MixtureConfig, kinds
 from bessemer.plan.timetable import pipeline_seconds
@@ -226,6 +226,8 @@ def exchange_seconds(job: Job, cut: tuple[int, ...], last: float, how: Physics) 
     # Context ranks hold the same weights: their gradients are summed with those of the data ranks.
     group = layout.shard if sharded else layout.data
     ranks = collectives.of(job.cluster, group * layout.context, layout.tensor, how)
+    if sharded:
+        parameters *= shard_padding(framework, job.model, layout.tensor, layout.state_shards)
     gradients, weights = parameters * framework.reduce_bytes, parameters * framework.gather_bytes
     total = 0.0
     if not sharded:
@@ -267,8 +269,9 @@ def optimizer_seconds(job: Job, cut: tuple[int, ...], how: Physics) -> float:
     both ways for the clip, and set to nothing.
     """
     layout, framework = job.layout, job.framework
-    share = layout.shard if layout.zero >= 1 else 1
-    held = fullest(job, cut)
+    share, held = layout.shard if layout.zero >= 1 else 1, fullest(job, cut)
+    if layout.zero >= 1:
+        held *= shard_padding(framework, job.model, layout.tensor, layout.state_shards)
     wide = framework.master_bytes or framework.weight_bytes
     narrow = framework.weight_bytes if framework.master_bytes else 0.0
     state = 2 * (framework.moment_bytes + wide) + framework.gradient_bytes + narrow

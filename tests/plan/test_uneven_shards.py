@@ -1,0 +1,79 @@
+"""What the planner knows of shards that divide no dimension of a weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bessemer.layout import devices
+from bessemer.layout.shards import matrix_shapes, padded_elements, padding, uneven_note
+from bessemer.model.config import ModelConfig
+from bessemer.model.transformer import meta_model
+from bessemer.plan.estimate import frameworks, memory, step
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
+from bessemer.plan.search import search
+from bessemer.recipe import Parallel
+
+
+def config(**changes: object) -> ModelConfig:
+    """As Llama 3 8B, of few blocks."""
+    values = {
+        "vocabulary": 1024, "layers": 4, "width": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "mlp_width": 14_336,
+        "sequence_length": 4096, "qk_norm": "none",
+    }  # fmt: skip
+    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def job(layout: Layout, framework: str = "bessemer") -> Job:
+    device = devices.find("H100")
+    return Job(config(), layout, ClusterSpec.of(device, layout.world), 192, "bf16", frameworks.find(framework))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_matrices_are_those_of_the_model(gated: bool) -> None:
+    model = meta_model(config(gated=gated))
+    built = sorted(tuple(weight.shape) for weight in model.blocks[0].parameters() if weight.dim() > 1)
+    assert sorted(matrix_shapes(config(gated=gated)).values()) == built
+
+
+def test_padding_is_that_of_the_dimension_that_is_cut() -> None:
+    assert padded_elements((8, 6, 128, 4096), 32) == 8 * 6 * 128 * 4096  # 128 divides
+    assert padded_elements((8, 6, 128, 4096), 96) == 96 * 6 * 128 * 4096  # 8 processes of 96 have a part
+    assert padded_elements((2, 14_336, 4096), 96) == 96 * 14_336 * 4096  # 2 of them
+    assert padded_elements((4096, 14_336), 96) == 43 * 96 * 14_336
+    assert padding(config(), 1, 32) == 1.0
+    assert padding(config(), 2, 96) == 1.0  # require_shards refuses it
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_padded_weights_cost_memory_and_time(zero: int) -> None:
+    """Against the same devices as copies of shards that divide; of a program without padding they cost nothing."""
+    uneven = Layout(shard=96, zero=zero)
+    even = replace(uneven, replicate=3, shard=32)
+    ours, theirs = ([job(layout, name) for layout in (uneven, even)] for name in ("bessemer", "torchtitan"))
+    factor = padding(config(), 1, 96)
+    assert factor > 20
+    held = [memory.memory(one) for one in ours]
+    assert held[0].moments > 0.8 * factor / 3 * held[1].moments and held[0].buffers > 10 * held[1].buffers
+    assert step.step(ours[0]).seconds > 1.5 * step.step(ours[1]).seconds
+    assert memory.memory(theirs[0]).moments < memory.memory(theirs[1]).moments
+    assert step.step(theirs[0]).seconds < 1.1 * step.step(theirs[1]).seconds
+
+
+def test_the_search_takes_shards_that_divide() -> None:
+    best = search(job(Layout(shard=96))).preferred[0].job.layout
+    assert padding(config(), best.tensor, best.state_shards) == 1.0
+
+
+def test_a_layout_that_does_not_divide_is_noted_with_one_that_does() -> None:
+    note = uneven_note(config(), Parallel(shard=96), 1)
+    assert note is not None
+    for words in ("gate and up (2 x 14,336 x 4,096)", "queries, keys and values (8 x 6 x 128 x 4,096)",
+                  "parallel.replicate = 3 with shard = 32"):  # fmt: skip
+        assert words in note, note
+    assert "down" not in note
+    assert uneven_note(config(), Parallel(shard=32, replicate=3), 1) is None
+    of_context = uneven_note(config(), Parallel(shard=12, context=8), 1)
+    assert of_context is not None and "shard = 12 x parallel.context = 8" in of_context
+    assert "parallel.replicate = 3 with shard = 4" in of_context
