@@ -74,6 +74,9 @@ def test_a_layout_that_does_not_divide_is_noted_with_one_that_does() -> None:
         assert words in note, note
     assert "down" not in note
     assert uneven_note(config(), Parallel(shard=32, replicate=3), 1) is None
+    assert uneven_note(config(), Parallel(shard=7), 1) is None  # 9% more
+    of_five = uneven_note(config(), Parallel(shard=5), 1)
+    assert of_five is not None and "replicate" not in of_five
     of_context = uneven_note(config(), Parallel(shard=12, context=8), 1)
     assert of_context is not None and "shard = 12 x parallel.context = 8" in of_context
     assert "parallel.replicate = 3 with shard = 4" in of_context

@@ -45,13 +45,13 @@ def padded(params: PartParameters, config: ModelConfig, layout: Parallel) -> Par
     return replace(params, block=params.block + round(more * config.block_matrix_parameters))
 
 
-NOTED_PADDING = 1.05
+NOTED_PADDING = 1.2
 """Of a block's weights, over those there are, from which `uneven_note` says something."""
 
 
 def uneven_note(config: ModelConfig, layout: AxisSizes, tensor: int) -> str | None:
     """For a reader: which weights a layout's shards do not divide, what that costs, and shards that divide all; None: it costs
-    next to nothing."""
+    little."""
     num_shards = layout.state_shards
     if (factor := padding(config, tensor, num_shards)) < NOTED_PADDING:
         return None
@@ -64,9 +64,9 @@ def uneven_note(config: ModelConfig, layout: AxisSizes, tensor: int) -> str | No
     even = next(
         n for n in range(layout.shard, 0, -1) if layout.shard % n == 0 and padding(config, tensor, n * context) == 1
     )
+    copies = f"; parallel.replicate = {layout.data // even} with shard = {even} divides them" if even > 1 else ""
     with_context = f" x parallel.context = {context}" if context > 1 else ""
     return (
         f"parallel.shard = {layout.shard}{with_context} divides no dimension of {' and '.join(uneven)}: with the padding that "
-        f"makes all parts as large, a block's weights are {factor:.3g} times what they are, to keep and to gather; "
-        f"parallel.replicate = {layout.replicate * layout.shard // even} with shard = {even} divides them"
+        f"makes all parts as large, a block's weights are {factor:.3g} times what they are, to keep and to gather{copies}"
     )

@@ -51,6 +51,13 @@ class Goal:
     unplanned: tuple[str, ...] = ()
     checkpoint_every: int | None = None
 
+    @property
+    def tokens_asked(self) -> str:
+        """Behind the tokens, for a reader: that nobody has asked for so many. Empty where tokens, steps or minutes are given."""
+        if not self.tokens_by_size or self.recipe.train.minutes is not None:
+            return ""
+        return f" (by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter)"
+
 
 def goal_of(
     recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None, is_open: bool = False
