@@ -90,10 +90,9 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
     for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
         devices = each.job.cluster.devices
         why = f": no layout of all divides {each.job.batch:,} sequences" if has_batch else ", which more layouts divide"
-        note = (
-            f"{devices:,} of the {cluster.devices:,} devices are used and paid for{why}; the other "
-            f"{cluster.devices - devices:,} are not in the figures"
-        )
+        spares = cluster.devices - devices
+        others = "the other one is" if spares == 1 else f"the other {spares:,} are"
+        note = f"{devices:,} of the {cluster.devices:,} devices are used and paid for{why}; {others} not in the figures"
         try:
             plans.append(
                 outcome.of(
