@@ -153,7 +153,7 @@ def test_a_what_if_of_a_budget_with_odds_keeps_to_the_same_odds(capsys: pytest.C
         (("--flops", "6e23", "--odds", "90%"), "FLOPs are certain"),
         (("--params", "7B", "--odds", "90%"), "--odds is how many runs keep to a budget; add one"),
         (("--days", "3", "--odds", "95%"), "give 50% to 90%"),
-        (("--days", "3", "--odds", "90"), "give 50% to 90%"),
+        (("--days", "3", "--odds", "90"), r"give 50% to 90% (write 90%)"),
         (("--days", "3", "--odds", "10%"), "give 50% to 90%"),
         (("--days", "3", "--odds", "often"), "write it as 90% or 0.9"),
     ],

@@ -138,6 +138,11 @@ def test_a_users_file_adds_and_replaces(tmp_path: Path) -> None:
         (("intra_bandwidth = 100", "intra_bandwidth = 100e9"), "; write intra_bandwidth = 100$"),
         (("inter_bandwidth = 10", "inter_bandwidth = 10e9"), "; write inter_bandwidth = 10$"),
         (("bf16 = 100", "bf16 = 100e12"), r"flops\.bf16 = 1e\+14 is in TFLOP/s, .*; write flops\.bf16 = 100$"),
+        (
+            ("bf16 = 100", "bf16 = 71_000"),
+            r"flops\.bf16 = 71000 TFLOP/s with bandwidth = 1000 GB/s are 71,000 FLOP for each byte",
+        ),
+        (("bandwidth = 1000", "bandwidth = 1"), "are 100,000 FLOP for each byte .* one of them is in another unit$"),
         (("watts = 300", "watts = 300_000"), r"watts = 300000 is in W, and no device has more than 100,000$"),
         (("intra_bandwidth = 100\n", ""), "lacks intra_bandwidth"),
         (('source = "measured here"', 'source = "x"\nmatmull = 0.5'), "did you mean matmul"),

@@ -65,6 +65,17 @@ def test_nothing_that_fits_is_faster(count: int, device: str, layers: int) -> No
     assert found.ranked[0].step.seconds <= 1.01 * best
 
 
+@pytest.mark.parametrize(("count", "batch", "divides"), [(384, 128, True), (96, 100, True), (64, 128, False)])
+def test_short_sequences_are_divided_where_the_batch_does_not_fill_the_devices(
+    count: int, batch: int, divides: bool
+) -> None:
+    found = search(job(count, batch, layers=32))
+    contexts = {one.job.layout.context for one in found.ranked}
+    assert contexts == ({1, 2, 4} if divides else {1})
+    if count > batch:
+        assert found.ranked[0].job.layout.context > 1
+
+
 def test_every_row_fits_fills_the_devices_and_is_in_order() -> None:
     found = search(job(32, layers=16))
     seconds = [one.step.seconds for one in found.ranked]

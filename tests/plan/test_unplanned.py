@@ -241,6 +241,8 @@ def test_blocks_that_are_not_compiled_are_in_the_memory() -> None:
     assert not eager.goal.notes
     tight = tables({"train.micro_batch": "16", "cluster.headroom": "0.9"})
     assert tight.job.layout.recompute != "none"
+    full = tables({"train.micro_batch": "16", "cluster.headroom": "0.99"})
+    assert "which takes the least memory; the recipe leaves" in full.goal.notes[-1]
     assert (
         f"recompute {tight.job.layout.recompute} is planned" in tight.goal.notes[-1]
         and "recomputes nothing, in " in tight.goal.notes[-1]

@@ -251,6 +251,7 @@ def _device(table: Any, where: str) -> DeviceSpec:
             )
     if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
         raise InputError(f"{where}: aliases must be a list of spellings")
+    _require_balance(flops, table["bandwidth"], where)
     scaled = {key: table[key] * unit for key, unit in FACTORS.items() if key in table}
     peaks = MappingProxyType({key: value * PEAK_FACTOR for key, value in flops.items()})
     return DeviceSpec(**{**table, **scaled, "flops": peaks, "aliases": tuple(aliases)})
@@ -265,6 +266,21 @@ def _require_unit(key: str, value: float, where: str) -> None:
     meant = value / (PEAK_FACTOR if name == "flops" else FACTORS[name])
     advice = f"; write {key} = {meant:g}" if meant < value and meant > 0.1 else ""
     raise InputError(f"{where}: {key} = {value:g} is in {unit}, and no device has more than {most:,}{advice}")
+
+
+MOST_FLOPS_A_BYTE = 10_000
+"""Ten times what any device of the catalogue computes in the time in which its memory moves a byte."""
+
+
+def _require_balance(flops: Mapping[str, float], bandwidth: float, where: str) -> None:
+    """Raises InputError for peaks that no memory could feed: GFLOP/s, or a bandwidth in TB/s."""
+    precision = max(flops, key=lambda name: flops[name])
+    each = flops[precision] * PEAK_FACTOR / (bandwidth * FACTORS["bandwidth"])
+    if each > MOST_FLOPS_A_BYTE:
+        raise InputError(
+            f"{where}: flops.{precision} = {flops[precision]:g} TFLOP/s with bandwidth = {bandwidth:g} GB/s are {each:,.0f} FLOP "
+            f"for each byte that the memory moves, and no device has {MOST_FLOPS_A_BYTE:,}; one of them is in another unit"
+        )
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -42,6 +42,8 @@ def padding(config: ModelConfig, tensor: int, num_shards: int) -> float:
 def padded(params: PartParameters, config: ModelConfig, layout: Parallel) -> PartParameters:
     """A rank's part as FSDP gathers and keeps it."""
     more = padding(config, layout.tensor, layout.state_shards) - 1
+    if not more:
+        return params
     return replace(params, block=params.block + round(more * config.block_matrix_parameters))
 
 

@@ -42,8 +42,10 @@ class PlanBudget:
     def __post_init__(self) -> None:
         _amount(self.kind, self.text)
         if not 0.5 <= self.odds <= UPPER_END:
+            meant = f" (write {self.odds:.4g}%)" if 50 <= self.odds <= 100 * UPPER_END else ""
             raise InputError(
-                f"--odds {self.odds:.4g}: give 50% to {UPPER_END:.0%}: the ranges of a plan, fitted to published runs, end there"
+                f"--odds {self.odds:.4g}: give 50% to {UPPER_END:.0%}{meant}: the ranges of a plan, fitted to published runs, "
+                "end there"
             )
         if self.kind == "flops" and self.odds != 0.5:
             raise InputError("plan: --odds is of --days and --money; FLOPs are certain, so that --flops needs none")

@@ -99,7 +99,7 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
         raise NoLayoutError(no_layout(goal, found))
     if found is None or not goal.chooses_layout:
         best = _given(goal)
-        notes = *goal.notes, *_recompute_notes(goal, best.job), *_uneven_notes(best.job)
+        notes = *goal.notes, *_recompute_notes(goal, best), *_uneven_notes(best.job)
         return _worked_out(replace(goal, notes=notes), best, found, unique)
     best = _chosen(goal, found)
     goal = replace(goal, notes=(*goal.notes, *_uneven_notes(best.job)))
@@ -111,14 +111,16 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     return _worked_out(goal, best, found, unique)
 
 
-def _recompute_notes(goal: Goal, job: Job) -> tuple[str, ...]:
+def _recompute_notes(goal: Goal, best: Candidate) -> tuple[str, ...]:
     """Where more is recomputed than a run of the recipe would, which leaves it open: by how much that one's memory is larger."""
-    run = goal.recipe.train.recompute
+    run, job = goal.recipe.train.recompute, best.job
     if "recompute" in goal.given or run in (job.layout.recompute, "budget") or job.framework.name != "bessemer":
         return ()
     held = memory(goal.job.with_layout(recompute="none"))
+    leaves = best.leaves(goal.headroom)
+    why = f"to leave {goal.headroom:.0%} of the memory free" if leaves else "which takes the least memory"
     return (
-        f"recompute {job.layout.recompute} is planned, to leave {goal.headroom:.0%} of the memory free; the recipe leaves "
+        f"recompute {job.layout.recompute} is planned, {why}; the recipe leaves "
         f"train.recompute open, and a run of it recomputes nothing, in {size(held.total)}",
     )
 

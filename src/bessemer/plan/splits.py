@@ -18,8 +18,10 @@ from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import LAYOUT_KEYS, SCHEDULES, PipelineSchedule, stages_complaint
 from bessemer.terminal import counted
 
-MIN_CONTEXT_TOKENS = 16_384  # tokens of a sequence below which dividing it is not tried: one device holds it easily
-MAX_CONTEXT = 16
+# Tokens of a sequence below which dividing it is tried only where the batch is no multiple of the devices, and over no more than
+# the last number: else one device holds it easily, and each takes sequences of its own.
+MIN_CONTEXT_TOKENS = 16_384
+MAX_CONTEXT, MAX_SHORT_CONTEXT = 16, 4
 LAYOUT_NAMES = (*LAYOUT_KEYS, "micro_batch", "recompute")  # what a request may give of a layout
 STAGES_EACH = (1, 2, 4, 8)  # interleaved stages on a device
 
@@ -33,7 +35,9 @@ def splits(job: Job, given: frozenset[str], impossible: Counter[str]) -> Iterato
     """Divisions of the model, with all that is left over for the batch (`shard`). What no micro-batch could make valid is left
     out early; what is valid `refuse` alone decides."""
     model, cluster, is_ours = job.model, job.cluster, job.framework.name == "bessemer"
-    most_context = MAX_CONTEXT if model.sequence_length >= MIN_CONTEXT_TOKENS else 1
+    most_context = MAX_SHORT_CONTEXT if job.batch % cluster.devices else 1
+    if model.sequence_length >= MIN_CONTEXT_TOKENS:
+        most_context = MAX_CONTEXT
     copies = job.framework.copies_keys
     for tensor in _ways(job, given, "tensor", math.gcd(cluster.near, cluster.devices), impossible):
         if key := indivisible_by_tensor(model, tensor, copies_keys=copies):
