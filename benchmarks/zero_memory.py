@@ -77,7 +77,7 @@ def expected(recipe: Recipe, stage: int) -> dict[str, dict[str, float]]:
     number, ways, w = config.parameters, layout.shard, 2 if recipe.train.precision == "bf16" else 4
     params = PartParameters.of(config, pipeline_ranks(config, layout)[0], 1)
     optimizer = optimizer_bytes(recipe.train, config) / ways
-    state = state_bytes(layout, params, ElementBytes(w, cast=w), 2)
+    state = state_bytes(layout, params, params, ElementBytes(w, cast=w), 2)
     held = state.weights + state.unsharded_weights + state.gradients + optimizer  # unsharded: 0 without FSDP2
     if layout.world == 1 or not stage:
         whole = 16.0 * number
