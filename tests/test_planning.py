@@ -795,3 +795,20 @@ def test_a_simulation_of_a_recipe_without_a_run_says_what_to_add(
     )
     assert run_command(["plan", str(path), "--simulate"]) == 2
     assert '--simulate is of a run: add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err
+
+
+def test_data_ranks_that_cannot_be_shards_are_advised_as_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    """With tensor ranks 5 shards divide no weight; the advice, in place of --dp, is a plan."""
+    asked = ("plan", "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "60xH100", "--tp", "4", "--pp", "3")
+    assert run_command([*asked, "--dp", "5"]) == 2
+    advice = "--set parallel.replicate=5 --set parallel.shard=1"
+    assert f"as replicate 5 x shard 1 it can be ({advice}, in place of --dp)" in capsys.readouterr().err
+    assert run_command([*asked, *advice.split()]) == 0
+
+
+@pytest.mark.parametrize(("unique", "is_worthless"), [("10B", True), ("250B", False)])
+def test_passes_that_add_almost_nothing_are_noted(
+    unique: str, is_worthless: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(capsys, "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "64xH100", "--unique", unique)
+    assert any("the last passes over the text add almost nothing" in note for note in found["notes"]) == is_worthless

@@ -17,7 +17,7 @@ from bessemer.model.config import ModelConfig
 from bessemer.plan import ask, money, shapes
 from bessemer.plan.batch import optimal_batches
 from bessemer.plan.intervals import UPPER_END
-from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, Allocation, data_limited, repetition, training_flops
+from bessemer.plan.laws import FLOPS_PER_PARAMETER_TOKEN, RULE, Allocation, data_limited, training_flops
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.request import PlanRequest
 from bessemer.plan.search import NoLayoutError, NoSplitError
@@ -26,7 +26,6 @@ from bessemer.recipe.load import HORIZON
 FIRST_MFU = 0.4  # before a plan has said better
 ROUNDS = 2  # the predicted speed changes by less than 2% from the second to a third
 TRIES, SPENT = 6, 0.99  # plans until one keeps to the budget and spends so much of it
-WORTHLESS = 0.05  # of a new token, which one more repetition is worth
 SMALLER = 0.8  # the next size, where the compute-optimal one fits no layout
 
 
@@ -189,8 +188,6 @@ def fitted(
             f"with {terminal.amount(unique)} tokens that differ, size and repetitions are those of the lowest predicted loss for "
             "this budget (Muennighoff et al. 2023)",
         )
-        if repetition(result.goal.tokens, unique).last_epoch_worth < WORTHLESS:
-            notes += ("further passes over them add almost nothing: the budget is larger than this text is worth",)
         one = replace(one, notes=notes)
     kept: PlanRequest | None = None
     for _ in range(TRIES):

@@ -188,6 +188,10 @@ EXCESS_PARAMETERS = 5.309743
 """R*_N: the same of parameters beyond those that the unique tokens are enough for (appendix A)."""
 
 
+WORTHLESS = 0.05
+"""Of a new token, what one more repetition is worth, below which a plan has a note of it."""
+
+
 @dataclass(frozen=True)
 class Repetition:
     """epochs: times each unique token is seen; effective_tokens: fresh tokens that would do as well; worth: of a token, on

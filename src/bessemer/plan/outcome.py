@@ -170,6 +170,9 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
     expected = expected_run(job, running, ideal, _is_chosen(goal, found))
     repeated = None if unique is None else repetition(goal.tokens, unique)
+    if repeated is not None and repeated.last_epoch_worth < laws.WORTHLESS:
+        note = "the last passes over the text add almost nothing: so many tokens cost more than this text is worth"
+        goal = replace(goal, notes=(*goal.notes, note))
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,

@@ -24,7 +24,7 @@ def no_split(job: Job, given: frozenset[str], impossible: Counter[str]) -> str:
     common = impossible.most_common(3)
     reasons = "; ".join(f"{reason}{f' ({count:,} ways to split)' if count > 1 else ''}" for reason, count in common)
     reasons = _product_of(job, given) or reasons
-    advice = _other_batches(job, given) + _other_ways(job, given)
+    advice = _other_batches(job, given) + (_as_copies(job, given) or _other_ways(job, given))
     kept = as_given(job.layout, given)
     return (
         f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
@@ -68,6 +68,18 @@ def _product_of(job: Job, given: frozenset[str]) -> str | None:
     named = " x ".join(f"{axis} {size}" for axis, size in ways.items() if size > 1) or "one process"
     equals = f" = {product:,}" if sum(size > 1 for size in ways.values()) > 1 else ""
     return f"{named}{equals} {'does not divide' if devices % product else 'is not all of'} {counted(devices, 'device')}"
+
+
+def _as_copies(job: Job, given: frozenset[str]) -> str:
+    """The data ranks that are given as shards of one copy (`--dp`), as copies that can be, the fewest. Empty: none can."""
+    layout = job.layout
+    if layout.replicate > 1 or not {"replicate", "shard"} <= given:
+        return ""
+    for shard in (size for size in reversed(divisors(layout.shard)) if size < layout.shard):
+        other = job.with_layout(replicate=layout.shard // shard, shard=shard)
+        if _can_split(other, given):
+            return f"; as replicate {other.layout.replicate} x shard {shard} it can be ({_options(job, other)}, in place of --dp)"
+    return ""
 
 
 TRIED_TOGETHER = 64  # sizes of all given axes, the nearest first, where no other size of one axis would do
