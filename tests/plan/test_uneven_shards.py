@@ -77,6 +77,9 @@ def test_a_layout_that_does_not_divide_is_noted_with_one_that_does() -> None:
     assert uneven_note(config(), Parallel(shard=7), 1) is None  # 9% more
     of_five = uneven_note(config(), Parallel(shard=5), 1)
     assert of_five is not None and "replicate" not in of_five
+    for layout in (Parallel(context=5), Parallel(shard=3, context=5)):  # no number of shards would do
+        alone = uneven_note(config(), layout, 1)
+        assert alone is not None and "replicate" not in alone
     of_context = uneven_note(config(), Parallel(shard=12, context=8), 1)
     assert of_context is not None and "shard = 12 x parallel.context = 8" in of_context
     assert "parallel.replicate = 3 with shard = 4" in of_context

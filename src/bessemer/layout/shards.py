@@ -63,9 +63,8 @@ def uneven_note(config: ModelConfig, layout: AxisSizes, tensor: int) -> str | No
         if padded_elements(shape, num_shards) > NOTED_PADDING * math.prod(shape)
     ]  # fmt: skip
     context = layout.context
-    even = next(
-        n for n in range(layout.shard, 0, -1) if layout.shard % n == 0 and padding(config, tensor, n * context) == 1
-    )
+    sizes = (n for n in range(layout.shard, 1, -1) if layout.shard % n == 0)
+    even = next((n for n in sizes if padding(config, tensor, n * context) == 1), 1)
     copies = f"; parallel.replicate = {layout.data // even} with shard = {even} divides them" if even > 1 else ""
     with_context = f" x parallel.context = {context}" if context > 1 else ""
     return (
