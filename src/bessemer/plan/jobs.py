@@ -52,8 +52,8 @@ class Goal:
     checkpoint_every: int | None = None
 
     @property
-    def tokens_asked(self) -> str:
-        """Behind the tokens, for a reader: that nobody has asked for so many. Empty where tokens, steps or minutes are given."""
+    def default_note(self) -> str:
+        """For a reader: that the tokens are the default. Empty where tokens, steps or minutes are given."""
         if not self.tokens_by_size or self.recipe.train.minutes is not None:
             return ""
         return f" (by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter)"

@@ -61,7 +61,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
-        "training": f"{amount(goal.tokens)} tokens{goal.tokens_asked} in {counted(of.steps, 'step')} of {amount(job.tokens)}"
+        "training": f"{amount(goal.tokens)} tokens{goal.default_note} in {counted(of.steps, 'step')} of {amount(job.tokens)}"
         f", sequences of {config.sequence_length:,}, {of.precision}",
         "cluster": f"{cluster.devices:,} x {device.name}, {cluster.per_node} a node{_domain(job)}; "
         f"{size(cluster.intra_bandwidth)}/s within, {size(cluster.inter_bandwidth)}/s out of it",
