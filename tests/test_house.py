@@ -179,3 +179,17 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_two_test_files_are_imported_under_one_name() -> None:
+    """pytest names a file's module by its packages alone: two of one name stop the whole collection."""
+    seen: dict[str, Path] = {}
+    tests = Path(__file__).parent
+    for path in sorted(tests.rglob("test_*.py")):
+        parts, folder = [path.stem], path.parent
+        while (folder / "__init__.py").exists():
+            parts.insert(0, folder.name)
+            folder = folder.parent
+        name = ".".join(parts)
+        assert name not in seen, f"{path.relative_to(tests)} and {seen[name].relative_to(tests)} are both {name}"
+        seen[name] = path
