@@ -61,6 +61,7 @@ def test_eight_recipes_in_each_precision_were_measured() -> None:
         assert len({row["shape"] for row in ROWS if row["precision"] == precision}) >= 8
 
 
+@pytest.mark.usefixtures("cold")  # a fork of the tests' server may hold numba already
 def test_what_the_first_step_loads_is_in_the_base() -> None:
     """In bf16 more than in fp32: numba and machine code, which a step would load after the plan was made."""
     code = """if 1:
