@@ -104,22 +104,45 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
             refusal = refusal or error
             continue
         if each is goal and goal.job.batch <= limit:
-            plan = _with_better_batch(request, plans[0], goal) if has_batch else plans[0]
-            return _with_better_devices(plan, fewer)
+            return _advised(
+                plans[0], cluster.devices, _better_batch(request, plans[0], goal) if has_batch else None, fewer
+            )
     small = [plan for plan in plans if plan.job.batch <= limit] or plans
     if not small:
         raise refusal or InputError("plan: no layout")
     fastest = max(small, key=lambda plan: plan.step.tokens_per_second)
-    return _with_better_batch(request, fastest, goal) if has_batch else fastest
+    return _advised(fastest, cluster.devices, _better_batch(request, fastest, goal) if has_batch else None)
 
 
 WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves
 AS_GOOD = 0.02  # of them, by which the batch nearest to the given one may take more than the best
 
 
-def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult:
-    """The plan, with a note where a batch near the given one takes far fewer hours, since it divides over more layouts. goal: of
-    all devices, of which the plan may leave some."""
+def _advised(plan: PlanResult, devices: int, batch: PlanResult | None, fewer: Sequence[Goal] = ()) -> PlanResult:
+    """The plan, with a note where a batch near the given one takes far fewer hours, and where some devices idle costs less still
+    and ends no later: more layouts divide the rest. devices: all that are asked for; batch: the plan with such a
+    batch; fewer: goals of some of the devices."""
+    if batch is not None:
+        on = f" on {batch.job.cluster.devices:,} devices" if batch.job.cluster.devices < devices else ""
+        plan = _noted(
+            plan,
+            f"the batch divides badly: with {batch.job.tokens:,} tokens a step ({batch.job.batch:,} sequences){on} the run is "
+            f"expected to take {_cost(batch)} and not {_cost(plan)}",
+        )
+    other = _better_devices(plan, fewer)
+    if other is None or (batch is not None and other.bill.device_hours >= batch.bill.device_hours):
+        return plan
+    days, other_days = (duration(DAY * one.bill.days) for one in (plan, other))
+    return _noted(
+        plan,
+        f"{plan.job.cluster.devices:,} devices divide badly: on {other.job.cluster.devices:,} of them the run is expected to "
+        f"take {_cost(other)} and not {_cost(plan)}, and {other_days} and not {days}",
+    )
+
+
+def _better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult | None:
+    """The plan with a batch near the given one that takes far fewer hours, if there is one. goal: of all devices, of which the
+    plan may leave some."""
     everyone, used, best = goal.job.cluster.devices, plan.job.cluster.devices, plan
     for job in (goal.job,) if used == everyone else (goal.job, plan.job):  # batches for all devices are preferred
         cluster, others = {"devices": job.cluster.devices}, list[PlanResult]()
@@ -134,18 +157,11 @@ def _with_better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> Pl
         other = min(good, key=lambda one: abs(one.job.batch - goal.job.batch), default=best)
         if other.bill.device_hours <= (1 - WORTH_SAYING) * best.bill.device_hours:
             best = other
-    if best is plan:
-        return plan
-    on = f" on {used:,} devices" if best.job.cluster.devices < everyone else ""
-    return _noted(
-        plan,
-        f"the batch divides badly: with {best.job.tokens:,} tokens a step ({best.job.batch:,} sequences){on} the run is "
-        f"expected to take {_cost(best)} and not {_cost(plan)}",
-    )
+    return None if best is plan else best
 
 
-def _with_better_devices(plan: PlanResult, fewer: Sequence[Goal]) -> PlanResult:
-    """The plan, with a note where with some devices idle it costs far less and ends no later: more layouts divide the rest."""
+def _better_devices(plan: PlanResult, fewer: Sequence[Goal]) -> PlanResult | None:
+    """The plan on some of the devices, where that costs far less and ends no later."""
     others: list[PlanResult] = []
     for goal in fewer:
         with suppress(InputError):
@@ -153,14 +169,7 @@ def _with_better_devices(plan: PlanResult, fewer: Sequence[Goal]) -> PlanResult:
     limit = (1 - WORTH_SAYING) * plan.bill.device_hours
     cheaper = [one for one in others if one.verdict.fits and one.bill.device_hours <= limit]
     other = min(cheaper, key=lambda one: one.bill.days, default=plan)
-    if other is plan or other.bill.days > plan.bill.days:
-        return plan
-    devices = other.job.cluster.devices
-    return _noted(
-        plan,
-        f"{plan.job.cluster.devices:,} devices divide badly: on {devices:,} of them the run is expected to take {_cost(other)} "
-        f"and not {_cost(plan)}, and {duration(DAY * other.bill.days)} and not {duration(DAY * plan.bill.days)}",
-    )
+    return None if other is plan or other.bill.days > plan.bill.days else other
 
 
 def _cost(plan: PlanResult) -> str:

@@ -28,7 +28,7 @@ name = "mine"
 layers = 32
 width = 4096
 heads = 32
-vocabulary = 50257
+vocabulary = 50304
 [tokens]
 sequence_length = 2048
 [train]

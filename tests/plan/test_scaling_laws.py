@@ -250,3 +250,14 @@ def test_a_plan_away_from_the_optimum_is_near_it() -> None:
     """100B tokens of an 8B model are fewer than any of the laws asks for."""
     assert standing(8e9, 160e9).sentence.startswith("compute-optimal: 20.0 tokens a parameter, 1x")
     assert standing(8e9, 100e9).sentence.startswith("near compute-optimal: 12.5 tokens a parameter, 0.62x")
+
+
+def test_a_text_seen_again_and_again_is_not_optimal() -> None:
+    """What a hundred passes are worth may be 20 new tokens a parameter; the FLOPs are those of a hundred passes."""
+    often = standing(1e9, 400e9, laws.repetition(400e9, 1.4e9))
+    assert 0.5 < often.ratio < 2 and often.overhead > 10
+    assert often.verdict == "repeated" and often.sentence.startswith(
+        "short of new text: 400.0 tokens a parameter, worth "
+    )
+    twice = standing(1e9, 20e9, laws.repetition(20e9, 10e9))
+    assert twice.verdict == "optimal" and twice.overhead < 0.1

@@ -218,7 +218,7 @@ def test_the_row_is_that_of_the_json_the_page_and_the_columns() -> None:
     one = tables({"train.dropout.hidden": "0.1", "tokens.document_mask": "true"})
     rows = outcome.to_dict(one)["not_in_the_plan"]
     assert [row.partition(" = ")[0] for row in rows] == ["tokens.document_mask", "train.dropout.hidden"]
-    assert plan_rows(one)["not in the plan"] == "; ".join(rows)
+    assert plan_rows(one)["not in the plan"] == "\n".join(rows)
     assert rows[0] in render(one, name="mine")
     assert f"other: not in the plan: {rows[0]}" in what_if_table([tables({}), one], ["as asked", "other"])
 

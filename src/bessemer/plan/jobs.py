@@ -139,6 +139,10 @@ def goal_of(
     )
 
 
+WEB_TOKENS = 3.1e15
+"""Of all text of the web, the deep web included, at most (Villalobos et al. 2024, table 1: 3,100T)."""
+MOST_TOKENS = 100 * WEB_TOKENS
+
 MORE_TOKENS = 0.01
 """Share of the tokens by which whole steps may exceed them without a note."""
 
@@ -147,6 +151,11 @@ def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str], *, proposed
     """Tokens of the run's steps, with a note where whole steps need more than the recipe says. proposed_for: devices that a batch
     is proposed for, where none is given. Raises InputError for a batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
+    if tokens > MOST_TOKENS:
+        raise InputError(
+            f"train.tokens: {amount(tokens)} is over {MOST_TOKENS / WEB_TOKENS:.0f} times the text of the whole web "
+            f"({amount(WEB_TOKENS)}); give fewer"
+        )
     asked = recipe.train.tokens
     if asked is None:
         return tokens

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import optimizer_bytes
-from bessemer.layout.shards import uneven_note
 from bessemer.plan import failures, laws, money
 from bessemer.plan.batch import BatchOutlook, batch_outlook
 from bessemer.plan.estimate.job import Job, Recompute
@@ -16,6 +16,7 @@ from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.intervals import SOURCES, ExpectedRun, PlanInterval, evidence, expected_run, interval
 from bessemer.plan.jobs import GB, Goal
 from bessemer.plan.laws import Repetition, repetition
+from bessemer.plan.layout_notes import layout_notes
 from bessemer.plan.search import (
     RECOMPUTE,
     Candidate,
@@ -32,6 +33,8 @@ from bessemer.terminal import amount, percent, size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
+MOST_YEARS = 2
+"""Of a run, beyond which a plan says how many devices would end it in one: no published run took so long."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,9 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
         raise NoLayoutError(no_layout(goal, found))
     if found is None or not goal.chooses_layout:
         best = _given(goal)
-        notes = *goal.notes, *_recompute_notes(goal, best), *_uneven_notes(best.job)
-        return _worked_out(replace(goal, notes=notes), best, found, unique)
+        return _worked_out(_noted(goal, best), best, found, unique)
     best = _chosen(goal, found)
-    goal = replace(goal, notes=(*goal.notes, *_uneven_notes(best.job)))
+    goal = _noted(goal, best)
     if not found.ranked and (advice := without_given(goal)):
         goal = replace(goal, notes=(*goal.notes, advice))
     if found.ranked and not found.safe and best is not found.least:
@@ -111,26 +113,8 @@ def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> Pl
     return _worked_out(goal, best, found, unique)
 
 
-def _recompute_notes(goal: Goal, best: Candidate) -> tuple[str, ...]:
-    """Where more is recomputed than a run of the recipe would, which leaves it open: by how much that one's memory is larger."""
-    run, job = goal.recipe.train.recompute, best.job
-    if "recompute" in goal.given or run in (job.layout.recompute, "budget") or job.framework.name != "bessemer":
-        return ()
-    held = memory(goal.job.with_layout(recompute="none"))
-    leaves = best.leaves(goal.headroom)
-    why = f"to leave {goal.headroom:.0%} of the memory free" if leaves else "which takes the least memory"
-    return (
-        f"recompute {job.layout.recompute} is planned, {why}; the recipe leaves "
-        f"train.recompute open, and a run of it recomputes nothing, in {size(held.total)}",
-    )
-
-
-def _uneven_notes(job: Job) -> tuple[str, ...]:
-    """Of shards that do not divide the weights."""
-    if job.framework.name != "bessemer" or not job.layout.zero:
-        return ()
-    note = uneven_note(job.model, job.layout, job.layout.tensor)
-    return () if note is None else (note,)
+def _noted(goal: Goal, best: Candidate) -> Goal:
+    return replace(goal, notes=(*goal.notes, *layout_notes(goal, best)))
 
 
 def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
@@ -172,6 +156,11 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     repeated = None if unique is None else repetition(goal.tokens, unique)
     if repeated is not None and repeated.last_epoch_worth < laws.WORTHLESS:
         note = "the last passes over the text add almost nothing: so many tokens cost more than this text is worth"
+        goal = replace(goal, notes=(*goal.notes, note))
+    if (years := expected.seconds.expected / money.DAY / DAYS_A_YEAR) > MOST_YEARS:
+        note = (
+            f"at this speed a device, a run of a year takes about {amount(math.ceil(years * cluster.devices))} of them"
+        )
         goal = replace(goal, notes=(*goal.notes, note))
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,

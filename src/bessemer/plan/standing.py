@@ -11,11 +11,14 @@ from typing import Any, Literal
 from bessemer.plan.laws import REPLICATION, RULE, Allocation, Repetition, optimal_tokens, training_flops
 from bessemer.terminal import amount
 
-Verdict = Literal["undertrained", "optimal", "overtrained"]
+Verdict = Literal["undertrained", "optimal", "overtrained", "repeated"]
 
 UNDERTRAINED_BELOW, OVERTRAINED_ABOVE = 0.5, 2.0
 """Ratios of a plan's tokens to the optimal ones for its size. The valley is flat: at either bound a plan spends 5% more FLOPs
 than the cheapest that reaches its loss (by the replication; a test holds it), and the laws differ by more than that."""
+
+MOST_OVERHEAD = 0.1
+"""FLOPs above the cheapest way to a loss, as a share, up to which a plan that repeats its text may be called optimal."""
 
 NEAR = 0.1  # from the optimal ratio up to which a plan is called compute-optimal and not near it
 
@@ -70,7 +73,7 @@ class Standing:
         more = f"{self.overhead:.0%} more" if self.overhead < 10 else "over ten times the"
         cost = f"{more} training FLOPs {'than' if self.overhead < 10 else 'of'} the cheapest way to its loss"
         cost += " with new text" if is_repeated else ""
-        if self.verdict == "undertrained":
+        if self.verdict in ("undertrained", "repeated"):
             return f"{'short of new text' if is_repeated else 'undertrained'}: {much}; {cost}"
         after = f"; pays from {amount(self.break_even)} tokens of inference on" if self.break_even is not None else ""
         return f"overtrained on purpose: {much}; {cost}{after}"
@@ -89,17 +92,20 @@ def standing(parameters: float, tokens: float, repeated: Repetition | None = Non
     ratio = worth / optimal
     loss = REPLICATION.loss(parameters, worth)
     cheapest = REPLICATION.cheapest(loss)
+    overhead, found = flops / cheapest.flops - 1.0, verdict(ratio)
+    if found == "optimal" and repeated is not None and overhead > MOST_OVERHEAD:
+        found = "repeated"
     return Standing(
         parameters=parameters,
         tokens_per_parameter=tokens / parameters,
         effective_tokens=worth,
         optimal_tokens=optimal,
         ratio=ratio,
-        verdict=verdict(ratio),
+        verdict=found,
         flops=flops,
         loss=loss,
         cheapest=cheapest,
-        overhead=flops / cheapest.flops - 1.0,
+        overhead=overhead,
         break_even=break_even(Allocation(parameters, tokens), cheapest),
     )
 

@@ -34,11 +34,11 @@ def plan_table(of: PlanResult) -> str:
     """A row for each thing that is decided or follows."""
     rows = plan_rows(of)
     width = max(10, *map(len, rows))
-    return "\n".join(f"{name:<{width}} {value}" for name, value in rows.items())
+    return "\n".join(f"{name:<{width}} {line}" for name, value in rows.items() for line in value.splitlines())
 
 
 def plan_rows(of: PlanResult) -> dict[str, str]:
-    """The same, by name."""
+    """The same, by name; several notes are a line each."""
     job, step, config = of.job, of.step, of.job.model
     cluster, device, goal = job.cluster, job.cluster.device, of.goal
     parts = {name: getattr(step, name) for name in STEP_PARTS}
@@ -93,7 +93,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     }
     said = {"note": goal.notes, "not in the plan": goal.unplanned}
     first = {name: rows.pop(name) for name in ("evidence", "model")}
-    rows = {**first, **{name: "; ".join(lines) for name, lines in said.items() if lines}, **rows}
+    rows = {**first, **{name: "\n".join(lines) for name, lines in said.items() if lines}, **rows}
     if of.repeated is not None:
         again = of.repeated
         worth = f"worth {amount(again.effective_tokens)} new ones, {percent(again.worth)} of one each"

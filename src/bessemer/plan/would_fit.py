@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bessemer.plan.estimate.job import Job, Precision
+from bessemer.plan.estimate.job import Job, Layout, Precision
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.jobs import Goal
 from bessemer.plan.search import LayoutSearchResult, NoSplitError, search
@@ -41,6 +41,24 @@ def without_given(goal: Goal) -> str:
     if len(goal.given) > 1 and (held := _planned_memory(goal, goal.job, frozenset())):
         return f"without {as_given(goal.job.layout, goal.given)} it fits in {held}"
     return ""
+
+
+def another_layout(goal: Goal) -> str:
+    """Of a recipe's layout that does not fit: the one that the planner would choose, else what else would do."""
+    try:
+        found = search(goal.job, frozenset(), goal.headroom)
+    except NoSplitError:
+        return ""
+    if not found.ranked:
+        nearest = replace(goal.job, layout=found.rejected[0].layout)
+        return f"no other layout of these devices fits either{_smaller_state(goal, nearest)}"
+    best = found.preferred[0]
+    layout, plain = best.job.layout, Layout()
+    chosen = frozenset(name for name in LAYOUT_NAMES if getattr(layout, name) != getattr(plain, name))
+    return (
+        f"another layout of these devices fits, in {size(best.memory.total)}: {as_given(layout, chosen)}; a recipe without "
+        "[parallel] is planned with it"
+    )
 
 
 def _fitting_without(goal: Goal) -> Iterator[tuple[str, str]]:

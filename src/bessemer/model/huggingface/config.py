@@ -39,7 +39,8 @@ def model_config(recipe: Recipe, vocabulary: int, labels: int = 0) -> ModelConfi
         raise InputError("model: the dimensions are not derived yet; resolve the recipe first")
     if model.vocabulary is not None and model.vocabulary < vocabulary:
         raise InputError(
-            f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids"
+            f"model.vocabulary: {model.vocabulary} rows are too few for the tokenizer's {vocabulary} ids; give {vocabulary} or "
+            "more, or leave it out"
             + ("; is tokenizer.path the tokenizer of model.from?" if model.from_ is not None else "")
         )
     chosen = model.model_dump(exclude_none=True)
