@@ -13,6 +13,7 @@ from bessemer.model.transformer import meta_model
 from bessemer.plan.estimate import frameworks, memory, step
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout
 from bessemer.plan.search import search
+from bessemer.plan.what_divides import what_divides
 from bessemer.recipe import Parallel
 
 
@@ -83,3 +84,9 @@ def test_a_layout_that_does_not_divide_is_noted_with_one_that_does() -> None:
     of_context = uneven_note(config(), Parallel(shard=12, context=8), 1)
     assert of_context is not None and "shard = 12 x parallel.context = 8" in of_context
     assert "parallel.replicate = 3 with shard = 4" in of_context
+
+
+def test_the_shards_that_a_refusal_names_divide_the_weights() -> None:
+    """24 shards with another batch would be padded to twelve times the weights; 8 shards in three copies are not."""
+    advice = what_divides(replace(job(Layout(shard=24)), batch=512))
+    assert "or replicate 3 x shard 8 with a batch of" in advice and "shard 23" not in advice

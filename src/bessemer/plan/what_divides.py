@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from dataclasses import replace
 
+from bessemer.layout.shards import padding
 from bessemer.plan.estimate.job import Job
 from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.estimate.step import refuse
@@ -150,11 +151,12 @@ def what_divides(job: Job) -> str:
         return replace(job, layout=changed, cluster=replace(job.cluster, devices=changed.world))
 
     for sizes in (range(size - 1, 0, -1)[:TRIED_NEAR], range(size + 1, size + 1 + TRIED_NEAR)):
-        if (number := next((one for one in sizes if refuse(with_size(one)) is None), None)) is not None:
+        if (number := next((one for one in sizes if _is_even(with_size(one))), None)) is not None:
             other = with_size(number)
             devices = counted(other.cluster.devices, "device")
             found.append(f"{'replicate' if copies else 'shard'} {number} on {devices} ({_options(job, other)})")
-    for shard in sorted(divisors(layout.data), key=lambda n: (n != layout.shard, -n)):  # else the largest that can be
+    # Those that divide the weights first, of these the shards as given, else the largest that can be.
+    for shard in sorted(divisors(layout.data), key=lambda n: (_padding(job, n) > 1, n != layout.shard, -n)):
         other = replace(job, layout=replace(layout, shard=shard, replicate=layout.data // shard))
         if (batch := _nearest_batch(other)) is not None:
             copied = f"replicate {other.layout.replicate} x " if other.layout.replicate > 1 else ""
@@ -162,6 +164,16 @@ def what_divides(job: Job) -> str:
             found.append(f"{copied}shard {shard}{more} ({_options(job, replace(other, batch=batch))})")
             break
     return f"; with the rest as it is these divide: {'; or '.join(found)}" if found else ""
+
+
+def _padding(job: Job, shard: int) -> float:
+    """Of the weights, over so many shards."""
+    return padding(job.model, job.layout.tensor, shard * job.layout.context)
+
+
+def _is_even(job: Job) -> bool:
+    """Whether a layout can be, and its shards divide the weights."""
+    return refuse(job) is None and _padding(job, job.layout.shard) == 1
 
 
 def _options(job: Job, other: Job) -> str:

@@ -26,10 +26,13 @@ def no_layout(goal: Goal, found: LayoutSearchResult) -> str:
     is_hopeless = num_full > job.cluster.devices
     alone = f"; weights, gradients and optimizer alone fill {num_full:,} of them" if is_hopeless else ""
     without = without_given(goal)
+    held = memory(replace(job, layout=miss.layout))
+    is_long = held.activations > held.total / 2 and miss.layout.micro_batch == 1
+    smaller = "shorter sequences" if is_long else "a smaller model"
     return (
         f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; the nearest misses by {size(miss.missing)}: "
-        f"{'; '.join(miss.reasons)}{alone}; {f'{without}; or ' if without else ''}take more devices, larger ones, or a smaller "
-        f"model{_smaller_state(goal, replace(job, layout=miss.layout))}"
+        f"{'; '.join(miss.reasons)}{alone}; {f'{without}; or ' if without else ''}take more devices, larger ones, or "
+        f"{smaller}{_smaller_state(goal, replace(job, layout=miss.layout))}"
     )
 
 
