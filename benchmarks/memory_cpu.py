@@ -55,6 +55,8 @@ SHAPES = {
     # Not among those that the formula was fitted to:
     "validation, shallow": Shape(3, 512, 8, 2, 1536, 8192, 256, 8, 2),
     "validation, deep": Shape(10, 320, 5, 5, 896, 2048, 512, 6, 2),
+    "validation, wide": Shape(4, 640, 10, 2, 1792, 4096, 256, 16, 2),
+    "validation, one micro-batch": Shape(6, 512, 8, 8, 1408, 8192, 256, 4, 2),
 }
 RECIPE = """
 run = {{ name = "{name}", dir = "." }}
@@ -97,8 +99,10 @@ def trained(
 ) -> dict[str, Any]:
     """Train a shape for some steps. Returns its plan and its measured peak."""
     shape, run = SHAPES[name], "trained"
+    together = shape.micro_batch * (1 if layout == "alone" else 2)  # of all processes
+    sequences = -(-shape.sequences // together) * together
     text = RECIPE.format(
-        **shape._asdict(), name=run, steps=given.steps, batch_tokens=shape.sequences * shape.length, precision=precision,
+        **shape._asdict(), name=run, steps=given.steps, batch_tokens=sequences * shape.length, precision=precision,
         compile="on" if given.compile else "off", recompute=recompute,
     )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(given.source.resolve()), "OMP_NUM_THREADS": str(threads)}
@@ -114,7 +118,7 @@ def trained(
     compared = json.loads((folder / run / "planned_against_measured.json").read_text())["memory_bytes"]
     plan = json.loads((folder / run / "plan.json").read_text())["memory_bytes"]
     assert plan["total"] == compared["planned"]
-    return {"plan": plan, "measured_bytes": compared["measured"], "error": compared["error"]}
+    return {"sequences": sequences, "plan": plan, "measured_bytes": compared["measured"], "error": compared["error"]}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The planned memory of a process alone on a CPU: against whole trainings that were measured (benchmarks/memory_cpu.py)."""
+"""The planned memory of a process on a CPU: against whole trainings that were measured (benchmarks/memory_cpu.py)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from bessemer.train.precision import PRECISIONS
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = [row for name in ("memory_cpu.json", "memory_cpu_recompute.json")
         for row in json.loads((RESULTS / name).read_text(encoding="utf-8"))["rows"]]  # fmt: skip
+SHARDED = json.loads((RESULTS / "memory_cpu_sharded.json").read_text(encoding="utf-8"))["rows"]
 
 
-def planned(row: dict[str, Any]) -> Memory:
+def planned(row: dict[str, Any], processes: int = 1) -> Memory:
     """The plan of a row's recipe, from what its process held before the model."""
     text = f"""
         run.name = "x"
@@ -32,9 +33,12 @@ def planned(row: dict[str, Any]) -> Memory:
                    mlp_width = {row["mlp_width"]}{row["more"] and ", "}{row["more"]} }}
         train = {{ steps = 4, global_batch_tokens = {row["sequences"] * row["length"]}, micro_batch = {row["micro_batch"]},
                    recompute = "{row.get("recompute", "none")}" }}
+        parallel.shard = {processes}
     """
     recipe = resolve(parse(text.replace(",\n                  ", ","), "x"), row["vocabulary"])
-    is_paired = row["threads"] >= NUM_WORKERS and row["sequences"] // row["micro_batch"] >= NUM_WORKERS
+    is_paired = (
+        processes == 1 and row["threads"] >= NUM_WORKERS and row["sequences"] // row["micro_batch"] >= NUM_WORKERS
+    )
     return peak(recipe, model_config(recipe, row["vocabulary"]), row, NUM_WORKERS if is_paired else 1)
 
 
@@ -54,6 +58,14 @@ def test_the_plan_of_a_cpu_is_what_was_measured(row: dict[str, Any]) -> None:
     plan, was_fitted = planned(row), not row["shape"].startswith("validation")
     assert plan.to_dict() == row["plan"], "run the benchmark again, or plan its rows anew"
     assert plan.total == pytest.approx(row["measured_bytes"], rel=0.05 if was_fitted else 0.07)
+
+
+@pytest.mark.parametrize("row", SHARDED, ids=lambda row: f"{row['shape']}-{row['precision']}")
+def test_the_plan_of_a_process_that_shards_is_what_was_measured(row: dict[str, Any]) -> None:
+    """Within 10% of those that the formula was fitted to, within 15% of those that were left out."""
+    plan, was_fitted = planned(row, processes=2), not row["shape"].startswith("validation")
+    assert plan.to_dict() == row["plan"], "run the benchmark again, or plan its rows anew"
+    assert plan.total == pytest.approx(row["measured_bytes"], rel=0.1 if was_fitted else 0.15)
 
 
 def test_eight_recipes_in_each_precision_were_measured() -> None:

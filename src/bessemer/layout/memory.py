@@ -19,6 +19,11 @@ MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
 # with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_BYTES = 50_000_000
 HEAP_SHARE = 0.5  # of what a step allocates and frees: gradients, activations, logits
+# The same of a process that shards (FSDP2), fitted to benchmarks/results/memory_cpu_sharded.json but for its validation: the
+# share of activations and logits with one micro-batch a step and with several, and how many buffers of a block's weights and of
+# those outside of blocks: gloo copies what it gathers and reduce-scatters, and a freed buffer is not taken for the next like it.
+SHARDED_SHARE_OF_ONE, SHARDED_SHARE_OF_SEVERAL = 0.03, 0.71
+SHARDED_BLOCKS, SHARDED_ROOTS = 17.7, 1.4
 # The same of a process alone: libraries that training loads and its threads, and the share with one micro-batch a step and
 # with several, whose gradients are made while the sum of the earlier ones is held. Fitted on the runs marked so in
 # docs/calibration.md.
@@ -235,11 +240,15 @@ def _sharded_memory(
         of_moments = 1 / layout.state_shards
     if layout.uses_fsdp:
         step = step._replace(unsharded_weights=state.unsharded_weights)
+        share = SHARDED_SHARE_OF_SEVERAL if micro_batches > 1 else SHARDED_SHARE_OF_ONE
+        buffers = element_bytes.gathered * (SHARDED_BLOCKS * with_padding.block + SHARDED_ROOTS * with_padding.root)
+        holes = int(share * (step.activations + step.logits) + buffers)
+    else:
+        holes = HEAP_BYTES + int(HEAP_SHARE * (trained.gradients + step.activations + step.logits))
     memory = Memory(
         weights=state.weights, gradients=trained.gradients, optimizer=round(optimizer_bytes(train, config) * of_moments),
         ema=round((element_bytes.master * config.parameters if train.ema else 0) * of_weights), before_model=0,
-        fragmentation=HEAP_BYTES + int(HEAP_SHARE * (trained.gradients + step.activations + step.logits)),
-        **step._asdict(),
+        fragmentation=holes, **step._asdict(),
     )  # fmt: skip
     if is_cuda and layout.offload and layout.uses_fsdp:  # what is sharded lies in the host's memory
         return replace(memory, weights=0, gradients=trained.gradient_buffers, optimizer=0, ema=0)
