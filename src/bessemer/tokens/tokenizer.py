@@ -130,8 +130,8 @@ class Tokenizer:
             )
         if tokenizer.vocabulary < vocabulary:
             raise InputError(
-                f"tokenizer.vocabulary: {vocabulary} ids were asked for, but the text supports only "
-                f"{tokenizer.vocabulary} (no pair of tokens is left to merge); lower it or add text"
+                f"tokenizer.vocabulary = {vocabulary}: the text supports only {tokenizer.vocabulary} ids (no pair of tokens is "
+                f"left to merge); give tokenizer.vocabulary = {tokenizer.vocabulary}, or add text"
             )
         return tokenizer
 
