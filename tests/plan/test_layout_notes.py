@@ -62,6 +62,18 @@ def test_a_layout_of_the_recipe_that_does_not_fit_has_one_that_does(
     assert float(re.search(r"in ([\d.]+) GB", note)[1]) == pytest.approx(held, abs=0.05)  # type: ignore[index]
 
 
+def test_the_other_layout_keeps_the_micro_batch_and_the_recompute_of_the_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("--set", "train.micro_batch=4", "--set", "train.recompute=selective")
+    found = planned(capsys, recipe(tmp_path, "[parallel]\nreplicate = 4", 4), *own)
+    note = only(found, "another layout of these devices fits")
+    other = planned(capsys, recipe(tmp_path, "", 4), *own)
+    assert (other["layout"]["micro_batch"], other["layout"]["recompute"]) == (4, "selective") and other["fits"]
+    held = other["memory_bytes_per_device"]["total"] / 1e9
+    assert float(re.search(r"in ([\d.]+) GB", note)[1]) == pytest.approx(held, abs=0.05)  # type: ignore[index]
+
+
 def test_where_no_layout_fits_the_note_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = recipe(tmp_path, "[parallel]\nshard = 1", 1)
     assert "with --set train.optimizer.offload=true" in only(planned(capsys, alone), "no other layout")

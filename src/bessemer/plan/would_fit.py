@@ -11,6 +11,7 @@ from bessemer.plan.estimate.memory import fits, memory
 from bessemer.plan.jobs import Goal
 from bessemer.plan.search import LayoutSearchResult, NoSplitError, search
 from bessemer.plan.splits import LAYOUT_NAMES, as_given
+from bessemer.recipe.parallel import LAYOUT_KEYS
 from bessemer.terminal import size
 
 NARROW: tuple[Precision, ...] = ("bf16", "fp16")
@@ -47,9 +48,10 @@ def without_given(goal: Goal) -> str:
 
 
 def another_layout(goal: Goal) -> str:
-    """Of a recipe's layout that does not fit: the one that the planner would choose, else what else would do."""
+    """Of a recipe's layout that does not fit: the one that the planner would choose with the recipe's micro-batch and recompute
+    where it gives them, else what else would do."""
     try:
-        found = search(goal.job, frozenset(), goal.headroom)
+        found = search(goal.job, goal.given - set(LAYOUT_KEYS), goal.headroom)
     except NoSplitError:
         return ""
     if not found.ranked:
