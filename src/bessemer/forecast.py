@@ -159,7 +159,7 @@ class Planner:
         if resolved.parallel.world > 1:
             # Who plans on a laptop may train elsewhere.
             require_trainable(resolved.train, resolved.parallel, config, torch.device("cuda"))
-            if note := uneven_note(config, resolved.parallel, resolved.parallel.tensor):
+            if note := uneven_note(config, resolved.parallel):
                 warn(note)
         if not device.is_cuda:
             devices.freeze_loaded()

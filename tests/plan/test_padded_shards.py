@@ -68,20 +68,20 @@ def test_the_search_takes_shards_that_divide() -> None:
 
 
 def test_a_layout_that_does_not_divide_is_noted_with_one_that_does() -> None:
-    note = uneven_note(config(), Parallel(shard=96), 1)
+    note = uneven_note(config(), Parallel(shard=96))
     assert note is not None
     for words in ("gate and up (2 x 14,336 x 4,096)", "queries, keys and values (8 x 6 x 128 x 4,096)",
                   "parallel.replicate = 3 with shard = 32"):  # fmt: skip
         assert words in note, note
     assert "down" not in note
-    assert uneven_note(config(), Parallel(shard=32, replicate=3), 1) is None
-    assert uneven_note(config(), Parallel(shard=7), 1) is None  # 9% more
-    of_five = uneven_note(config(), Parallel(shard=5), 1)
+    assert uneven_note(config(), Parallel(shard=32, replicate=3)) is None
+    assert uneven_note(config(), Parallel(shard=7)) is None  # 9% more
+    of_five = uneven_note(config(), Parallel(shard=5))
     assert of_five is not None and "replicate" not in of_five
     for layout in (Parallel(context=5), Parallel(shard=3, context=5)):  # no number of shards would do
-        alone = uneven_note(config(), layout, 1)
+        alone = uneven_note(config(), layout)
         assert alone is not None and "replicate" not in alone
-    of_context = uneven_note(config(), Parallel(shard=12, context=8), 1)
+    of_context = uneven_note(config(), Parallel(shard=12, context=8))
     assert of_context is not None and "shard = 12 x parallel.context = 8" in of_context
     assert "parallel.replicate = 3 with shard = 4" in of_context
 

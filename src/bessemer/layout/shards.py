@@ -51,11 +51,11 @@ NOTED_PADDING = 1.2
 """Of a block's weights, over those there are, from which `uneven_note` says something."""
 
 
-def uneven_note(config: ModelConfig, layout: AxisSizes, tensor: int) -> str | None:
+def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
     """For a reader: which weights a layout's shards do not divide, what that costs, and shards that divide all; None: it costs
     little."""
     num_shards = layout.state_shards
-    if (factor := padding(config, tensor, num_shards)) < NOTED_PADDING:
+    if (factor := padding(config, layout.tensor, num_shards)) < NOTED_PADDING:
         return None
     shapes = matrix_shapes(config).items()
     uneven = [
@@ -64,7 +64,7 @@ def uneven_note(config: ModelConfig, layout: AxisSizes, tensor: int) -> str | No
     ]  # fmt: skip
     context = layout.context
     sizes = (n for n in range(layout.shard, 1, -1) if layout.shard % n == 0)
-    even = next((n for n in sizes if padding(config, tensor, n * context) == 1), 1)
+    even = next((n for n in sizes if padding(config, layout.tensor, n * context) == 1), 1)
     copies = f"; parallel.replicate = {layout.data // even} with shard = {even} divides them" if even > 1 else ""
     with_context = f" x parallel.context = {context}" if context > 1 else ""
     return (

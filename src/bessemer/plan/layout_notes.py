@@ -47,7 +47,7 @@ def _uneven(job: Job) -> str | None:
     """Of shards that do not divide the weights."""
     if job.framework.name != "bessemer" or not job.layout.zero:
         return None
-    return uneven_note(job.model, job.layout, job.layout.tensor)
+    return uneven_note(job.model, job.layout)
 
 
 def _vocabulary(best: Candidate) -> str | None:

@@ -90,6 +90,7 @@ class AxisSizes:
     if TYPE_CHECKING:
         replicate: int
         shard: int
+        tensor: int
         context: int
 
     @property
