@@ -76,7 +76,11 @@ def main() -> None:
     ]
     command += ["--python-version", given.python, "--implementation", "cp"]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
-    failed = [name for name in names if subprocess.run([*command, pinned(name)], check=False).returncode]
+    failed = []
+    for name in names:
+        print(pinned(name), flush=True)
+        if subprocess.run([*command, pinned(name)], check=False).returncode:
+            failed.append(name)
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{len(list(given.out.glob('*.whl')))} wheels, {size / 1e6:.1f} MB in {given.out}")
     if failed:

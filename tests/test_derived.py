@@ -50,6 +50,28 @@ def test_corpus_and_tokens_need_no_model(here: Path) -> None:
     assert TokenStore.open(run.tokens).vocabulary == 300
 
 
+def test_a_derived_vocabulary_that_the_text_does_not_support_is_derived_anew(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "MIN_VOCABULARY", 50_000)
+    command = ["tokens", "five.toml", "--set", "model.depth=2"]
+    assert run_command(["corpus", "five.toml"]) == 0
+    assert run_command([*command, "--set", "tokenizer.vocabulary=50000"]) == 2
+    refused = capsys.readouterr().err
+    assert run_command(command) == 0
+    run = RunFolder(here / "runs" / "five")
+    ids, found = TokenStore.open(run.tokens).vocabulary, read_json(run.derived)
+    assert 257 < ids < 50_000 and f"supports only {ids} ids" in " ".join(refused.split())
+    assert f"tokenizer.vocabulary = {ids}: the text supports no more than these" in capsys.readouterr().err
+    assert found["basis"]["ids"] == ids
+    assert run_command(command) == 0
+    assert stages(run.path)["tokens"] and read_json(run.derived) == found
+    # Of more text, more are derived again.
+    write_text(here / "text" / "more", 60)
+    assert run_command(["corpus", "five.toml"]) == run_command(command) == 0
+    assert TokenStore.open(run.tokens).vocabulary > ids
+
+
 def test_the_machine_is_timed_only_where_a_size_follows_from_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = derived._machine
     monkeypatch.setattr(derived, "_machine", lambda recipe: pytest.fail("timed for nothing"))

@@ -38,10 +38,11 @@ PROBE_VOCABULARY = 1024
 TOKEN_BYTES = 2.2  # bytes of text for each byte of a file of uint16 tokens
 
 
-def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool = False) -> Recipe:
+def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool = False, ids: int = 0) -> Recipe:
     """The recipe with every value that follows from its text: of the corpus where it is built, else of the raw files.
 
-    record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing.
+    record: write derived.json and, where it is new, print what was chosen and why; show: print it and write nothing; ids: the
+    largest vocabulary that can be made of the text, where a derived one could not.
     """
     old = _recorded(run)
     if old is not None and published(run.checkpoints):
@@ -60,7 +61,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
             f"{size(basis.text_bytes)} of clean text are too little to learn anything from; give {size(MIN_TEXT_BYTES)} or "
             "more, better 100 kB, or say yourself how large the model is (model.depth)"
         )
-    basis = replace(basis, width=width, positions=positions)
+    basis = replace(basis, width=width, positions=positions, ids=ids or basis.ids)
     resolved, choices = sizing.derive(recipe, basis)
     if show and choices:
         _show(recipe, basis, choices, is_raw=not corpus)
@@ -151,14 +152,14 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
         return before, corpus
     if not corpus:
         num_bytes, documents = raw_text(recipe)
-        return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0), ""
+        return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0, ids=0), ""
 
     totals, corpus_folder = read_json(run.corpus / "statistics.json")["totals"], published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(
         corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes)
     )
-    before = replace(before, text_bytes=num_bytes, documents=documents)
+    before = replace(before, text_bytes=num_bytes, documents=documents, ids=0)
     return replace(before, share=share, held_documents=number, held_bytes=held), corpus
 
 

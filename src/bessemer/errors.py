@@ -13,6 +13,14 @@ class InputError(BessemerError):
     exit_code = 2
 
 
+class TooFewIds(InputError):
+    """A text of which no vocabulary as large as asked for can be made; supported: the largest that can."""
+
+    def __init__(self, message: str, supported: int) -> None:
+        super().__init__(message)
+        self.supported = supported
+
+
 class Stopped(BessemerError):
     """Stopped on request; the same command goes on from here. Exit code 75 (EX_TEMPFAIL: a scheduler may requeue)."""
 

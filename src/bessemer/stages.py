@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight, rebuild
 from bessemer.defaults import derived_keys
-from bessemer.errors import BessemerError, InputError, Stopped
+from bessemer.errors import BessemerError, InputError, Stopped, TooFewIds
 from bessemer.hashing import digest
 from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
@@ -133,7 +133,6 @@ def corpus(session: Session) -> None:
     inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
         close_work(session.run.corpus)  # left there by a kill after the corpus was published
-
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
@@ -159,13 +158,23 @@ def corpus(session: Session) -> None:
 
 
 def tokens(session: Session) -> None:
-    """Clean documents to a tokenizer and token shards."""
+    """Clean documents to a tokenizer and token shards. A derived vocabulary that the text does not support is derived anew."""
+    asked, run = session.recipe, session.run
+    session.recipe = derived.filled(asked, run, record=True)
+    try:
+        _tokens(session, run)
+    except TooFewIds as error:
+        if asked.tokenizer.vocabulary is not None:
+            raise
+        session.recipe = derived.filled(asked, run, record=True, ids=error.supported)
+        _tokens(session, run)
+
+
+def _tokens(session: Session, run: RunFolder) -> None:
     from bessemer.corpus.work import close_work
     from bessemer.tokens import build
     from bessemer.tokens.chat import chat_line
 
-    session.recipe = derived.filled(session.recipe, session.run, record=True)
-    run = session.run
     (inputs, current), wanted = rebuild.tokens_inputs(session.recipe, run), None
     if not current:
         wanted = rebuild.trained_on(run)
@@ -375,6 +384,7 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
         from bessemer.evaluate.final import evaluate as score
         from bessemer.evaluate.final import score_line, warn_of_older
         from bessemer.tasks.scoring import main_score
+        from bessemer.train.state import opened
 
         warn_of_older(place, before.get("step", 0), published(run.checkpoints))
         found = score(recipe, run, *opened(recipe, run, average=average), items)
@@ -438,12 +448,3 @@ def report(session: Session) -> None:
     from bessemer.report import page
 
     session.stage("report", lambda: str(page.write(session.run)))
-
-
-def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[Any, Any]:
-    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
-    from bessemer.train import device as devices
-    from bessemer.train.state import open_trained
-
-    store = TokenStore.open(run.tokens)
-    return store, open_trained(recipe, run, store, devices.choose(recipe.train), average)

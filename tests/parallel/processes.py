@@ -48,11 +48,17 @@ def run_on(world: int, function: Callable[..., Any], *arguments: Any, timeout: f
         for rank, code in enumerate(codes):
             if code != 0:
                 logs = "\n".join(
-                    f"--- rank {n}, exit {codes[n]}\n{(Path(folder) / f'log-{n}').read_text(errors='replace')[-4000:]}"
-                    for n in range(world)
+                    f"--- rank {n}, exit {codes[n]}\n{end_of(Path(folder) / f'log-{n}')}" for n in range(world)
                 )
                 raise AssertionError(f"rank {rank} ended with {code}\n{logs}")
         return [pickle.loads((Path(folder) / f"result-{rank}").read_bytes()) for rank in range(world)]
+
+
+def end_of(log: Path) -> str:
+    """The last 4,000 characters of a process's output, or all from the place where it broke, without the modules."""
+    text = log.read_text(errors="replace")
+    fault = text.rfind("Fatal Python error")
+    return text[-4000:] if fault < 0 else text[fault:].split("\nExtension modules:")[0]
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from bessemer.errors import InputError
 from bessemer.evaluate.final import contamination_of
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines
-from bessemer.stages import opened
 from bessemer.tasks.files import Item, open_task
 from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, likelihoods, score_task
+from bessemer.train.state import opened
 from bessemer.train.validation import opened_task, scored_model
 
 

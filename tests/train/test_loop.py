@@ -132,7 +132,7 @@ def test_the_steps_of_a_ramp_read_what_the_ledger_says(
 
 
 def test_the_average_is_what_is_validated_and_read(runs: Path, recipe_file: Path) -> None:
-    from bessemer.stages import opened
+    from bessemer.train.state import opened
 
     folder = train(recipe_file, runs, "train.ema=0.95")
     last = folder / "checkpoints" / "step-00000024"

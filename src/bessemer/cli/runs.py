@@ -155,8 +155,8 @@ def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
 
 def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transformer]:
     """A trained run's token shards, tokenizer and model."""
-    from bessemer.stages import opened
     from bessemer.tokens.tokenizer import Tokenizer
+    from bessemer.train.state import opened
 
     session, resolved = open_trained(args)
     store, restored = opened(resolved, session.run)

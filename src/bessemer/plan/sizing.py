@@ -52,7 +52,7 @@ class Basis:
     """Inputs of the derivation. text_bytes, documents: of the clean text; flops_per_second: that a training step reaches
     on the device, 0 and "" where nothing needed them; share, held_documents, held_bytes: the held-out split of whole
     documents that comes to the bytes wanted; width, positions: of the model that the training starts from, 0 where it starts
-    from none."""
+    from none; ids: the largest vocabulary that can be made of the text, 0 where a derived one could be made."""
 
     text_bytes: int
     documents: int
@@ -63,6 +63,7 @@ class Basis:
     held_bytes: int = 0
     width: int = 0
     positions: int = 0
+    ids: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,10 @@ class _Derivation:
         recipe = self.recipe
         if recipe.tokenizer.path is None and recipe.tokenizer.vocabulary is None and self.basis.text_bytes:
             ids = self._vocabulary_of(self._depth) + len(recipe.tokenizer.special_tokens)
-            self._set("tokenizer", f"for {self.text} and a width of {64 * self._depth}", vocabulary=ids)
+            why = f"for {self.text} and a width of {64 * self._depth}"
+            if 0 < self.basis.ids < ids:
+                ids, why = self.basis.ids, f"the text supports no more than these; {why} it would be {ids:,}"
+            self._set("tokenizer", why, vocabulary=ids)
 
     @property
     def _depth(self) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import InputError
+from bessemer.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
 from bessemer.tokens.patterns import GPT4, PreTokenization, pre_tokenization
 from bessemer.tokens.pieces import Framing, byte_alphabet, changes, framing_between, kind_of, prefix_of, token_pieces
@@ -129,9 +129,10 @@ class Tokenizer:
                 f"give {tokenizer.vocabulary} or more"
             )
         if tokenizer.vocabulary < vocabulary:
-            raise InputError(
+            raise TooFewIds(
                 f"tokenizer.vocabulary = {vocabulary}: the text supports only {tokenizer.vocabulary} ids (no pair of tokens is "
-                f"left to merge); give tokenizer.vocabulary = {tokenizer.vocabulary}, or add text"
+                f"left to merge); give tokenizer.vocabulary = {tokenizer.vocabulary}, or add text",
+                tokenizer.vocabulary,
             )
         return tokenizer
 

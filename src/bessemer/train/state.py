@@ -34,6 +34,7 @@ from bessemer.run_store import RunStore
 from bessemer.store_folder import BackgroundCopy
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore
+from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train.audit import MixtureCounts
 from bessemer.train.device import Device, release_unused
@@ -332,3 +333,9 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
         checkpoint.fill("ema" if "ema" in checkpoint else "model", trainer.model.named_parameters())
     trainer.model.eval()
     return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))
+
+
+def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[TokenStore, Restored]:
+    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
+    store = TokenStore.open(run.tokens)
+    return store, open_trained(recipe, run, store, devices.choose(recipe.train), average)
