@@ -138,6 +138,7 @@ def test_a_rank_that_dies_at_every_start(made: Path, tmp_path: Path) -> None:
     assert code == 1
     (told,) = errors(said)
     assert "the processes ended 2 times (process 1 of this node was killed)" in told and "Traceback" not in said
+    assert "no checkpoint was saved yet, the same command begins the training again" in told
     assert not members_of(made.parent / "runs" / "dies")
 
 

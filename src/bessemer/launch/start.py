@@ -25,7 +25,7 @@ from bessemer.launch import status
 from bessemer.launch.watchdog import Watchdog
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published
 from bessemer.terminal import reported_elsewhere, say, warn
 
 STOP_SECONDS = 600.0  # for the current step and the checkpoint after a stop request
@@ -166,7 +166,10 @@ class EndOfNode:
         if self.code < 0:
             by = interrupt.plain_name(-self.code)
             ended = f"the agent of this node (bessemer.launch.agent) was ended by {by}, and the processes with it"
-        return BessemerError(f"train: {ended}{see}; checkpoints are kept, the same command goes on from the last one")
+        then = "checkpoints are kept, the same command goes on from the last one"
+        if run is not None and not published(run.checkpoints):
+            then = "no checkpoint was saved yet, the same command begins the training again"
+        return BessemerError(f"train: {ended}{see}; {then}")
 
 
 def described(layout: Parallel) -> str:
