@@ -9,7 +9,7 @@ depth       the parameters N of the blocks that the FLOPs C of those minutes can
             parameters for each token of the text, and 2 blocks at least.
 vocabulary  1,024 for 2 MB of text and in proportion to its cube root: a token should occur often enough to be learned, and
             the best vocabulary grows more slowly than the text (Tao et al. 2024). 32 ids for each unit of width at the most, so
-            that a small model is not all embedding.
+            that a small model is not all embedding; no more than can be made of the text, which the tokenizer's training says.
 sequence    256 tokens, 512 from depth 6, 1,024 from depth 9; 32 sequences in the text at least.
 epochs      20 at the most, where nobody says how long: up to 4 are nearly as good as new text, and little is gained after 16
             to 40 (Muennighoff et al. 2023, section 6).
