@@ -714,17 +714,28 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     losses = enumerate((3.0, 2.0, 2.5))
     run.metrics.write_text("".join(f'{{"kind": "validation", "step": {n}, "loss": {loss}}}\n' for n, loss in losses))
     risen = "its held-out loss has risen from 2.000 at step 1 to 2.500: give it more text"
-    assert verdict(run) == f"a byte 5-gram still predicts the held-out text better than this model; {risen}"
+    none = "; no better model was kept"
+    assert verdict(run) == f"a byte 5-gram still predicts the held-out text better than this model; {risen}{none}"
     write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
-    assert verdict(run) == risen
+    assert verdict(run) == f"{risen}{none}"
     # Longer training went back to before the lowest loss, which stands in what was set aside.
     lines = run.metrics.read_text().splitlines(keepends=True)
-    for name, first, rest in (("previous-1", lines[:1], lines[1:2]), ("previous-2", ['{"kind": "train"}\n'], lines)):
+    for name, first, rest in (
+        ("previous-1", lines[:1], lines[1:2]),
+        ("previous-2", ['{"kind": "train", "step": 1}\n'], lines),
+    ):
         checkpoint = tmp_path / name / "checkpoints" / "step-00000001"
         checkpoint.mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").write_text("".join([*first, *rest]))
     run.metrics.write_text(lines[0] + lines[2])
     assert verdict(run) == f"{risen}; the model of step 1 is in {tmp_path / 'previous-1/checkpoints/step-00000001'}"
+    # The best one is not kept, another one that is better than the last is.
+    worse = tmp_path / "checkpoints" / "step-00000003"
+    worse.mkdir(parents=True)
+    (tmp_path / "previous-1" / "checkpoints" / "step-00000001").rmdir()
+    between = '{"kind": "validation", "step": 3, "loss": 2.25}\n'
+    run.metrics.write_text(lines[0] + between + lines[2])
+    assert verdict(run) == f"{risen}; the model of step 3, with 2.250, is in {worse}"
     run.metrics.write_text(lines[0] + lines[1])
     assert verdict(run) == ""
     # A loss of a uniform guess: longer training is no help.

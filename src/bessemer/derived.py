@@ -181,7 +181,7 @@ def _probed(train: Train) -> float:
     recipe = derived_keys.resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
     names = [train.precision]
-    if train.precision == "auto" and measure.bf16_matmul_gain(recipe, config) >= measure.MIN_MATMUL_GAIN:
+    if train.precision == "auto" and measure.matmul_gain(recipe, config) >= measure.MIN_MATMUL_GAIN:
         names.append("bf16")
     # The quickest: a size that follows from a busy moment would stay for the whole run.
     seconds = (

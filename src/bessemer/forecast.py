@@ -116,17 +116,15 @@ def compare_machines(recipe: Recipe, plan: dict[str, Any], vocabulary: int, labe
     """Say what a run that goes on should know of the machine where it does: it keeps the plan and the precision that it began
     with, which may not suit it. recipe: resolved; plan: contents of plan.json."""
     from bessemer.train import device as devices
-    from bessemer.train.measure import warn_of_slow_bf16
+    from bessemer.train.measure import warn_of_slow
     from bessemer.train.task import config_of
 
     device = devices.choose(recipe.train)
     if (before := plan.get("device", device.name)) != device.name:
         say(f"  planned on {before}; on {device.name} times are others, and sums may differ in their last bits")
-    if not device.is_cuda and device.precision.name == "bf16":
-        config = config_of(recipe, vocabulary, labels)
-        warn_of_slow_bf16(
-            recipe, config, advice="the run keeps it; --accept-changes --set train.precision=fp32 leaves it"
-        )
+    if not device.is_cuda and device.precision.autocast is not None:
+        advice = "the run keeps it; --accept-changes --set train.precision=fp32 leaves it"
+        warn_of_slow(device.precision, recipe, config_of(recipe, vocabulary, labels), advice)
 
 
 @dataclass(frozen=True)
@@ -185,15 +183,14 @@ class Planner:
         return recipe.parallel.num_devices(recipe.cluster.nodes, self.device.is_cuda)
 
     def precision(self, recipe: Recipe, seconds: float) -> str:
-        """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow bf16.
+        """The recipe's train.precision, for auto on a CPU the faster one, which is printed with the reason; warns of a slow one.
         seconds: for timing steps."""
-        from bessemer.train.measure import faster_precision, warn_of_slow_bf16
+        from bessemer.train.measure import faster_precision, warn_of_slow
 
         asked = recipe.train.precision
-        if self.device.is_cuda or asked not in ("auto", "bf16"):
-            return asked
-        if asked == "bf16":
-            warn_of_slow_bf16(recipe, self.config, advice="auto takes the faster one")
+        if not self.device.is_cuda and asked != "auto":
+            warn_of_slow(self.device.precision, recipe, self.config, advice="auto takes the faster of bf16 and fp32")
+        if self.device.is_cuda or asked != "auto":
             return asked
         alone = recipe.changed(parallel=Parallel())
         fits_twice = 2 * self.memory(alone).total < self.free

@@ -111,8 +111,8 @@ def learned_nothing(run: RunFolder) -> str:
 
 
 def has_risen(run: RunFolder) -> str:
-    """A sentence where the held-out loss has been lower, in this training or before it went on, with the folder of that model;
-    else empty."""
+    """A sentence where the held-out loss has been lower, in this training or before it went on, with the folder of the best model
+    that is kept; else empty."""
     logs = {folder: read_steps(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
     begins = logs[run.path][:1]  # an earlier training of other data, set aside by --restart, begins otherwise
     validations = [
@@ -124,8 +124,12 @@ def has_risen(run: RunFolder) -> str:
     if last is None or last <= OVERFITTED * min(validations)[0]:
         return ""
     lowest, step, _ = min(validations)
-    places = [folder / "checkpoints" / checkpoint_name(step) for _, its_step, folder in validations if its_step == step]
-    kept = next((f"; the model of step {step:,} is in {place}" for place in places if place.is_dir()), "")
+    kept = "; no better model was kept"
+    for loss, its_step, folder in sorted(row for row in validations if row[0] < last):
+        place = folder / "checkpoints" / checkpoint_name(its_step)
+        if place.is_dir():
+            kept = f"; the model of step {its_step:,}{'' if loss == lowest else f', with {loss:.3f},'} is in {place}"
+            break
     changes = [
         row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
     ]

@@ -36,6 +36,8 @@ SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
          "2 parts of the batch (replicate x shard) with train.micro_batch = 4 do not divide the 4 sequences of a global batch; train.micro_batch may be 1, 2, or left out"),
         (SMALL + "[tokens]\nsequence_length = 10\n[train]\nglobal_batch_tokens = 40\n[parallel]\nshard = 3\n",
          "3 parts of the batch (replicate x shard) do not divide the 4 sequences of a global batch; train.global_batch_tokens may be 30 or 60, or the parts 1, 2, 4"),
+        (SMALL + "[train]\nglobal_batch_tokens = 1024\n[parallel]\nshard = 2\n",
+         "do not divide the 1 sequence of a global batch; train.global_batch_tokens may be 2048 or 4096, or the parts 1, or tokens.sequence_length 512 (it is 1024)"),
         (SMALL + "[tokenizer]\nvocabulary = 300\npath = 'a'\n", "vocabulary and path exclude each other"),
         ("[run\nname = 1", "my.toml: not valid TOML"),
         (SMALL + '[[corpus.sources]]\nname = "a"\nformat = "text"\npaths = ["a"]\nweight = 1.0\n[[corpus.sources]]\nname = "b"\nformat = "text"\npaths = ["b"]\n',

@@ -27,7 +27,7 @@ def recipe(recipe_file: Path) -> Recipe:
 def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float, float] = (2.0, 1.0)) -> None:
     """A CPU whose bf16 matmuls are `gain` times as fast as in fp32, and on which a step takes `seconds` in fp32 and bf16."""
     monkeypatch.setattr(measure, "MIN_MATMUL_GAIN", 1.5)
-    monkeypatch.setattr(measure, "bf16_matmul_gain", lambda *_: gain)
+    monkeypatch.setattr(measure, "matmul_gain", lambda *_: gain)
     timed = measure._timed_steps
     monkeypatch.setattr(
         measure,
@@ -56,7 +56,23 @@ def test_matmuls_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.Monke
 
 
 def test_what_is_timed_is_the_matmuls_of_the_model(recipe: Recipe) -> None:
-    assert 1e-3 < measure.bf16_matmul_gain(recipe, model_config(recipe, 400)) < 1e3
+    assert 1e-3 < measure.matmul_gain(recipe, model_config(recipe, 400)) < 1e3
+    assert 1e-4 < measure.matmul_gain(recipe, model_config(recipe, 400), torch.float16) < 1e3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_precision_that_a_cpu_is_slow_in_is_warned_of(
+    recipe: Recipe, precision: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_units(monkeypatch, 0.1)
+    given = recipe.changed(train={"precision": precision})
+    planner = forecast.Planner.of(given, model_config(given, 400), None)
+    assert planner.precision(given, 0.0) == precision
+    said = " ".join(capsys.readouterr().err.split())
+    slow = (
+        f"train.precision = {precision}: this CPU has no units for it, its matmuls are 10.0 times slower than in fp32"
+    )
+    assert (slow in said) == (precision != "fp32")
 
 
 def test_a_cpu_without_units_is_known_by_small_matmuls(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +85,7 @@ def test_a_cpu_without_units_is_known_by_small_matmuls(recipe: Recipe, monkeypat
 
     monkeypatch.setattr(measure, "linear_kernel", slow)
     wide = dataclasses.replace(model_config(recipe, 400), width=4096, mlp_width=11_008)
-    assert measure.bf16_matmul_gain(recipe, wide) < measure.HOPELESS_GAIN
+    assert measure.matmul_gain(recipe, wide) < measure.HOPELESS_GAIN
     assert max(timed) <= 64 * 256 * 256
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from math import prod
+from math import gcd, prod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -193,14 +193,17 @@ class Parallel(AxisSizes, Section):
         if sequences % (self.data * size) == 0:
             return None
         parts = f"{self.data} parts of the batch (replicate x shard)"
-        of = f"the {sequences} sequences of a global batch"
+        of = f"the {sequences} sequence{'s' * (sequences != 1)} of a global batch"
         if sequences % self.data:
             unit = self.data * sequence_length
             low = max(sequences // self.data, 1) * unit
             divisors = [n for n in range(1, min(sequences, 4096) + 1) if sequences % n == 0]
+            tokens = sequences * sequence_length
+            shorter = gcd(tokens // self.data, sequence_length) if tokens % self.data == 0 else 1
+            then = f", or tokens.sequence_length {shorter} (it is {sequence_length})" if shorter >= MIN_ADVISED else ""
             return (
                 f"parallel: {parts} do not divide {of}; train.global_batch_tokens may be {low} or {low + unit}, or the parts "
-                f"{', '.join(map(str, divisors[:12]))}"
+                f"{', '.join(map(str, divisors[:12]))}{then}"
             )
         each = sequences // self.data
         fits = ", ".join(str(n) for n in range(1, each + 1) if each % n == 0)
@@ -210,6 +213,7 @@ class Parallel(AxisSizes, Section):
         )
 
 
+MIN_ADVISED = 16  # tokens a sequence, of a length that is advised
 FASTEST = 20_000  # GB/s, far above any network or storage of a device or node: what is more was written in another unit
 
 

@@ -27,6 +27,7 @@ from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
 from bessemer.train.device import Device, synchronize
 from bessemer.train.engine import MicroBatch, concurrent_micro_batches
+from bessemer.train.precision import Precision
 from bessemer.train.trainer import Trainer
 
 WARMUP_STEPS, WARMUP_SHARE = 3, 0.5  # untimed steps, unless they take this share of the budget
@@ -98,7 +99,7 @@ def faster_precision(recipe: Recipe, config: ModelConfig, budget_seconds: float)
     Its matmuls are timed first: bf16 is out of the question where the CPU has no units for it. Then steps of both in turns,
     since what is between the matmuls gains less; budget_seconds: for them, 0: the matmuls decide.
     """
-    gain = bf16_matmul_gain(recipe, config)
+    gain = matmul_gain(recipe, config)
     matmuls = f"this CPU's matmuls of these shapes are {_times(gain)} in bf16"
     if gain < MIN_MATMUL_GAIN:
         return "fp32", matmuls + (", too little for what else a step does in it" if gain >= 1.0 else "")
@@ -115,28 +116,28 @@ def _times(gain: float) -> str:
     return f"{gain:.1f} times as fast" if gain >= 1.0 else f"{1 / gain:.1f} times slower"
 
 
-def bf16_matmul_gain(recipe: Recipe, config: ModelConfig) -> float:
-    """How many times as fast a CPU computes the matmuls of a block in bf16 as in fp32, backward pass included: the best of
-    a few turns of each."""
+def matmul_gain(recipe: Recipe, config: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> float:
+    """How many times as fast a CPU computes the matmuls of a block of `dtype` as in fp32, backward pass included: the best
+    of a few turns of each."""
     up = config.mlp_width * (2 if config.gated else 1)
     shapes = ((config.width, config.heads * config.head_dim), (config.width, up), (config.mlp_width, config.width))
-    return _matmul_gain((recipe.train.micro_batch or 1) * config.sequence_length, shapes)
+    return _matmul_gain((recipe.train.micro_batch or 1) * config.sequence_length, shapes, dtype)
 
 
 @cache
-def _matmul_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
+def _matmul_gain(rows: int, shapes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> float:
     """Of (rows, inner) by (inner, outer) for each of the shapes."""
     gain, before = 1.0, None
     for most_rows, edge in MATMUL_SIZES:
         sizes = min(rows, most_rows), tuple((min(inner, edge), min(outer, edge)) for inner, outer in shapes)
         if gain < HOPELESS_GAIN or sizes == before:
             break
-        gain, before = _timed_gain(*sizes), sizes
+        gain, before = _timed_gain(*sizes, dtype), sizes
     return gain
 
 
-def _timed_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
-    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+def _timed_gain(rows: int, shapes: tuple[tuple[int, int], ...], low: torch.dtype) -> float:
+    seconds = {torch.float32: float("inf"), low: float("inf")}
     generator, factors = torch.Generator().manual_seed(0), []
     for inner, outer in shapes:
         sizes = (rows, inner), (outer, inner), (rows, outer)
@@ -151,15 +152,15 @@ def _timed_gain(rows: int, shapes: tuple[tuple[int, int], ...]) -> float:
                 torch.mm(gradient.T, x)
                 taken += perf_counter() - began
             seconds[dtype] = min(seconds[dtype], taken)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
+    return seconds[torch.float32] / seconds[low]
 
 
-def warn_of_slow_bf16(recipe: Recipe, config: ModelConfig, advice: str) -> None:
-    """Warn where a CPU has no units for bf16, which is chosen. Its matmuls are timed for that."""
-    if (gain := bf16_matmul_gain(recipe, config)) < 1.0:
+def warn_of_slow(precision: Precision, recipe: Recipe, config: ModelConfig, advice: str) -> None:
+    """Warn where a CPU has no units for a precision of 16 bits, which is chosen. Its matmuls are timed for that."""
+    if precision.autocast is not None and (gain := matmul_gain(recipe, config, precision.autocast)) < 1.0:
         warn(
-            f"train.precision = bf16: this CPU has no units for it, its matmuls are {1 / gain:.1f} times slower than in fp32; "
-            f"{advice}"
+            f"train.precision = {precision.name}: this CPU has no units for it, its matmuls are {1 / gain:.1f} times slower than "
+            f"in fp32; {advice}"
         )
 
 
