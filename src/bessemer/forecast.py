@@ -268,3 +268,11 @@ def micro_batch_tokens(recipe: Recipe) -> int:
     from bessemer.train import device as devices
 
     return derived_keys.MICRO_BATCH_TOKENS_ON[devices.choose(recipe.train).is_cuda]
+
+
+def require_layout(recipe: Recipe, run: RunFolder) -> None:
+    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine."""
+    if recipe.parallel.world > 1:
+        from bessemer.train import split
+
+        split.require_layout(derived.filled(recipe, run), run.tokens, micro_batch_tokens(recipe))

@@ -98,12 +98,7 @@ class Session:
 
 def run_all(session: Session) -> None:
     """Every stage of a recipe."""
-    if session.recipe.parallel.world > 1:
-        from bessemer.train.split import require_layout
-
-        require_layout(
-            derived.filled(session.recipe, session.run), session.run.tokens, forecast.micro_batch_tokens(session.recipe)
-        )
+    forecast.require_layout(session.recipe, session.run)
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
     tokens(session)

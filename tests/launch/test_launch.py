@@ -159,6 +159,11 @@ def test_a_layout_that_does_not_fit_is_one_clear_error(made: Path, keys: tuple[s
     assert "Traceback" not in done.stderr
 
 
+def test_a_layout_that_cannot_be_is_refused_before_there_are_tokens(made: Path) -> None:
+    done = bessemer("train", *another(made, "early"), "--set", "run.name=without-tokens", "--set", "parallel.tensor=64")
+    assert done.returncode == 2 and "no tokens here" not in done.stderr and "tensor" in done.stderr
+
+
 @pytest.mark.long
 def test_the_documented_command_for_two_processes_runs_with_what_is_derived(made: Path) -> None:
     """docs/parallel.md: a run of one process that is done, then the same run, then a new one, on two; 4 sequences a step."""

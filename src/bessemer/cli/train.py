@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def train(args: argparse.Namespace) -> Any:
     if args.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own lines; read when torch is loaded
-    from bessemer import preflight, stages
+    from bessemer import forecast, preflight, stages
 
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _train_as_member(args)
@@ -33,6 +33,7 @@ def train(args: argparse.Namespace) -> Any:
     session = runs.open_recipe(args, fill_derived=False)
     session.recipe.checkpoint.require_nodes(1)
     preflight.check(session.recipe, session.run, args.recipe)
+    forecast.require_layout(session.recipe, session.run)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
     with runs.writing(session):
         runs.restart(args, session)
