@@ -698,7 +698,7 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     from bessemer.guard.journal import Journal, Rollback
     from bessemer.run import RunFolder, write_json
 
-    monkeypatch.setattr("bessemer.longer.num_tokens", lambda folder: {"unique_tokens": 3000})
+    monkeypatch.setattr("bessemer.advice.num_tokens", lambda folder: {"unique_tokens": 3000})
     run = RunFolder(tmp_path)
     assert verdict(run) == ""
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
@@ -711,6 +711,10 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         run.recipe.write_text(text + more)
         assert "5-gram" in verdict(run) and wanted in verdict(run)
     run.recipe.write_text(text)
+    for held_out, wanted in ((2.1, "train.steps=40"), (2.3, "train.steps=20"), (2.6, "more text")):
+        rows = [{"kind": "train", "step": 10, "loss": 2.0}, {"kind": "validation", "step": 10, "loss": held_out}]
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert wanted in verdict(run) and ("by heart" in verdict(run)) == (held_out == 2.6)
     losses = enumerate((3.0, 2.0, 2.5))
     run.metrics.write_text("".join(f'{{"kind": "validation", "step": {n}, "loss": {loss}}}\n' for n, loss in losses))
     risen = "its held-out loss has risen from 2.000 at step 1 to 2.500: give it more text"

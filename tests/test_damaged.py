@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from bessemer.advice import has_risen
 from bessemer.cli import run_command
-from bessemer.longer import has_risen
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.train.measure import RunTiming
@@ -384,6 +384,9 @@ def test_a_loss_that_rose_after_a_change_of_the_recipe_is_put_down_to_it(trained
     recipe = run.recipe.read_text()
     run.recipe.write_text(recipe.replace("steps = 24", "steps = 240"))
     assert "to 3.000: give it more text" in has_risen(run), "it has read it several times"
+    longer = {"step": 16, "what": "recipe_changed", "cause": "train.steps: 24 -> 240", "is_accepted": False}
+    run.incidents.write_text(json.dumps(longer) + "\n")
+    assert "to 3.000: give it more text" in has_risen(run), "to train longer is no change to go back from"
     run.recipe.write_text(recipe)
     change = {
         "step": 16,

@@ -28,22 +28,19 @@ from bessemer.checkpoint.protocol import Damage, verified
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import was_saved
-from bessemer.guard.incidents import INCIDENT_KINDS, RECIPE_CHANGED, RESTORED, record
+from bessemer.guard.incidents import INCIDENT_KINDS, RESTORED, record
 from bessemer.guard.journal import Journal
-from bessemer.plan.sizing import MAX_EPOCHS
-from bessemer.recipe import Recipe, Train, differences, load, parse
-from bessemer.report import data, summary
+from bessemer.recipe import Recipe, Train, differences, parse
+from bessemer.report import data
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_again, read_steps
 from bessemer.terminal import say, warn
 from bessemer.tokens.mixture import Mixture
-from bessemer.tokens.outlook import num_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.learning_rate import learning_rate_share
 from bessemer.train.session import record_damage, require_journal
 from bessemer.train.state import require_same_tokens
 
 COMPARED_SAMPLES = 1 << 20
-OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
 PACE_ROWS = 200  # steps of metrics.jsonl, from the end, whose median time is the run's pace
 
 
@@ -92,70 +89,6 @@ class Extension:
         if repeated or run.mixture.exists():
             say(f"  the earlier results are in {changed_recipe.copy_aside(run, self.newest)}")
             changed_recipe.drop_results(run, self.start)
-
-
-def longer_command(run: RunFolder, train: Train) -> str:
-    """The command that trains a run four times as long."""
-    key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
-    return f"train longer: bessemer run {run.path} --set train.{key}={4 * now:g}"
-
-
-def next_step(run: RunFolder, train: Train) -> str:
-    """What would improve a model that is not good: a sentence."""
-    return learned_nothing(run) or memorises(run) or longer_command(run, train)
-
-
-def learned_nothing(run: RunFolder) -> str:
-    """As `summary.learned_nothing`."""
-    return summary.learned_nothing(data.read(run)) if run.metrics.exists() else ""
-
-
-def has_risen(run: RunFolder) -> str:
-    """A sentence where the held-out loss has been lower, in this training or before it went on, with the folder of the best model
-    that is kept; else empty."""
-    logs = {folder: read_steps(folder / run.metrics.name) for folder in [run.path, *run.path.glob("previous-*")]}
-    begins = logs[run.path][:1]  # an earlier training of other data, set aside by --restart, begins otherwise
-    validations = [
-        (row["loss"], row.get("step", 0), folder)
-        for folder, rows in logs.items() if rows[:1] == begins
-        for row in rows if row.get("kind") == "validation" and row.get("loss") is not None
-    ]  # fmt: skip
-    last = next((loss for loss, _, folder in reversed(validations) if folder == run.path), None)
-    if last is None or last <= OVERFITTED * min(validations)[0]:
-        return ""
-    lowest, step, _ = min(validations)
-    kept = "; no better model was kept"
-    for loss, its_step, folder in sorted(row for row in validations if row[0] < last):
-        place = folder / "checkpoints" / checkpoint_name(its_step)
-        if place.is_dir():
-            kept = f"; the model of step {its_step:,}{'' if loss == lowest else f', with {loss:.3f},'} is in {place}"
-            break
-    changes = [
-        row for row in read_steps(run.incidents) if row.get("what") == RECIPE_CHANGED.name and row["step"] >= step
-    ]
-    epochs = _epochs(run)
-    advice = "give it more text"
-    if epochs is not None and epochs < 1:
-        advice = f"it has read {epochs:.0%} of the text, so there is enough of it; try a third of train.optimizer.learning_rate"
-    if changes:
-        advice = f"the recipe was changed after step {changes[-1]['step']:,} ({changes[-1]['cause']}); go back to it as it was"
-    return f"its held-out loss has risen from {lowest:.3f} at step {step:,} to {last:.3f}: {advice}{kept}"
-
-
-def _epochs(run: RunFolder) -> float | None:
-    """How often the whole run reads its text; None where the tokens are gone."""
-    train, unique = load(run.recipe).train, num_tokens(run.tokens).get("unique_tokens", 0)
-    return (train.steps or 0) * (train.global_batch_tokens or 0) / unique if unique else None
-
-
-def memorises(run: RunFolder) -> str:
-    """A sentence where more training on the same text would not help, with the reason; empty where it may help."""
-    if risen := has_risen(run):
-        return risen
-    epochs = _epochs(run)
-    if epochs is not None and epochs >= 0.95 * (load(run.recipe).train.max_epochs or MAX_EPOCHS):
-        return f"it has read the text {epochs:.3g} times: give it more text"
-    return ""
 
 
 def extension(stored: Recipe, requested: Recipe, run: RunFolder, done: list[int], accept: bool) -> Extension | None:

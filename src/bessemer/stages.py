@@ -294,11 +294,11 @@ def _write_plan(session: Session, prepared: Prepared) -> None:
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
+    from bessemer.advice import next_step
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.guard.alerts import posting
     from bessemer.guard.heartbeat import unwatched_heartbeat
     from bessemer.launch import start
-    from bessemer.longer import next_step
     from bessemer.parallel.mesh import SINGLE_PROCESS
     from bessemer.report import planned
     from bessemer.train import device as devices

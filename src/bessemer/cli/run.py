@@ -100,10 +100,10 @@ def planned_against_measured(run: RunFolder) -> str:
 def verdict(run: RunFolder) -> str:
     """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
     for others."""
+    from bessemer.advice import has_risen, learned_nothing, next_step
     from bessemer.changed_recipe import accepted_changes
     from bessemer.defaults.scaling_rules import learning_rate
     from bessemer.guard.journal import Journal
-    from bessemer.longer import has_risen, learned_nothing, next_step
     from bessemer.recipe import load
     from bessemer.run import read_json, read_json_again
 
