@@ -733,6 +733,8 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         (tmp_path / name / "metrics.jsonl").write_text("".join([*first, *rest]))
     run.metrics.write_text(lines[0] + lines[2])
     assert verdict(run) == f"{risen}; the model of step 1 is in {tmp_path / 'previous-1/checkpoints/step-00000001'}"
+    (tmp_path / "previous-1" / "export").mkdir()
+    assert verdict(run).endswith(f"step-00000001, exported in {tmp_path / 'previous-1' / 'export'}")
     # The best one is not kept, another one that is better than the last is.
     worse = tmp_path / "checkpoints" / "step-00000003"
     worse.mkdir(parents=True)

@@ -8,7 +8,7 @@ from bessemer.guard.incidents import RECIPE_CHANGED
 from bessemer.plan.sizing import MAX_EPOCHS
 from bessemer.recipe import Train, load
 from bessemer.report import data, summary
-from bessemer.run import RunFolder, checkpoint_name, read_steps
+from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.tokens.outlook import num_tokens
 
 OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
@@ -54,6 +54,8 @@ def has_risen(run: RunFolder) -> str:
         place = folder / "checkpoints" / checkpoint_name(its_step)
         if place.is_dir():
             kept = f"; the model of step {its_step:,}{'' if loss == lowest else f', with {loss:.3f},'} is in {place}"
+            if folder != run.path and (folder / run.export.name).is_dir() and published(place.parent)[-1] == its_step:
+                kept += f", exported in {folder / run.export.name}"
             break
     changes = [
         row for row in read_steps(run.incidents)
