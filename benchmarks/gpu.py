@@ -110,6 +110,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="left out: all")
     parser.add_argument("--tiny", action="store_true", help="models of no use, on any device")
     given = parser.parse_args()
+    if given.minutes <= 0:
+        parser.error(f"--minutes: more than 0, not {given.minutes:g}")
+    out = given.out.resolve()  # the parts run elsewhere
     if lacking := provide(("torch", *NEEDED), WHEELS, SITE):
         sys.exit(
             f"not installed: {', '.join(lacking)}; run `make install`, or, where there is no network, bring {WHEELS} along"
@@ -119,22 +122,32 @@ def main() -> None:
 
     if not given.tiny and not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device; --tiny runs the same code anywhere")
-    given.out.mkdir(parents=True, exist_ok=True)
-    deadline, rows = perf_counter() + 60 * given.minutes - GRACE, []
+    out.mkdir(parents=True, exist_ok=True)
+    deadline = perf_counter() + 60 * given.minutes - GRACE
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     facts = describe(device=device, cuda=torch.version.cuda, tiny=given.tiny)
-    print(f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}; results in {given.out}", flush=True)
+    print(f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}; results in {out}", flush=True)
+    rows = earlier(out / "summary.json", facts)
     for part in PARTS:
         if given.parts and part.name not in given.parts:
             continue
-        row = run(part, given.out, given.tiny, deadline - perf_counter())
-        rows.append(row)
+        row = run(part, out, given.tiny, deadline - perf_counter())
+        rows[part.name] = row
         print(f"{part.name:<12} {row['seconds']:>6.1f} s  {row['ended']}", flush=True)
-        (given.out / "summary.json").write_text(json.dumps({"machine": facts, "parts": rows}, indent=1) + "\n")
-        log = given.out / f"{part.name}.log"
+        (out / "summary.json").write_text(json.dumps({"machine": facts, "parts": list(rows.values())}, indent=1) + "\n")
+        log = out / f"{part.name}.log"
         if log.exists():
             print("\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-12:]), flush=True)
-    sys.exit(1 if any(row["ended"].startswith("FAILED") for row in rows) else 0)
+    sys.exit(1 if any(row["ended"].startswith("FAILED") for row in rows.values()) else 0)
+
+
+def earlier(summary: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """How parts ended in an earlier call, by their names, where it was on the same device with the same versions."""
+    if not summary.exists():
+        return {}
+    found = json.loads(summary.read_text())
+    same = all(found["machine"].get(key) == facts[key] for key in ("device", "torch", "python", "cuda", "tiny"))
+    return {row["part"]: row for row in found["parts"]} if same else {}
 
 
 if __name__ == "__main__":

