@@ -103,6 +103,23 @@ def test_what_is_too_slow_is_scaled_up_and_what_is_slower_still_is_a_share_of_th
     assert forecast.plan_only(recipe, run, 0.4)[0]["step_seconds_from"] == "40% of the peak"
 
 
+def test_a_plan_counts_what_making_the_corpus_leaves_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = load(small(tmp_path)), RunFolder(tmp_path / "none")
+
+    def before_model(of: Recipe) -> int:
+        found: int = forecast.plan_only(of, run, 0.0)[0]["memory_bytes"]["before_model"]
+        return found
+
+    before_model(recipe)  # what the first plan loads stays
+    made_here, alone = before_model(recipe), recipe.changed(parallel={"shard": 2})
+    ranks = before_model(alone)
+    monkeypatch.setattr(forecast, "DATA_HALF", 0)
+    assert made_here - before_model(recipe) == pytest.approx(220e6, abs=2e7)
+    assert ranks == pytest.approx(before_model(alone), abs=2e7), "ranks are processes of their own"
+
+
 @pytest.mark.long
 def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path)

@@ -28,6 +28,9 @@ MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will
 MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
 BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
+# Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
+# and what the bf16 of a CPU needs as well, numba with LLVM.
+DATA_HALF, NUMBA = 220_000_000, 150_000_000
 SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 COMPILED_BF16_SPEED = (
     0.46  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
@@ -58,27 +61,28 @@ def plan_only(
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})
-    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds)
+    held = 0 if outlook.num_tokens(run.tokens) or recipe.parallel.world > 1 else DATA_HALF
+    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, held)
     return {**plan, **outlook.outlook(final, run.tokens)}, final
 
 
 def planned_run(
     recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, known: dict[str, int],
-    measure_seconds: float = MEASURE_SECONDS,
+    measure_seconds: float = MEASURE_SECONDS, held: int = 0,
 ) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
-    tokens, as outlook.num_tokens gives them."""
+    tokens, as outlook.num_tokens gives them; held: bytes that stages before the training will leave in a process on a CPU."""
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
     config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
-    planner = Planner.of(resolved, config, held_out)
+    planner = Planner.of(resolved, config, held_out, held)
     if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
         recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
         resolved = derived_keys.with_precision(
             resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
         )
-        planner = Planner.of(resolved, config, held_out)
+        planner = Planner.of(resolved, config, held_out, held)
     if planner.compiles_cpu_bf16:
         warn(
             "train.compile = on: compiled blocks do not have this program's kernels for bf16 on a CPU, and a step was "
@@ -145,7 +149,7 @@ class Planner:
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
-    def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None) -> Planner:
+    def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None, held: int = 0) -> Planner:
         """Raises InputError for a layout or a memory budget that cannot be."""
         import torch
 
@@ -163,10 +167,14 @@ class Planner:
             devices.freeze_loaded()
             devices.release_unused(device)
             devices.keep_freed_memory()
-        check_budget(resolved.train, resolved.parallel, config, device)
-        base, peak = base_bytes(resolved.train, device), devices.peak_rate(device)
+        if device.is_cuda:
+            held = 0
+        elif device.precision.name == "bf16":
+            held = max(held - NUMBA, 0)
+        check_budget(resolved.train, resolved.parallel, config, device, held)
+        base, peak = held + base_bytes(resolved.train, device), devices.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
-        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device)
+        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, held)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)
 
     def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:
@@ -271,8 +279,19 @@ def micro_batch_tokens(recipe: Recipe) -> int:
 
 
 def require_layout(recipe: Recipe, run: RunFolder) -> None:
-    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine."""
-    if recipe.parallel.world > 1:
-        from bessemer.train import split
+    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine. The run need not have
+    tokens yet."""
+    if recipe.parallel.world == 1:
+        return
+    from bessemer.train import device as devices
+    from bessemer.train import split
+    from bessemer.train.task import config_of
 
-        split.require_layout(derived.filled(recipe, run), run.tokens, micro_batch_tokens(recipe))
+    recipe = derived.filled(recipe, run)
+    vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
+    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens(recipe), labels=labels)
+    device = devices.choose(recipe.train)
+    devices.require_devices(device, recipe.parallel.world)
+    split.require_trainable(
+        resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device
+    )

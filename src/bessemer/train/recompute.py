@@ -55,22 +55,22 @@ def memory_of(
     )  # fmt: skip
 
 
-def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> int:
+def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device, held: int = 0) -> int:
     """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one, none of a
-    frozen transformer, which has no backward pass."""
+    frozen transformer, which has no backward pass. held: bytes that the process will hold and does not yet."""
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
-    base, budget = base_bytes(train, device), budget_bytes(train, device)
+    base, budget = held + base_bytes(train, device), budget_bytes(train, device)
     totals = (memory_of(train, layout, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
-def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device) -> None:
-    """Raise InputError, with the minimum, when a step does not fit train.memory_budget."""
+def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, held: int = 0) -> None:
+    """Raise InputError, with the minimum, when a step does not fit train.memory_budget. held: as `blocks_recomputed`."""
     if train.memory_budget is None:
         return
-    least = memory_of(train, layout, config, device, config.layers, base_bytes(train, device))
+    least = memory_of(train, layout, config, device, config.layers, held + base_bytes(train, device))
     budget = budget_bytes(train, device)
     if least.total > budget:
         raise InputError(

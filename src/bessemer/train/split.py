@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.layout import validity
 from bessemer.layout.pipeline_stages import StageSpan, stage_spans, stages_at
@@ -24,15 +22,13 @@ from bessemer.model.transformer import Transformer, initial_tensor, meta_model
 from bessemer.parallel import context, data, tied
 from bessemer.parallel.dtensors import put
 from bessemer.parallel.mesh import ProcessMesh
-from bessemer.recipe import Batches, Parallel, Recipe, Train
-from bessemer.tokens import outlook
-from bessemer.train import device as devices
+from bessemer.recipe import Batches, Parallel, Train
 from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
 from bessemer.train.optimizer.qk_clip import QkClip
-from bessemer.train.task import Task, config_of
+from bessemer.train.task import Task
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
 
@@ -61,18 +57,6 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
         from bessemer.parallel import pipeline  # loads the compiler, half a second
 
         pipeline.require_schedule(layout, device)
-
-
-def require_layout(recipe: Recipe, tokens: Path, micro_batch_tokens: int) -> None:
-    """Raise InputError, before anything is built, when a recipe's layout cannot train it on this machine.
-
-    tokens: the run's folder of them, which need not exist yet; micro_batch_tokens: as `derived_keys.resolve`.
-    """
-    vocabulary, labels = outlook.vocabulary(recipe, tokens), outlook.labels(recipe, tokens)
-    resolved = derived_keys.resolve(recipe, vocabulary, micro_batch_tokens=micro_batch_tokens, labels=labels)
-    device = devices.choose(recipe.train)
-    devices.require_devices(device, recipe.parallel.world)
-    require_trainable(resolved.train, resolved.parallel, config_of(resolved, vocabulary, labels), device.torch_device)
 
 
 def build(
