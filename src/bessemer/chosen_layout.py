@@ -68,11 +68,12 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
     return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model, is_open=is_open)
 
 
-def planned(request: PlanRequest, **how: Any) -> PlanResult:
+def planned(request: PlanRequest, *, is_advised: bool = True, **how: Any) -> PlanResult:
     """What a request comes to. Where the planner chooses the layout, and none is of all devices (as of 100,003) or only a far
     larger batch than is proposed divides over them, the fastest plan with up to a tenth of them as spares, and it notes so.
 
-    how: of `outcome.of`. Raises InputError.
+    is_advised: with notes of a better batch or number of devices, which take several plans more; how: of `outcome.of`. Raises
+    InputError.
     """
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
     own = (*request.notes, *request.own_notes)
@@ -104,14 +105,19 @@ def planned(request: PlanRequest, **how: Any) -> PlanResult:
             refusal = refusal or error
             continue
         if each is goal and goal.job.batch <= limit:
-            return _advised(
-                plans[0], cluster.devices, _better_batch(request, plans[0], goal) if has_batch else None, fewer
-            )
+            better = _better_batch(request, plans[0], goal) if is_advised and has_batch else None
+            return _advised(plans[0], cluster.devices, better, fewer if is_advised else ())
     small = [plan for plan in plans if plan.job.batch <= limit] or plans
     if not small:
         raise refusal or InputError("plan: no layout")
     fastest = max(small, key=lambda plan: plan.step.tokens_per_second)
-    return _advised(fastest, cluster.devices, _better_batch(request, fastest, goal) if has_batch else None)
+    better = _better_batch(request, fastest, goal) if is_advised and has_batch else None
+    return _advised(fastest, cluster.devices, better)
+
+
+def planned_alone(request: PlanRequest) -> PlanResult:
+    """`planned` without advice, for those that only a budget's search sees."""
+    return planned(request, is_advised=False)
 
 
 WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves

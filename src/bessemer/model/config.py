@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from bessemer.errors import InputError
@@ -270,7 +271,7 @@ class ModelConfig:
         """Width of a head's scores and values, on average."""
         return self.head_dim
 
-    @property
+    @cached_property
     def block_parameters(self) -> int:
         """All parameters of one block; without first_norm the first block has a norm fewer."""
         qk = {"none": 0, "head": 2 * self.head_dim, "full": (self.heads + self.kv_heads) * self.head_dim}[self.qk_norm]
@@ -295,7 +296,7 @@ class ModelConfig:
         outputs = self.labels or self.vocabulary
         return outputs * self.width + (self.width**2 if self.head_transform else 0)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All parameters; a tied matrix counts once."""
         norm = self._norm_parameters

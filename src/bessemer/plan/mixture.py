@@ -7,7 +7,7 @@ block are those without its routed experts, which expert parallelism places for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from bessemer.model.config import ModelConfig
 
@@ -101,7 +101,7 @@ class MixtureConfig(ModelConfig):
     def block_matrix_parameters(self) -> int:
         return round(self._matrices / self.layers)
 
-    @property
+    @cached_property
     def block_parameters(self) -> int:
         return round((self._matrices + self._vectors) / self.layers)
 
@@ -110,7 +110,7 @@ class MixtureConfig(ModelConfig):
         active = (self.layers - self.dense_layers) * self.active_experts * self.one_expert
         return round((self._matrices + active) / self.layers)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         blocks = self._matrices + self._vectors + self.expert_parameters
         return self.embedding_parameters + blocks + self._norm_parameters

@@ -192,16 +192,16 @@ def _try_split(
                 layout = replace(split, zero=zero, micro_batch=micro_batch, recompute=recompute)
                 one = replace(job, layout=layout)
                 held = memory(one)
-                verdict = fits(one, held)
-                if verdict.fits and (fitting is None or held.total < fitting.memory.total):
+                missing = round(held.total - job.cluster.device.memory)
+                if missing <= 0 and (fitting is None or held.total < fitting.memory.total):
                     fitting = Candidate(one, held, step(one))
                     ranked.append(fitting)
                     if fitting.leaves(headroom):
                         break
-                if 0 < -verdict.free < NEAR_MISS * job.cluster.device.memory:
+                if 0 < missing < NEAR_MISS * job.cluster.device.memory:
                     near_misses.append(one)
-                if not verdict.fits and (missed is None or -verdict.free < missed.missing):
-                    missed = RejectedLayout(layout, -verdict.free, verdict.reasons)
+                if missing > 0 and (missed is None or missing < missed.missing):
+                    missed = RejectedLayout(layout, missing, fits(one, held).reasons)
             if fitting is not None:
                 missed, fits_once = None, True
         if missed is not None:
