@@ -143,7 +143,7 @@ def test_refused_again_and_again_it_goes_on(data: Path, tmp_path: Path, bucket: 
     draw, said = random.Random(3), list[str]()
     while True:
         before = receipts(bucket)
-        bucket.refuse_writes_after(draw.randint(200, 600))
+        bucket.refuse_writes_after(draw.randint(1000, 2500))
         try:
             pipeline.build(in_store(of), run)
             break
