@@ -20,9 +20,16 @@ KNOWS_SOME, BY_HEART = 1.1, 1.25
 
 def longer_command(run: RunFolder, train: Train) -> str:
     """The command that trains a run four times as long, twice where it begins to know its text."""
+    trained, held_out = last_losses(run)
+    return (
+        f"train longer: bessemer run {run.path} --set {longer_by(2 if held_out > KNOWS_SOME * trained else 4, train)}"
+    )
+
+
+def longer_by(times: float, train: Train) -> str:
+    """The recipe's key, with its value, of a training so many times as long."""
     key, now = ("minutes", train.minutes) if train.minutes is not None else ("steps", train.steps or 1)
-    trained, held_out = _last_losses(run)
-    return f"train longer: bessemer run {run.path} --set train.{key}={(2 if held_out > KNOWS_SOME * trained else 4) * now:g}"
+    return f"train.{key}={times * now:g}"
 
 
 def next_step(run: RunFolder, train: Train) -> str:
@@ -80,7 +87,7 @@ def memorises(run: RunFolder) -> str:
     """A sentence where more training on the same text would not help, with the reason; empty where it may help."""
     if risen := has_risen(run):
         return risen
-    epochs, (trained, held_out) = _epochs(run), _last_losses(run)
+    epochs, (trained, held_out) = _epochs(run), last_losses(run)
     if epochs is not None and epochs > 1 and held_out > BY_HEART * trained:
         return (
             f"it begins to know its text by heart (a loss of {trained:.3f} in training, {held_out:.3f} held out): give it more "
@@ -91,7 +98,7 @@ def memorises(run: RunFolder) -> str:
     return ""
 
 
-def _last_losses(run: RunFolder) -> tuple[float, float]:
+def last_losses(run: RunFolder) -> tuple[float, float]:
     """The loss of the last tenth of the training, and the last held-out one; equal where one is not known."""
     rows = [row for row in read_steps(run.metrics) if isinstance(row.get("loss"), float)]
     trained = [row["loss"] for row in rows if row.get("kind") == "train"]
