@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from bessemer import preflight
 from bessemer.cli import run_command
@@ -77,14 +78,17 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
         "schedule.rewarm_from=0.2",
         "optimizer.reference_batch_tokens=512",
     ]
-    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in keys]).train)
+    offloads = ["train.optimizer.offload=true", "parallel.offload=true"]
+    preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), *offloads]))
     said = " ".join(capsys.readouterr().err.split())
     assert "train.optimizer.muon_rate has no effect with kind = 'adamw'" in said
     assert "train.schedule.decay_share has no effect with kind = 'cosine'" in said
     assert "train.schedule.rewarm_from has no effect without rewarm_at" in said
     assert "train.optimizer.reference_batch_tokens has no effect with batch_scaling = 'none'" in said
+    assert "parallel.offload has no effect without parallel.shard" in said
+    assert torch.cuda.is_available() or "train.optimizer.offload has no effect on a CPU" in said
     read = ["optimizer.kind=muon", "schedule.kind=wsd", "schedule.rewarm_at=3", "optimizer.batch_scaling=sqrt"]
-    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]).train)
+    preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))
     assert not capsys.readouterr().err
 
 

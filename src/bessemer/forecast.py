@@ -55,7 +55,7 @@ def plan_only(
     held_out_tokens = known.get("held_out_tokens", 0)
     recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
     preflight.require_rate(resolved)
-    preflight.warn_of_unused(resolved.train)
+    preflight.warn_of_unused(resolved)
     if recipe.train.minutes is None or recipe.train.steps is not None:
         preflight.require_warmup(resolved)
     if done:

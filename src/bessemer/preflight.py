@@ -44,7 +44,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     labels = outlook.labels(recipe, run.tokens)
     resolved = derived_keys.resolve(recipe, outlook.vocabulary(recipe, run.tokens), labels=labels)
     require_rate(resolved)
-    warn_of_unused(resolved.train)
+    warn_of_unused(resolved)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
@@ -116,10 +116,18 @@ def warn_of_warmup(train: Train) -> None:
         )
 
 
-def warn_of_unused(train: Train) -> None:
-    """Warn of keys that are set and that, with the others as they are, nothing reads."""
+def warn_of_unused(recipe: Recipe) -> None:
+    """Warn of keys that are set and that, with the others as they are and on this machine, nothing reads."""
+    from bessemer.train import device as devices
+
+    train, layout = recipe.train, recipe.parallel
     for key, why in train.unused.items():
         warn(f"train.{key} has no effect {why}")
+    if layout.offload and not layout.uses_fsdp:
+        warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
+    if (train.optimizer.offload or layout.offload) and not devices.choose(train).is_cuda:
+        key = "train.optimizer.offload" if train.optimizer.offload else "parallel.offload"
+        warn(f"{key} has no effect on a CPU, whose memory holds all anyway")
 
 
 def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:
