@@ -698,7 +698,8 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     from bessemer.guard.journal import Journal, Rollback
     from bessemer.run import RunFolder, write_json
 
-    monkeypatch.setattr("bessemer.advice.num_tokens", lambda folder: {"unique_tokens": 3000})
+    unique = {"unique_tokens": 6000}
+    monkeypatch.setattr("bessemer.advice.num_tokens", lambda folder: unique)
     run = RunFolder(tmp_path)
     assert verdict(run) == ""
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
@@ -706,12 +707,15 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     for more, wanted in (
         ("", "train.steps=40"),
         ("minutes = 0.5\n", "train.minutes=2"),
-        ("max_epochs = 3.0\n", "more text"),
+        ("max_epochs = 1.5\n", "more text"),
     ):
         run.recipe.write_text(text + more)
         assert "5-gram" in verdict(run) and wanted in verdict(run)
     run.recipe.write_text(text)
-    for held_out, wanted in ((2.1, "train.steps=40"), (2.3, "train.steps=20"), (2.6, "more text")):
+    for held_out, tokens, wanted in (
+        (2.1, 6000, "train.steps=40"), (2.1, 5000, "train.steps=20"), (2.3, 6000, "train.steps=20"), (2.6, 6000, "more text"),
+    ):  # fmt: skip
+        unique["unique_tokens"] = tokens
         rows = [{"kind": "train", "step": 10, "loss": 2.0}, {"kind": "validation", "step": 10, "loss": held_out}]
         run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         assert wanted in verdict(run) and ("by heart" in verdict(run)) == (held_out == 2.6)

@@ -12,18 +12,16 @@ from bessemer.run import RunFolder, checkpoint_name, published, read_steps
 from bessemer.tokens.outlook import num_tokens
 
 OVERFITTED = 1.02  # the last held-out loss as a share of the lowest
-# The held-out loss as a share of that in training. Of runs of 20 and 40 kB that were then trained four times as long, one at
-# 1.03 became better (1.95 to 1.53 nats a token), one at 1.15 was best at 2.6 times its length, one at 1.28 became far worse (1.37
-# to 2.68).
-KNOWS_SOME, BY_HEART = 1.1, 1.25
+# The held-out loss as a share of that in training, and how often the text is read: of runs of 15 to 110 kB that were then trained
+# two and four times as long (benchmarks/results/longer.json).
+KNOWS_SOME, BY_HEART, OFTEN = 1.1, 1.25, 8
 
 
 def longer_command(run: RunFolder, train: Train) -> str:
-    """The command that trains a run four times as long, twice where it begins to know its text."""
+    """The command that trains a run four times as long, twice where it begins to know its text or would read it often."""
     trained, held_out = last_losses(run)
-    return (
-        f"train longer: bessemer run {run.path} --set {longer_by(2 if held_out > KNOWS_SOME * trained else 4, train)}"
-    )
+    is_new = held_out <= KNOWS_SOME * trained and 4 * (_epochs(run) or 0) <= OFTEN
+    return f"train longer: bessemer run {run.path} --set {longer_by(4 if is_new else 2, train)}"
 
 
 def longer_by(times: float, train: Train) -> str:
