@@ -92,7 +92,7 @@ def trained_longer(run: RunFolder, longer: list[float]) -> dict[str, Any]:
         "held_out_loss": round(held_out, 4),
         "ratio": round(held_out / trained, 3),
         "longer": losses,
-        "advice": advice.next_step(run, train),
+        "advice": advice.next_step(run, train).replace(str(run.path), run.path.name),
     }
 
 

@@ -95,6 +95,8 @@ def main() -> None:
     if not re.fullmatch(r"3\.\d+", given.python):
         parser.error(f"--python: a version such as 3.12, not {given.python!r}")
     more = required("bessemer", EXTRAS, given.python, without="torch") if given.all else []
+    if unknown := sorted({*given.have} - {*NEEDED, *more}):
+        parser.error(f"--have: {', '.join(unknown)}: not among what is packed")
     names = [name for name in dict.fromkeys((*NEEDED, *more)) if name not in given.have]
     command = [
         sys.executable,

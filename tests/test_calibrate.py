@@ -120,6 +120,20 @@ def test_a_plan_counts_what_making_the_corpus_leaves_in_the_process(
     assert ranks == pytest.approx(before_model(alone), abs=2e7), "ranks are processes of their own"
 
 
+def test_several_processes_are_planned_without_what_this_one_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, tight = resolved(tmp_path), {"recompute": "budget", "memory_budget": 1e6}
+    config, two = model_config(recipe, 400), recipe.changed(parallel={"shard": 2})
+    monkeypatch.setattr("bessemer.train.recompute.base_bytes_of_a_rank", lambda train, device: 7)
+    of = forecast.Planner.of
+    assert of(two, config, None, "made here").base == 7 < of(two, config, None).base
+    with pytest.raises(InputError, match=r"\(7 B of it is what the process holds .* given; give more.*loss_chunk$"):
+        of(two.changed(train=tight), config, None, "to come")
+    with pytest.raises(InputError, match="it counts what making corpus and tokens leaves"):
+        of(recipe.changed(train=tight), config, None, "made here")
+
+
 @pytest.mark.long
 def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = small(tmp_path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bessemer import derived, preflight
 from bessemer.defaults import derived_keys
+from bessemer.errors import InputError
 from bessemer.layout.flops import hardware_flops
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.layout.shards import uneven_note
@@ -31,6 +32,7 @@ FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 # Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
 # and what the bf16 of a CPU needs as well, numba with LLVM.
 DATA_HALF, NUMBA = 220_000_000, 150_000_000
+DataHalf = Literal["", "made here", "to come"]
 SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 COMPILED_BF16_SPEED = (
     0.46  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
@@ -61,28 +63,29 @@ def plan_only(
     if done:
         say(f"  {done[-1]:,} of its steps are done in {run.path}")
         recipe = recipe.changed(train={"steps": resolved.train.steps})
-    held = 0 if outlook.num_tokens(run.tokens) or recipe.parallel.world > 1 else DATA_HALF
-    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, held)
+    data_half: DataHalf = "" if outlook.num_tokens(run.tokens) else "to come"
+    plan, final = planned_run(recipe, resolved, vocabulary, labels, known, measure_seconds, data_half)
     return {**plan, **outlook.outlook(final, run.tokens)}, final
 
 
 def planned_run(
     recipe: Recipe, resolved: Recipe, vocabulary: int, labels: int, known: dict[str, int],
-    measure_seconds: float = MEASURE_SECONDS, held: int = 0,
+    measure_seconds: float = MEASURE_SECONDS, data_half: DataHalf = "",
 ) -> tuple[dict[str, Any], Recipe]:  # fmt: skip
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
-    tokens, as outlook.num_tokens gives them; held: bytes that stages before the training will leave in a process on a CPU."""
+    tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
+    that trains."""
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
     config, held_out = config_of(resolved, vocabulary, labels), known.get("held_out_tokens")
-    planner = Planner.of(resolved, config, held_out, held)
+    planner = Planner.of(resolved, config, held_out, data_half)
     if (precision := planner.precision(resolved, measure_seconds)) != resolved.train.precision:
         recipe, has_micro_batch = recipe.changed(train={"precision": precision}), recipe.train.micro_batch is not None
         resolved = derived_keys.with_precision(
             resolved, precision, micro_batch_tokens(recipe), has_micro_batch=has_micro_batch
         )
-        planner = Planner.of(resolved, config, held_out, held)
+        planner = Planner.of(resolved, config, held_out, data_half)
     if planner.compiles_cpu_bf16:
         warn(
             "train.compile = on: compiled blocks do not have this program's kernels for bf16 on a CPU, and a step was "
@@ -149,12 +152,14 @@ class Planner:
         return recomputed_total(self.config, resolved.parallel, self.recomputed)
 
     @classmethod
-    def of(cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None, held: int = 0) -> Planner:
+    def of(
+        cls, resolved: Recipe, config: ModelConfig, held_out_tokens: int | None, data_half: DataHalf = ""
+    ) -> Planner:
         """Raises InputError for a layout or a memory budget that cannot be."""
         import torch
 
         from bessemer.train import device as devices
-        from bessemer.train.recompute import base_bytes, blocks_recomputed, check_budget
+        from bessemer.train.recompute import base_bytes, base_bytes_of_a_rank, blocks_recomputed, check_budget
         from bessemer.train.split import require_trainable
 
         device = devices.choose(resolved.train)
@@ -167,14 +172,23 @@ class Planner:
             devices.freeze_loaded()
             devices.release_unused(device)
             devices.keep_freed_memory()
-        if device.is_cuda:
-            held = 0
-        elif device.precision.name == "bf16":
-            held = max(held - NUMBA, 0)
-        check_budget(resolved.train, resolved.parallel, config, device, held)
-        base, peak = held + base_bytes(resolved.train, device), devices.peak_rate(device)
+        alone = resolved.parallel.world == 1
+        if not alone and (data_half == "made here" or resolved.train.memory_budget is not None):
+            base = base_bytes_of_a_rank(resolved.train, device)
+        else:
+            base = base_bytes(resolved.train, device)
+        if alone and data_half == "to come" and not device.is_cuda:
+            base += DATA_HALF - (NUMBA if device.precision.name == "bf16" else 0)
+        try:
+            check_budget(resolved.train, resolved.parallel, config, device, base)
+        except InputError as error:
+            if not alone or not data_half:
+                raise
+            left = "it counts what making corpus and tokens leaves in a process; once they are made, the same command is without"
+            raise InputError(f"{error}; {left}") from None
+        peak = devices.peak_rate(device)
         free = FREE_SHARE * devices.available_bytes(device)
-        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, held)
+        recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)
 
     def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:

@@ -251,8 +251,9 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
 
     def work() -> str:
         nonlocal prepared
+        made = {row["name"] for row in session.results if not row["skipped"]} & {"corpus", "tokens"}
         told, final = forecast.planned_run(
-            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds
+            recipe, resolved, store.vocabulary, len(store.labels), known, measure_seconds, "made here" if made else ""
         )
         prepared = Prepared(final, told)
         memory, measured = told["memory_bytes"]["total"], told["step_seconds_from"]

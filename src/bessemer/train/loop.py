@@ -22,7 +22,7 @@ from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, published, read_json, read_json_again, write_json
-from bessemer.terminal import counted, progress, say
+from bessemer.terminal import counted, progress, say, size, warn
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -30,7 +30,7 @@ from bessemer.train import profile as profiles
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
-from bessemer.train.recompute import base_bytes, blocks_recomputed, memory_of
+from bessemer.train.recompute import base_bytes, blocks_recomputed, budget_bytes, memory_of
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
@@ -133,6 +133,12 @@ def _plan_memory(
     ).to_dict()
     if mesh.is_main:
         write_json(run.plan, {**read_json(run.plan), "memory_bytes": memory})
+        budget = None if recipe.train.memory_budget is None else budget_bytes(recipe.train, device)
+        if budget is not None and memory["total"] > budget:
+            warn(
+                f"train.memory_budget: {size(memory['total'])} are planned now, more than the {size(budget)} given: the process "
+                f"holds {size(memory['before_model'])} without a model"
+            )
     return recomputed, memory["total"]
 
 

@@ -7,6 +7,9 @@ nets with sublinear memory cost"; selective: Korthikanti et al. 2022, section 5)
 from __future__ import annotations
 
 import functools
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -55,26 +58,30 @@ def memory_of(
     )  # fmt: skip
 
 
-def blocks_recomputed(train: Train, layout: Parallel, config: ModelConfig, device: Device, held: int = 0) -> int:
+def blocks_recomputed(
+    train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None
+) -> int:
     """Number of blocks that each process recomputes, from its first; all where a budget is too small for this one, none of a
-    frozen transformer, which has no backward pass. held: bytes that the process will hold and does not yet."""
+    frozen transformer, which has no backward pass. base: as of `memory_of`; None: of this process."""
     mode = "none" if train.is_frozen else train.recompute
     if mode != "budget":
         return 0 if mode == "none" else config.layers
-    base, budget = held + base_bytes(train, device), budget_bytes(train, device)
+    base, budget = base if base is not None else base_bytes(train, device), budget_bytes(train, device)
     totals = (memory_of(train, layout, config, device, blocks, base).total for blocks in range(config.layers))
     return next((blocks for blocks, total in enumerate(totals) if total <= budget), config.layers)
 
 
-def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, held: int = 0) -> None:
-    """Raise InputError, with the minimum, when a step does not fit train.memory_budget. held: as `blocks_recomputed`."""
+def check_budget(train: Train, layout: Parallel, config: ModelConfig, device: Device, base: int | None = None) -> None:
+    """Raise InputError, with the minimum, when a step does not fit train.memory_budget. base: as `blocks_recomputed`."""
     if train.memory_budget is None:
         return
-    least = memory_of(train, layout, config, device, config.layers, held + base_bytes(train, device))
+    base = base if base is not None else base_bytes(train, device)
+    least = memory_of(train, layout, config, device, config.layers, base)
     budget = budget_bytes(train, device)
     if least.total > budget:
+        held = "" if device.is_cuda else f" ({size(base)} of it is what the process holds without a model)"
         raise InputError(
-            f"train.memory_budget: a step takes {size(least.total)} even with every block recomputed, more than the "
+            f"train.memory_budget: a step takes {size(least.total)} even with every block recomputed{held}, more than the "
             f"{size(budget)} given; give more, or lower train.micro_batch or train.loss_chunk"
         )
 
@@ -90,6 +97,25 @@ def base_bytes(train: Train, device: Device) -> int:
     if train.recompute != "none" and not train.is_frozen:
         import torch._dynamo  # noqa: F401 (torch's checkpoint loads it: 80 MB)
     return resident_bytes()
+
+
+def base_bytes_of_a_rank(train: Train, device: Device) -> int:
+    """`base_bytes` of a process that has loaded the training and nothing else, as each of several is: asked of a new one, since
+    this one may hold what making the corpus left."""
+    if device.is_cuda:
+        return 0
+    return _asked_of_a_new_process(pickle.dumps(train.model_copy(update={"precision": device.precision.name})))
+
+
+@functools.lru_cache(maxsize=4)
+def _asked_of_a_new_process(train: bytes) -> int:
+    program = (
+        "import pickle, sys; from bessemer.train import device, loop, recompute; train = pickle.load(sys.stdin.buffer); "
+        "print(recompute.base_bytes(train, device.choose(train)))"
+    )
+    return int(
+        subprocess.run([sys.executable, "-P", "-c", program], input=train, stdout=subprocess.PIPE, check=True).stdout
+    )
 
 
 @functools.lru_cache(maxsize=1)
