@@ -53,6 +53,9 @@ def test_model_tokenizer_length_and_rate_follow_from_the_run(base: Path, tmp_pat
     derived = derived_keys.resolve(fresh, 400).train.optimizer.learning_rate
     assert derived is not None and lion.train.optimizer.learning_rate is not None
     assert lion.train.optimizer.learning_rate <= 0.1 * derived * 1.001
+    optimizer = optimizer.model_copy(update={"kind": "lion"})
+    fresh = fresh.model_copy(update={"train": fresh.train.model_copy(update={"optimizer": optimizer})})
+    assert derived_keys.resolve(fresh, 400).train.optimizer.learning_rate == pytest.approx(derived / 4, rel=1e-3)
 
 
 def test_weights_that_are_tuned_get_a_tenth_of_the_rate_a_new_head_alone_the_whole(base: Path, tmp_path: Path) -> None:
