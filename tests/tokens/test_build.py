@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -364,3 +365,18 @@ def test_a_label_that_is_an_id_is_refused() -> None:
     with pytest.raises(InputError, match="50 classes of 60 texts: .* label_key seems to name an id"):
         require_usable(recipe, manifest)
     require_usable(recipe, {**manifest, "labels": manifest["labels"][:30]})
+
+
+def test_a_document_that_is_most_of_the_held_out_text_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    shard = SimpleNamespace(offsets=np.array([0, 400, 500, 600, 700, 800, 900]))
+    store: Any = SimpleNamespace(
+        sources=["web"], held_out_tokens=900, split=lambda name, part: SimpleNamespace(shards=[shard])
+    )
+    for held_out_from, offers in (("documents", True), ("passages", False)):
+        build.warn_of_one_document(store, held_out_from)
+        said = " ".join(capsys.readouterr().err.split())
+        assert "one document of 400 tokens is 44% of the held-out text" in said and "(tokens.held_out)" in said
+        assert ("a passage of each document" in said) == offers, "what is set already is not advised"
+    shard.offsets = np.arange(0, 1000, 100)
+    build.warn_of_one_document(store, "documents")
+    assert not capsys.readouterr().err

@@ -233,6 +233,8 @@ def test_the_base_has_what_torchs_checkpoint_loads(mode: str, loads: bool, monke
 def test_a_budget_without_its_mode_is_refused(recipe_file: Path) -> None:
     with pytest.raises(InputError, match="memory_budget has no effect with recompute = 'none'"):
         load(recipe_file, ["train.memory_budget=0.5"])
+    with pytest.raises(InputError, match="memory_budget = 1.5 is neither a share of free memory, up to 1, nor bytes"):
+        load(recipe_file, ["train.recompute=budget", "train.memory_budget=1.5"])
 
 
 @pytest.mark.parametrize(

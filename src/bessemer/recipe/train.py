@@ -237,5 +237,7 @@ class Train(Section):
             )
         if self.is_frozen and self.optimizer.qk_clip is not None:
             yield "optimizer.qk_clip would change attention weights that classify.frozen keeps as they are; leave one of them out"
+        if self.memory_budget is not None and 1 < self.memory_budget < 1e6:
+            yield f"memory_budget = {self.memory_budget:g} is neither a share of free memory, up to 1, nor bytes of any training"
         if self.memory_budget is not None and self.recompute != "budget":
             yield f"memory_budget has no effect with recompute = {self.recompute!r}; use recompute = 'budget'"

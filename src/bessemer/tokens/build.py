@@ -160,7 +160,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
         manifest["fertility"] = fertility_table(done.tally, names, sizes)
         require_usable(recipe, manifest)
-        warn_of_one_document(TokenStore(staged, manifest))
+        warn_of_one_document(TokenStore(staged, manifest), recipe.tokens.held_out_from)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
         manifest["packing"] = packed_for(recipe)
         manifest["packing"] = facts(TokenStore(staged, manifest), recipe)
@@ -392,15 +392,15 @@ def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: li
     }
 
 
-def warn_of_one_document(store: TokenStore) -> None:
+def warn_of_one_document(store: TokenStore, held_out_from: str) -> None:
     """Warn where a single document is a large part of the held-out text: the score is mostly of it."""
     lengths = [np.diff(shard.offsets) for name in store.sources for shard in store.split(name, "heldout").shards]
     largest = max((int(of.max(initial=0)) for of in lengths), default=0)
-    share = largest / max(store.held_out_tokens, 1)
-    if sum(map(len, lengths)) > FEW_HELD_OUT and share > LARGE_SHARE:
+    if sum(map(len, lengths)) > FEW_HELD_OUT and (share := largest / max(store.held_out_tokens, 1)) > LARGE_SHARE:
+        other = ', or a passage of each document (tokens.held_out_from = "passages")' * (held_out_from == "documents")
         warn(
-            f"one document of {largest:,} tokens is {share:.0%} of the held-out text, so the held-out score is mostly of it; "
-            'hold out more (tokens.held_out), or a passage of each document (tokens.held_out_from = "passages")'
+            f"one document of {largest:,} tokens is {share:.0%} of the held-out text, so the held-out score is mostly of "
+            f"it; hold out more (tokens.held_out){other}"
         )
 
 
