@@ -8,7 +8,7 @@ and sets that advice beside what came of it: whether a model that is trained lon
 loss as a share of that in training (advice.py has thresholds of that share).
 
     python benchmarks/first_run.py TEXT [TEXT ...] --json results/first_run.json
-    python benchmarks/first_run.py TEXT [TEXT ...] --longer 2 4 --set train.minutes=0.3 --json results/longer.json
+    python benchmarks/first_run.py TEXT [TEXT ...] --longer 2 4 --set train.steps=150 --json results/longer.json
 """
 
 from __future__ import annotations

@@ -127,18 +127,18 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     facts = describe(device=device, cuda=torch.version.cuda, tiny=given.tiny)
     print(f"{device}, torch {torch.__version__}, Python {sys.version.split()[0]}; results in {out}", flush=True)
-    rows = earlier(out / "summary.json", facts)
+    rows, has_failed = earlier(out / "summary.json", facts), False
     for part in PARTS:
         if given.parts and part.name not in given.parts:
             continue
         row = run(part, out, given.tiny, deadline - perf_counter())
-        rows[part.name] = row
+        rows[part.name], has_failed = row, has_failed or row["ended"].startswith("FAILED")
         print(f"{part.name:<12} {row['seconds']:>6.1f} s  {row['ended']}", flush=True)
         (out / "summary.json").write_text(json.dumps({"machine": facts, "parts": list(rows.values())}, indent=1) + "\n")
         log = out / f"{part.name}.log"
         if log.exists():
             print("\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-12:]), flush=True)
-    sys.exit(1 if any(row["ended"].startswith("FAILED") for row in rows.values()) else 0)
+    sys.exit(1 if has_failed else 0)
 
 
 def earlier(summary: Path, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -115,7 +115,7 @@ def planned(request: PlanRequest, *, is_advised: bool = True, **how: Any) -> Pla
     return _advised(fastest, cluster.devices, better)
 
 
-def planned_alone(request: PlanRequest) -> PlanResult:
+def unadvised(request: PlanRequest) -> PlanResult:
     """`planned` without advice, for those that only a budget's search sees."""
     return planned(request, is_advised=False)
 

@@ -399,7 +399,7 @@ def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
-    from bessemer.chosen_layout import planned_alone
+    from bessemer.chosen_layout import unadvised
     from bessemer.plan import ask
     from bessemer.plan.budget import fitted, names_model, on_paid_tokens
     from bessemer.recipe import load
@@ -410,7 +410,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
     if budget is not None:
         _require_open(args, budget.kind, keeps_model=keeps_model)
         if not keeps_model:
-            return fitted(budget, requested, lambda names: ask.alone(names, overrides), planned_alone, _unique(args))
+            return fitted(budget, requested, lambda names: ask.alone(names, overrides), unadvised, _unique(args))
     if args.recipe is None:
         asked = ask.alone(requested, overrides)
     else:
@@ -419,7 +419,7 @@ def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanR
             return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
 
         asked = ask.of_recipe(read, requested, overrides)
-    return asked if budget is None else on_paid_tokens(budget, asked, planned_alone)
+    return asked if budget is None else on_paid_tokens(budget, asked, unadvised)
 
 
 def _require_open(args: argparse.Namespace, kind: str, *, keeps_model: bool) -> None:

@@ -6,13 +6,11 @@ Every refusal is an InputError that names what would do. The optimizer's, the ob
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import rank_rows, require_stages
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import Parallel
-from bessemer.recipe.parallel import PipelineSchedule, nearest_that_fit
+from bessemer.recipe.parallel import nearest_that_fit
 
 
 def require_valid(
@@ -119,16 +117,11 @@ def require_length(num_ranks: int, length: int) -> None:
     )
 
 
-@lru_cache(maxsize=4096)  # a search asks for the same ones again and again
-def _nearest_micro_batches(schedule: PipelineSchedule, pipeline: int, count: int) -> list[str]:
-    return nearest_that_fit(count, Parallel.model_construct(schedule=schedule, pipeline=pipeline).fits_micro_batches)
-
-
 def require_micro_batches(layout: Parallel, micro_batches: int) -> None:
     """Raise InputError, with the nearest numbers that fit, when a schedule cannot run so many micro-batches a step."""
     if layout.fits_micro_batches(micro_batches):
         return
-    numbers = " or ".join(_nearest_micro_batches(layout.schedule, layout.pipeline, micro_batches))
+    numbers = " or ".join(nearest_that_fit(micro_batches, layout.fits_micro_batches))
     raise InputError(
         f"parallel.schedule: {layout.schedule} over {layout.pipeline} processes cannot run {micro_batches} micro-batches a step "
         f"(of each part of the batch), but {numbers}; change train.micro_batch or train.global_batch_tokens, or take gpipe"

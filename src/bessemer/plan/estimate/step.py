@@ -94,11 +94,10 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     devices = job.cluster.devices
     slower = 1.0 + how.spread * sqrt(2 * log(devices)) if devices > 1 else 1.0
     alone = pipeline_seconds(layout.schedule, ranks, virtual, m, tuple(forward), tuple(backward))
-    by_rank = [one + other for one, other in zip(forward, backward, strict=True)]
-    if virtual > 1:
-        by_rank = [
-            sum(by_rank[s] for s in stage_ids_of_rank(layout.schedule, rank, ranks, virtual)) for rank in range(ranks)
-        ]
+    by_rank = [
+        sum(forward[s] + backward[s] for s in stage_ids_of_rank(layout.schedule, rank, ranks, virtual))
+        for rank in range(ranks)
+    ]
     slow = max(range(ranks), key=by_rank.__getitem__)
     mine = stage_ids_of_rank(layout.schedule, slow, ranks, virtual)
     data = exchange_seconds(job, cut, sum(backward) / ranks, how)
