@@ -19,7 +19,7 @@ from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.unwrap import unwrapped
-from bessemer.corpus.webpage import EXTRACTION
+from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
 from bessemer.terminal import counted
@@ -222,8 +222,9 @@ def clean_record(record: Record, settings: CleaningContext, tally: Tally) -> Non
     tally.count(BYTES, "in", record.num_bytes)
     last = READ
     tally.count(ENTERED, READ)
-    if record.format in ("html", "warc") and isinstance(extraction := record.metadata.get(EXTRACTION), str):
-        tally.count(EXTRACTION, extraction)
+    for table in (EXTRACTION, DAMAGE) if record.format in ("html", "warc") else ():
+        if isinstance(note := record.metadata.get(table), str):
+            tally.count(table, note)
     for last, step in STEPS if record.reason is None else ():
         tally.count(ENTERED, last)
         try:

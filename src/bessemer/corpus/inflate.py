@@ -19,13 +19,15 @@ BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at the most (Zstandard: 32 MiB
 # Compressed bytes per decoder call. bzip2 decodes blocks of 900 kB; small calls yield the block before a damaged one.
 # xz loses what it decoded before damage. Zstandard has no output limit: a block of 4 bytes or more holds at most 128
 # KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
-FEED_BYTES = {"gzip": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
+FEED_BYTES = {"gzip": 1 << 16, "zlib": 1 << 16, "deflate": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
 XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` takes 65 MiB
 MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
 SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
 MAX_DICTIONARY_BYTES = 16 << 20
 SCAN_BYTES = 1 << 20
 
+# the frames around deflate data, as zlib's wbits
+WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "zlib": zlib.MAX_WBITS, "deflate": -zlib.MAX_WBITS}
 _STARTS = {
     "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
@@ -47,19 +49,19 @@ class CompressedMember:
         self.end = offset
         """The byte after it, once all of it was decoded; before, the byte after what was read."""
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self, max_expansion: float = MAX_EXPANSION) -> Iterator[bytes]:
         """The decompressed content. Raises Damaged, after everything before the damage; OSError."""
         self.file.seek(self.offset)
         produced = 0
         for block in self._decoded():
             produced += len(block)
-            if produced > max(SUSPECT_BYTES, MAX_EXPANSION * (self.end - self.offset)):
-                raise Damaged(f"expands more than {MAX_EXPANSION} times")
+            if produced > max(SUSPECT_BYTES, max_expansion * (self.end - self.offset)):
+                raise Damaged(f"expands more than {max_expansion} times")
             yield block
 
     def _decoded(self) -> Iterator[bytes]:
         decoder = before = self._decoder()
-        is_gzip = self.compression == "gzip"
+        is_deflate = self.compression in WINDOWS
         limit = () if self.compression == "zstd" else (BLOCK_BYTES,)
         while not decoder.eof:
             data = getattr(decoder, "unconsumed_tail", b"")
@@ -67,14 +69,14 @@ class CompressedMember:
             if hungry:
                 data = self.file.read(FEED_BYTES[self.compression])
                 self.end += len(data)
-            if is_gzip:
+            if is_deflate:
                 before = decoder.copy()
             try:
                 block = decoder.decompress(data, *limit)
             except MemoryError:
                 raise
             except Exception as error:  # each library has errors of its own
-                if is_gzip:  # what comes before the damage, fed byte by byte
+                if is_deflate:  # what comes before the damage, fed byte by byte
                     with suppress(zlib.error):
                         for byte in data:
                             yield before.decompress(bytes([byte]))
@@ -87,8 +89,8 @@ class CompressedMember:
         self.end -= len(decoder.unused_data)
 
     def _decoder(self) -> Any:
-        if self.compression == "gzip":
-            return zlib.decompressobj(16 + zlib.MAX_WBITS)
+        if self.compression in WINDOWS:
+            return zlib.decompressobj(WINDOWS[self.compression])
         if self.compression == "bzip2":
             return bz2.BZ2Decompressor()
         if self.compression == "xz":
@@ -119,13 +121,13 @@ def beginning(file: BinaryIO, compression: str, limit: int = 8000) -> bytes:
     return start_of(inflate(file, compression), limit, despite_damage=True) if compression else file.read(limit)
 
 
-def inflate(file: BinaryIO, compression: str, start: int = 0) -> Iterator[bytes]:
+def inflate(file: BinaryIO, compression: str, start: int = 0, max_expansion: float = MAX_EXPANSION) -> Iterator[bytes]:
     """All members from `start` to the end of the file, one after the other. Raises Damaged, after everything
     before the damage."""
     offset = next_member(file, compression, start)
     while offset is not None:
         member = CompressedMember(file, offset, compression)
-        yield from member.blocks()
+        yield from member.blocks(max_expansion)
         offset = next_member(file, compression, member.end)
 
 

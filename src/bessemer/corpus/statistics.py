@@ -14,7 +14,7 @@ from bessemer.corpus.clean import UNWRAPPED, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.units import Unit
-from bessemer.corpus.webpage import EXTRACTION
+from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.recipe import Source
 from bessemer.recipe.endings import ending
 from bessemer.recipe.load import MIN_TEXT_BYTES
@@ -282,12 +282,13 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
 
 
 def _not_dropped_lines(statistics: dict[str, Any]) -> list[str]:
-    """A line for documents of which lines were joined, and for pages extracted otherwise than asked; none without them."""
+    """A line for documents of which lines were joined, and for pages that are damaged or were not extracted as asked."""
     sums = statistics["totals"]
     wrapped = "hard-wrapped, their lines joined to paragraphs before the rules (corpus.rules.unwrap)"
     found = [(UNWRAPPED, sums["tables"].get("edited_documents", {}).get(UNWRAPPED, 0), wrapped)]
-    for extraction, count in sums["tables"].get(EXTRACTION, {}).items():
-        found.append((EXTRACTION, count, f"pages too large or deep to be extracted as asked: {extraction}"))
+    for table, what in ((EXTRACTION, "pages not extracted as asked"), (DAMAGE, "pages that may end early")):
+        counts = sums["tables"].get(table, {})
+        found.append((table, sum(counts.values()), f"{what}: {', '.join(counts)}"))
     return [
         f"{name:<16} {count:>9,}  {percent(count, sums['documents_in']):>6}  not dropped: {said}"
         for name, count, said in found

@@ -13,21 +13,19 @@ import collections
 import io
 import re
 import tempfile
-import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from bessemer.corpus import webpage
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode_html
 from bessemer.corpus.extract import NotText
+from bessemer.corpus.http_body import decode_body
 from bessemer.corpus.inflate import SCAN_BYTES, CompressedMember, Damaged, dictionary_of, find_member, next_member
 from bessemer.recipe import Extract
 
 MAX_BLOCK_BYTES = 64 << 20  # a longer record is not read into memory
-READ_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
 MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
 # how far before a range a member is searched for that might hold what looks like the range's first
@@ -253,7 +251,13 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
     if media_type and media_type not in HTML_TYPES:
         return record.reject("not_html", media_type[:200])
     limit = webpage.max_html_bytes(settings)
-    raw = _payload(frame, limit)
+    codings = _codings(archived.http_headers)
+    raw, damage = decode_body(archived.reader.read(), codings, limit)
+    if truncated := headers.get("WARC-Truncated"):
+        damage = damage or f"truncated by the crawler: {truncated[:40]}"
+    if damage:
+        record.metadata[webpage.DAMAGE] = damage
+        raw = _whole_characters(raw)
     if not media_type and not _LOOKS_LIKE_HTML.match(raw[:2048]):
         return record.reject("not_html", "no content type")
     if len(raw) > limit:
@@ -263,29 +267,23 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
     return None
 
 
-def _payload(frame: Frame, limit: int) -> bytes:
-    """The body of a response without transfer and content encodings, up to `limit` + 1 bytes.
+def _codings(headers: Any) -> list[str]:
+    """The codings of a body in the order in which the server applied them."""
+    fields = [(name.lower(), value) for name, value in headers.items()]
+    return [
+        coding
+        for wanted in ("content-encoding", "transfer-encoding")
+        for name, value in fields
+        if name == wanted
+        for coding in value.split(",")
+    ]
 
-    Crawlers that store decoded bodies often keep the headers, so an encoding that is absent is skipped. Raises OSError
-    when nothing decodes.
-    """
-    from fastwarc.warc import WarcRecord
 
-    failure: OSError | None = None
-    for decode in ("all", "transfer", "content", "none"):
-        archived = WarcRecord.from_bytes(frame.header + frame.block)
-        raw = bytearray()
-        try:
-            archived.parse_http(auto_decode=decode, quirks_mode=True)
-            while len(raw) <= limit and (part := archived.reader.read(min(READ_BYTES, limit + 1 - len(raw)))):
-                raw += part
-        except OSError as error:  # a body that was cut keeps what came before the cut
-            failure = failure or error
-            if not raw:
-                continue
-        if decode == "transfer" and (archived.http_headers.get("Content-Encoding") or "").strip().lower() == "deflate":
-            with suppress(zlib.error):  # sent without the zlib wrapper (RFC 9110, section 8.4.1.2)
-                raw = bytearray(zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, limit + 1) or raw)
-        if decode == "all" or (b"<" in raw[:1024] and b"\0" not in raw[:1024]):
-            return bytes(raw)
-    raise failure or OSError("the body cannot be decoded")
+def _whole_characters(raw: bytes) -> bytes:
+    """A body that was cut, without half a character of UTF-8 at its end."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            return raw[: error.start]
+    return raw

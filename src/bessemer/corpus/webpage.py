@@ -24,6 +24,7 @@ MAX_TAGS = 100_000
 # beyond 512 as well (Blink, WebKit).
 MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
 EXTRACTION = "extraction"  # of the metadata: how a page was extracted that could not be as [corpus.extract] wants it
+DAMAGE = "damage"  # of the metadata: why a page of a crawl may end early
 BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
 # unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
 # 13.2.4.3), which could fill the memory

@@ -17,7 +17,8 @@ MAX_FERTILITY_ROWS = 60  # the others stand in tokens/manifest.json
 SHARES = ("target_share", "drawn_share")
 TITLES = {
     "personal_data": "Personal data found",
-    "extraction": "Pages too large or deep to be extracted as asked",
+    "extraction": "Pages not extracted as asked",
+    "damage": "Pages that may end early",
     "edited_characters": "Characters edited out, by rule",
     "edited_documents": "Documents edited, by rule",
 }  # names of the steps' tables; another table's name is shown as it is
