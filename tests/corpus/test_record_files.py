@@ -135,7 +135,7 @@ BROKEN = {
     "deep": (b'[{"text": "' + b"w " * 200 + b'"}, ' + b"[" * 200_000, 1, "not"),
     "bad byte": (b'[{"text": "\xff' + b"v " * 200 + b'"}, {"text": "' + b"w " * 200 + b'"}]', 1, "byte 0xff at 10"),
     "between objects": (b'{\n"text": "' + b"w " * 200 + b'"}\n{\n"text": }\n{\n"text": "' + b"v " * 200 + b'"}', 2, "not JSON"),
-    "csv quote": (b'id,text\n1,"' + b"w " * 200 + b'"\n2,"open', 1, "too_short"),
+    "csv quote": (b'id,text\n1,"' + b"w " * 200 + b'"\n2,"open', 1, "bad_record"),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from bessemer.corpus.delimited import NUMBER, delimiter_of, recognise, rows
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import foreign_format, is_utf8, unicode_of
 from bessemer.corpus.tables import MAX_RECORD_BYTES, field_in, no_text, not_utf8, record_of
@@ -22,11 +23,10 @@ from bessemer.recipe import Source
 HEAD_BYTES = 64 << 10  # the beginning of a file that is looked at
 SAMPLED = 50  # records of it that are looked at
 READ_CHARACTERS = 1 << 20
-DELIMITERS = "\t,;|"  # a tie goes to the first: names contain commas too
 TABLE_ENDINGS = (".csv", ".tsv")
 MAX_NAME_CHARACTERS = 60  # a longer name of a column is taken for data, in a file that has no header
-_NUMBER = re.compile(r"[-+]?[\d.,:%e/-]{1,40}", re.IGNORECASE)
 _SKIPPED = re.compile(r"[\s,]*")
+_LINE_END = re.compile(rb"\r?\n|\r")
 _NEXT_OBJECT = re.compile(r"\n\{")
 
 
@@ -59,6 +59,8 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
         values = start[0] == "[" or wide or _is_pretty(start)
         return Look("values" if values else "lines", missing=_missing(start, lines, values, text_key))
     columns, first = _columns(lines, name)
+    if (count := columns.count(text_key)) > 1:
+        return Look("", "no_text_key", f"a table with {count} columns named {text_key!r}; give each a name of its own")
     # Fields of several lines may hold code, and so lines that begin with a brace: a table's name and header decide.
     if is_named_table and text_key in columns:
         return Look("csv")
@@ -68,7 +70,7 @@ def look(head: bytes, is_whole: bool, name: str, text_key: str, encoding: str = 
     if text_key in columns:
         return Look("csv")
     if columns:
-        return Look("", "no_text_key", _no_column(columns, first, text_key, _delimiter(lines[0])))
+        return Look("", "no_text_key", _no_column(columns, first, text_key, delimiter_of(lines[0])))
     return Look("", "wrong_format", f"not JSON: it begins with {start[:40]!r}")
 
 
@@ -122,20 +124,20 @@ def _columns(lines: list[str], name: str) -> tuple[list[str], list[str]]:
     """The header of a table and its first row; none when the lines are no table."""
     if not lines:
         return [], []
-    delimiter = _delimiter(lines[0])
+    delimiter = delimiter_of(lines[0])
     named = name.lower().endswith(TABLE_ENDINGS)
     if not named and (len(lines) < 2 or not lines[0].count(delimiter) == lines[1].count(delimiter) > 0):
         return [], []
-    rows = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader(lines, delimiter=delimiter)
     try:
-        return [column.strip() for column in next(rows, [])], next(rows, [])
+        return [column.strip() for column in next(reader, [])], next(reader, [])
     except csv.Error:
         return [], []
 
 
 def _no_column(columns: list[str], first: list[str], text_key: str, delimiter: str) -> str:
     """That a table has no column of the text, and what to do: name another, or give it a header."""
-    if all(column and len(column) <= MAX_NAME_CHARACTERS and not _NUMBER.fullmatch(column) for column in columns):
+    if all(column and len(column) <= MAX_NAME_CHARACTERS and not NUMBER.fullmatch(column) for column in columns):
         row = dict(itertools.zip_longest(columns, first[: len(columns)], fillvalue=""))
         return f"a table with {no_text('column', text_key, row)}"
     longest = max(range(len(columns)), key=lambda place: len(columns[place]))
@@ -148,31 +150,25 @@ def _no_column(columns: list[str], first: list[str], text_key: str, delimiter: s
     )
 
 
-def _delimiter(header: str) -> str:
-    return max(DELIMITERS, key=header.count)
-
-
 def read(file: BinaryIO, layout: str, source: Source) -> Iterator[Record]:
     """The records of a whole file; their keys are their numbers in brackets, from 1. OSError when it cannot be read."""
-    encoding = _encoding(file.read(HEAD_BYTES))
+    head = file.read(HEAD_BYTES)
+    encoding = _encoding(head)
     if source.encoding and encoding.startswith("utf-8") and not _is_utf8(file):
         encoding = source.encoding
     file.seek(0)
     # A byte that cannot be decoded becomes half of a surrogate pair, which costs the record it is in.
-    text = io.TextIOWrapper(
-        file, encoding, "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape", newline=""
-    )
+    errors = "replace" if encoding.startswith(("utf-16", "utf-32")) else "surrogateescape"
+    ends = _LINE_END.search(head.replace(b"\0", b"")) if layout == "csv" else None
+    line_end = "" if ends is None else ends[0].decode()[-1]
+    text = io.TextIOWrapper(file, encoding, errors, newline=line_end)
     try:
         if layout == "csv":
-            yield from _csv(text, source)
+            yield from _table(text, source)
             return
         for number, raw, value, problem in _values(text):
             key = f"[{number}]"
-            if problem:
-                size = len(raw.encode("utf-8", "surrogateescape"))
-                yield Record(key, size, raw[:4000], "bad_record", problem[:300])
-            else:
-                yield _checked(value, key, raw, number, source)
+            yield _rejected(key, raw, problem) if problem else _checked(value, key, raw, number, source)
     finally:
         text.detach()
 
@@ -200,20 +196,18 @@ def _checked(value: object, key: str, raw: str, number: int, source: Source) -> 
     return record_of(value, key, len(data), raw, {"item": number}, source)
 
 
-def _csv(text: io.TextIOBase, source: Source) -> Iterator[Record]:
-    csv.field_size_limit(MAX_RECORD_BYTES)
-    delimiter = _delimiter(text.readline())
-    text.seek(0)
-    number = 0
-    try:
-        rows = csv.reader(text, delimiter=delimiter)
-        header = [column.strip() for column in next(rows)]
-        for number, row in enumerate(rows, start=1):
-            if row:
-                value = dict(zip(header, row, strict=False))
-                yield _checked(value, f"[{number}]", delimiter.join(row) + "\n", number, source)
-    except csv.Error as error:
-        yield Record(f"[{number + 1}]", 0, reason="bad_record", detail=f"not CSV from here on: {error}")
+def _table(text: io.TextIOBase, source: Source) -> Iterator[Record]:
+    """The rows of a table."""
+    table = recognise(text)
+    for number, (raw, fields, problem) in enumerate(rows(text, table), start=1):
+        if problem:
+            yield _rejected(f"[{number}]", raw, problem)
+        else:
+            yield _checked(dict(zip(table.columns, fields, strict=True)), f"[{number}]", raw, number, source)
+
+
+def _rejected(key: str, raw: str, problem: str) -> Record:
+    return Record(key, len(raw.encode("utf-8", "surrogateescape")), raw[:4000], "bad_record", problem[:300])
 
 
 def _values(text: io.TextIOBase) -> Iterator[tuple[int, str, object, str]]:
