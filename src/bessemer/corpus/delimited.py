@@ -29,7 +29,7 @@ _ESCAPES = re.compile(r'\\(["\\])')
 _LONE_BACKSLASH = re.compile(r'(?<!\\)(?:\\\\)*\\(?![\\"])')
 
 
-class Lines:
+class TableLines:
     """Lines of a text, some of which can be given back."""
 
     def __init__(self, text: io.TextIOBase, is_escaped: bool) -> None:
@@ -89,7 +89,7 @@ class Table:
 
 def rows(text: io.TextIOBase, table: Table) -> Iterator[tuple[str, list[str], str]]:
     """Source text, fields and problem of each row below the header. Raises BessemerError unless each line is in one row."""
-    lines, num_used, is_header = Lines(text, table.is_escaped), 0, True
+    lines, num_used, is_header = TableLines(text, table.is_escaped), 0, True
     csv.field_size_limit(MAX_LINE_CHARACTERS)
 
     def noted() -> Iterator[str]:
@@ -137,7 +137,7 @@ def delimiter_of(header: str) -> str:
 
 def recognise(text: io.TextIOBase) -> Table:
     """Find out how the table in a text is written, by all of its rows."""
-    header = next((line for line in Lines(text, False) if line.strip("\r\n")), "")
+    header = next((line for line in TableLines(text, False) if line.strip("\r\n")), "")
     delimiter = delimiter_of(header)
     names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
     earlier = [names[:at].count(name) for at, name in enumerate(names)]
