@@ -6,9 +6,9 @@ from __future__ import annotations
 def measure_little() -> None:
     """In this process, and those forked from it."""
     from bessemer import derived
-    from bessemer.train import device, measure
+    from bessemer.train import device, measure, precision
 
     derived.PROBE_SECONDS = 0.0
     measure.MAX_STEPS, measure.WARMUP_STEPS = 6, 1
-    measure.MIN_MATMUL_GAIN, measure.MATMUL_TURNS = float("inf"), 1  # train.precision auto is fp32
+    precision.cpu_flags = frozenset  # no units: train.precision auto is fp32
     device.CPU_MATMUL_EDGES, device.MATMUL_SECONDS = (256,), 0.0

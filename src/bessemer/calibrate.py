@@ -35,6 +35,7 @@ from bessemer.train import device as devices
 COPIED_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 REDUCED_BYTES = {"cpu": (8, 1 << 24), "cuda": (8, 1 << 28)}  # of an all-reduce: its latency, its bandwidth
 REPEATS = 20
+COPY_SECONDS = 0.5
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
 SHARED = "a device is one of the processes that share this machine's memory and cores equally"  # on a CPU
 MEASURED = "measured by `bessemer calibrate`"  # in each file that it writes
@@ -57,7 +58,7 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
     if not chosen.is_cuda:  # whose threads, of all processes together, have no more than the cores
         share = min(cores / (torch.get_num_threads() * processes), 1.0)
         measured = {precision: share * rate for precision, rate in measured.items()}
-    bandwidth = memory_bandwidth(chosen.torch_device)
+    bandwidth = memory_bandwidth(chosen)
     link = all_reduce_bandwidth(chosen.torch_device.type, processes) or bandwidth
     half, place = next(iter(measured)), chosen.torch_device
     memory = torch.cuda.get_device_properties(place).total_memory if chosen.is_cuda else total_memory() / processes
@@ -87,12 +88,12 @@ def write(path: Path, entry: dict[str, Any]) -> None:
         raise InputError(f"{path}: cannot be written ({error.strerror}); name another file with --out FILE") from None
 
 
-def memory_bandwidth(place: Any) -> float:
-    """Bytes/s of a copy, reading and writing together: the best of several, since other programs only slow it down."""
+def memory_bandwidth(device: devices.Device) -> float:
+    """Bytes/s of a copy, reading and writing together."""
+    place = device.torch_device
     source = torch.ones(COPIED_BYTES[place.type] // 4, device=place)
     target = torch.empty_like(source)
-    seconds = [_timed(lambda: target.copy_(source), place.type) for _ in range(REPEATS)]
-    return 2.0 * source.nbytes / min(seconds)
+    return 2.0 * source.nbytes / devices.fastest(lambda: target.copy_(source), device, COPY_SECONDS)
 
 
 def _timed(work: Callable[[], object], kind: str) -> float:
@@ -145,13 +146,15 @@ def all_reduce_bandwidth(kind: str, processes: int) -> float | None:
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         if run_group(arguments, processes, Path(folder) / "log", seconds=START_SECONDS, variables=threads) is not None:
             return None
-        latency, seconds = json.loads(result.read_text(encoding="utf-8"))
+        latency, seconds, is_steady = json.loads(result.read_text(encoding="utf-8"))
+    if not is_steady:
+        devices.warn_of_busy()
     sent = 2.0 * (processes - 1) / processes * REDUCED_BYTES[kind][1]
     return float(sent / max(seconds - latency, 1e-9))
 
 
 def main() -> None:
-    """One process of the group; the first writes the median seconds of each size."""
+    """One process of the group; the first writes the median seconds of each size, and whether the last ones agree."""
     file, kind = Path(sys.argv[1]), sys.argv[2]
     place = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
@@ -163,7 +166,7 @@ def main() -> None:
         seconds = [_timed(lambda tensor=tensor: dist.all_reduce(tensor), kind) for _ in range(REPEATS)]  # type: ignore[misc]
         medians.append(median(seconds[3:]))
     if mesh.is_main:
-        file.write_text(json.dumps(medians), encoding="utf-8")
+        file.write_text(json.dumps([*medians, devices.is_steady(seconds)]), encoding="utf-8")
     mesh.barrier()
     leave()
 

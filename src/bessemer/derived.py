@@ -176,19 +176,15 @@ def _probed(train: Train) -> float:
     """FLOP/s of a CPU in training steps of a small model, in the recipe's precision or the faster one."""
     from bessemer.train import device as devices
     from bessemer.train import measure
+    from bessemer.train.precision import has_units
     from bessemer.train.task import config_of
 
     recipe = derived_keys.resolve(parse(PROBE, "probe"), PROBE_VOCABULARY)
     config = config_of(recipe, PROBE_VOCABULARY, 0)
-    names = [train.precision]
-    if train.precision == "auto" and measure.matmul_gain(recipe, config) >= measure.MIN_MATMUL_GAIN:
-        names.append("bf16")
+    names = ["fp32", "bf16"] if train.precision == "auto" and has_units("bf16") else [train.precision]
+    among = [devices.choose(train.changed(precision=name)) for name in names]
     # The quickest: a size that follows from a busy moment would stay for the whole run.
-    seconds = (
-        measure.step_seconds(recipe, config, devices.choose(train.changed(precision=name)), PROBE_SECONDS, typical=min)
-        for name in names
-    )
-    return flops_per_token(config) * 1024 / min(seconds)
+    return flops_per_token(config) * 1024 / measure.step_seconds(recipe, config, among, PROBE_SECONDS, typical=min)
 
 
 def _is_here(recipe: Recipe) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,7 @@ from bessemer.layout.shards import uneven_note
 from bessemer.plan import here
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
-from bessemer.terminal import counted, say, warn
+from bessemer.terminal import say, warn
 from bessemer.tokens import outlook
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
-BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 # Bytes that making a corpus and its tokens leave in the process that then trains, measured with 15 kB to 40 MB of text: Arrow,
 # and what the bf16 of a CPU needs as well, numba with LLVM.
@@ -75,6 +73,7 @@ def planned_run(
     """Time the run for `measure_seconds` (0: not at all), plan it, and turn train.minutes into steps. known: numbers of
     tokens, as outlook.num_tokens gives them; data_half: whether corpus or tokens were made in this process, or will be in the one
     that trains."""
+    from bessemer.train.device import busy_note
     from bessemer.train.metrics import planned_bytes
     from bessemer.train.task import config_of
 
@@ -93,10 +92,8 @@ def planned_run(
         )
     timing = None
     if measure_seconds > 0:
-        load, cores = os.getloadavg()[0], os.cpu_count() or 1
-        if load > BUSY_LOAD * cores:
-            busy = f"load {load:.1f} on {counted(cores, 'core')}"
-            say(f"  [yellow]other work runs on this machine ({busy}): times are of now[/]")
+        if busy := busy_note():
+            say(f"  [yellow]{busy}: times are of now[/]")
         timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
         rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing.step
@@ -119,19 +116,18 @@ def planned_run(
     return plan, resolved
 
 
-def compare_machines(recipe: Recipe, plan: dict[str, Any], vocabulary: int, labels: int) -> None:
+def compare_machines(recipe: Recipe, plan: dict[str, Any]) -> None:
     """Say what a run that goes on should know of the machine where it does: it keeps the plan and the precision that it began
     with, which may not suit it. recipe: resolved; plan: contents of plan.json."""
     from bessemer.train import device as devices
     from bessemer.train.measure import warn_of_slow
-    from bessemer.train.task import config_of
 
     device = devices.choose(recipe.train)
     if (before := plan.get("device", device.name)) != device.name:
         say(f"  planned on {before}; on {device.name} times are others, and sums may differ in their last bits")
     if not device.is_cuda and device.precision.autocast is not None:
         advice = "the run keeps it; --accept-changes --set train.precision=fp32 leaves it"
-        warn_of_slow(device.precision, recipe, config_of(recipe, vocabulary, labels), advice)
+        warn_of_slow(device.precision, advice)
 
 
 @dataclass(frozen=True)
@@ -211,13 +207,13 @@ class Planner:
 
         asked = recipe.train.precision
         if not self.device.is_cuda and asked != "auto":
-            warn_of_slow(self.device.precision, recipe, self.config, advice="auto takes the faster of bf16 and fp32")
+            warn_of_slow(self.device.precision, "auto takes the faster of bf16 and fp32")
         if self.device.is_cuda or asked != "auto":
             return asked
         alone = recipe.changed(parallel=Parallel())
         fits_twice = 2 * self.memory(alone).total < self.free
         is_timed = fits_twice and self._micro_batch_seconds(recipe, self.config, self.recomputed) < MEASURABLE_SECONDS
-        name, why = faster_precision(alone, self.config, seconds / 4 if is_timed else 0.0)
+        name, why = faster_precision(alone, self.config, seconds if is_timed else 0.0)
         say(f"  train.precision = {name}: {why}")
         return name
 

@@ -269,7 +269,7 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     if not finished:
         preflight.require_memory(prepared.plan, prepared.recipe)
         if current:
-            forecast.compare_machines(*prepared, store.vocabulary, len(store.labels))
+            forecast.compare_machines(*prepared)
     if extension is not None:  # until here a refusal changes nothing
         if not session.has_horizon:
             say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 from bessemer import forecast
 from bessemer.cli import run_command
 from bessemer.defaults import derived_keys
+from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
-from bessemer.recipe import Recipe, load
+from bessemer.recipe import Recipe, Train, load
 from bessemer.run import read_json, read_json_lines, write_json
-from bessemer.train import measure
+from bessemer.train import device as devices
+from bessemer.train import measure, precision
+from bessemer.train.device import Device
+from bessemer.train.engine import concurrent_micro_batches
 
 
 @pytest.fixture
@@ -24,69 +29,130 @@ def recipe(recipe_file: Path) -> Recipe:
     return derived_keys.resolve(load(recipe_file), 400)
 
 
-def has_units(monkeypatch: pytest.MonkeyPatch, gain: float, seconds: tuple[float, float] = (2.0, 1.0)) -> None:
-    """A CPU whose bf16 matmuls are `gain` times as fast as in fp32, and on which a step takes `seconds` in fp32 and bf16."""
-    monkeypatch.setattr(measure, "MIN_MATMUL_GAIN", 1.5)
-    monkeypatch.setattr(measure, "matmul_gain", lambda *_: gain)
-    timed = measure._timed_steps
-    monkeypatch.setattr(
-        measure,
-        "_timed_steps",
-        lambda trainers, *more, **given: (
-            list(seconds)
-            if [one.device.precision.name for one in trainers] == ["fp32", "bf16"]
-            else timed(trainers, *more, **given)
-        ),
-    )
+class Clock:
+    """Time that passes in the steps of `ScriptedTrainer`, on top of `real` time."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self.now, self.real = 0.0, real
+
+    def __call__(self) -> float:
+        return self.now + self.real()
 
 
-def test_matmuls_and_then_steps_decide(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = model_config(recipe, 400)
-    has_units(monkeypatch, 4.0)
-    assert measure.faster_precision(recipe, config, 1.0) == (
-        "bf16",
-        "a step takes 2 s in fp32 and 1 s in bf16; this CPU's matmuls of these shapes are 4.0 times as fast in bf16",
-    )
-    assert measure.faster_precision(recipe, config, 0.0)[0] == "bf16", "no time for steps"
-    has_units(monkeypatch, 4.0, (1.05, 1.0))
-    assert measure.faster_precision(recipe, config, 1.0)[0] == "fp32", "what is between the matmuls takes as long"
-    has_units(monkeypatch, 0.1)
-    name, why = measure.faster_precision(recipe, config, 1.0)
-    assert name == "fp32" and why.endswith("10.0 times slower in bf16")
+@dataclasses.dataclass
+class ScriptedTrainer:
+    """A trainer whose micro-batches take the scripted seconds, one after the other, and then the last ones."""
+
+    settings: Train
+    device: Device
+    model: SimpleNamespace
+    clock: Clock
+    script: list[float]
+    task: SimpleNamespace = dataclasses.field(default_factory=lambda: SimpleNamespace(made_up=lambda *_: None))
+
+    def forward_backward(self, batch: None) -> SimpleNamespace:
+        self.clock.now += self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return SimpleNamespace(grad_norm=0.0)
+
+    def update(self, step: int, norm: float) -> None: ...
 
 
-def test_what_is_timed_is_the_matmuls_of_the_model(recipe: Recipe) -> None:
-    assert 1e-3 < measure.matmul_gain(recipe, model_config(recipe, 400)) < 1e3
-    assert 1e-4 < measure.matmul_gain(recipe, model_config(recipe, 400), torch.float16) < 1e3
+def script_steps(
+    monkeypatch: pytest.MonkeyPatch, fp32: list[float], bf16: list[float], real: Callable[[], float] = lambda: 0.0
+) -> Clock:
+    """Let this CPU have units for bf16, and a micro-batch take the seconds given, untimed ones first."""
+    clock, seconds = Clock(real), {"fp32": fp32, "bf16": bf16}
+    built = measure._built_trainer
+
+    def scripted(recipe: Recipe, config: ModelConfig, device: Device, recomputed: int | None) -> object:
+        if recomputed is not None:  # a plan's timing, not a choice
+            return built(recipe, config, device, recomputed)
+        model = SimpleNamespace(config=config)
+        return ScriptedTrainer(recipe.train, device, model, clock, list(seconds[device.precision.name]))
+
+    monkeypatch.setattr(measure, "has_units", lambda name: True)
+    monkeypatch.setattr(measure, "_built_trainer", scripted)
+    monkeypatch.setattr(measure, "perf_counter", clock)
+    monkeypatch.setattr(measure, "WARMUP_STEPS", 3)
+    monkeypatch.setattr(measure, "MAX_STEPS", 40)
+    return clock
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_precision_that_a_cpu_is_slow_in_is_warned_of(
-    recipe: Recipe, precision: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    has_units(monkeypatch, 0.1)
-    given = recipe.changed(train={"precision": precision})
-    planner = forecast.Planner.of(given, model_config(given, 400), None)
-    assert planner.precision(given, 0.0) == precision
-    said = " ".join(capsys.readouterr().err.split())
-    slow = (
-        f"train.precision = {precision}: this CPU has no units for it, its matmuls are 10.0 times slower than in fp32"
-    )
-    assert (slow in said) == (precision != "fp32")
+def test_flags_of_the_processor_say_whether_it_has_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, expected in (
+        ("fpu avx2 avx512f", (False, False)),
+        ("avx512f avx512_bf16", (True, False)),
+        ("amx_tile amx_bf16 avx512_fp16", (True, True)),
+        ("fp asimdhp bf16", (True, True)),
+    ):
+        monkeypatch.setattr(precision, "cpu_flags", flags.split)
+        assert (precision.has_units("bf16"), precision.has_units("fp16")) == expected
 
 
-def test_a_cpu_without_units_is_known_by_small_matmuls(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are computed without units, the largest would take minutes."""
-    timed = []
-
-    def slow(x: torch.Tensor, weight: torch.Tensor) -> None:
-        timed.append(x.numel() * len(weight))
-        time.sleep(0.03 if x.dtype == torch.bfloat16 else 0.0)
-
-    monkeypatch.setattr(measure, "linear_kernel", slow)
+def test_a_cpu_without_units_takes_fp32_untimed(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However wide the model: there, its matmuls in bf16 would take minutes."""
+    clock = script_steps(monkeypatch, [100.0], [10_000.0])
+    monkeypatch.setattr(measure, "has_units", lambda name: False)
     wide = dataclasses.replace(model_config(recipe, 400), width=4096, mlp_width=11_008)
-    assert measure.matmul_gain(recipe, wide) < measure.HOPELESS_GAIN
-    assert max(timed) <= 64 * 256 * 256
+    assert measure.faster_precision(recipe, wide, 8.0)[0] == "fp32" and clock.now == 0.0
+
+
+STEADY = [0.9, 0.1, 0.1, 0.1]  # the first steps are slower and do not count
+
+
+@pytest.mark.parametrize(
+    ("fp32", "bf16", "name", "warns"),
+    [
+        ([0.2], STEADY, "bf16", False),
+        ([0.105], STEADY, "fp32", False),  # what is between the matmuls gains nothing
+        ([0.05], STEADY, "fp32", False),
+        # A neighbour slows five of the first six timed steps in bf16 down: more steps are timed.
+        ([0.2], [0.9, 0.1, 0.1, *[0.5, 0.5, 0.5, 0.5, 0.1, 0.5], 0.1], "bf16", False),
+        ([0.2], [0.9, 0.1, 0.1, *[0.5, 0.1, 0.1] * 100], "bf16", False),
+        # Steps of hours: a few turns that agree are enough.
+        ([7200.0], [3600.0], "bf16", False),
+        # Nearly as many turns say this as that, to the end.
+        ([0.2], [0.9, 0.1, 0.1, *[0.5, 0.1] * 100], "fp32", True),
+    ],
+)
+def test_steps_of_the_model_decide(
+    recipe: Recipe, fp32: list[float], bf16: list[float], name: str, warns: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    clock = script_steps(monkeypatch, fp32, bf16)
+    config = model_config(recipe, 400)
+    assert (measure.faster_precision(recipe, config, 8.0)[0], bool(capsys.readouterr().err)) == (name, warns)
+    assert clock.now < max(60, 10 * max(fp32))
+    assert measure.faster_precision(recipe, config, 0.0)[0] == "bf16", "no time for steps"
+
+
+def test_the_speed_of_a_cpu_is_measured_until_it_is_steady(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device, config = devices.choose(recipe.train.changed(precision="fp32")), model_config(recipe, 400)
+    assert recipe.train.global_batch_tokens and recipe.train.micro_batch
+    num_micro_batches = recipe.train.global_batch_tokens // config.sequence_length // recipe.train.micro_batch
+    together = concurrent_micro_batches(recipe.train, config.sequence_length, device.torch_device, False)
+    devices.warn_of_busy.cache_clear()
+    script_steps(monkeypatch, [1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.3, 0.2, 0.2, 0.2], [])
+    seconds = measure.step_seconds(recipe, config, [device], 2.0, typical=min)
+    assert seconds == pytest.approx(0.2 * num_micro_batches / together) and capsys.readouterr().err == ""
+    script_steps(monkeypatch, [0.5 * 1.1**n for n in range(60)], [])
+    measure.step_seconds(recipe, config, [device], 2.0, typical=min)
+    assert "warning" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("units", [True, False])
+def test_a_precision_without_units_is_warned_of(
+    recipe: Recipe, name: str, units: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "has_units", lambda _: units)
+    given = recipe.changed(train={"precision": name})
+    planner = forecast.Planner.of(given, model_config(given, 400), None)
+    assert planner.precision(given, 0.0) == name
+    said = " ".join(capsys.readouterr().err.split())
+    assert (f"train.precision = {name}: this CPU has no units for it" in said) == (name != "fp32" and not units)
 
 
 def trained(runs: Path) -> tuple[str, list[float]]:
@@ -99,11 +165,11 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = ["--set", f"run.dir={runs}", "--set", "train.log_every=1", "--set", "train.steps=8"]
-    has_units(monkeypatch, 4.0)
+    script_steps(monkeypatch, [2.0], [1.0], perf_counter)
     assert run_command(["train", str(recipe_file), *sets]) == 0
-    assert "train.precision = bf16: a step takes 2 s in fp32 and 1 s in bf16" in capsys.readouterr().err
+    assert "train.precision = bf16" in capsys.readouterr().err
     assert trained(runs)[0] == "bf16"
-    has_units(monkeypatch, 0.1)  # another machine, or moment, would choose otherwise
+    monkeypatch.setattr(measure, "has_units", lambda name: False)  # another machine, or moment, would choose otherwise
     assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
     assert "a step takes" not in capsys.readouterr().err
     precision, losses = trained(runs)
@@ -113,16 +179,13 @@ def test_a_run_keeps_what_was_chosen_at_its_start(
     shutil.rmtree(checkpoints / "step-00000010")  # as if it had been killed, and gone on on another machine
     assert run_command(["train", str(recipe_file), *sets[:-1], "train.steps=10"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        said.count("this CPU has no units for it, its matmuls are 10.0 times slower than in fp32; the run keeps it")
-        == 1
-    )
+    assert said.count("this CPU has no units for it") == 1
     assert "planned on Other CPU, 8 threads; on " in said
     # Asked for by name and trained anew it computes the same; asking for another is another recipe.
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=fp32"]) == 2
     assert "train.precision" in capsys.readouterr().err
     assert run_command(["train", str(recipe_file), *sets, "--set", "train.precision=bf16", "--restart"]) == 0
-    assert "its matmuls are 10.0 times slower than in fp32" in " ".join(capsys.readouterr().err.split())
+    assert "this CPU has no units for it" in " ".join(capsys.readouterr().err.split())
     assert trained(runs)[1] == losses[:8]
 
 

@@ -78,7 +78,8 @@ def rows_of(facts: dict[str, Any], is_cuda: bool) -> Iterator[CheckRow]:
         slow = [f"rank {row['rank']} on {row['host']}: {rate(row['rate'])}" for row in ranks
                 if row["rate"] < SLOW_SHARE[kind] * median(rates)]  # fmt: skip
         said = f"{rate(min(rates))} to {rate(max(rates))}, median {rate(median(rates))}"
-        yield judged(TOPIC, "matmul rate", not slow, "; ".join([said, *slow]), otherwise="warn")
+        busy = [note] if slow and (note := devices.busy_note()) else []
+        yield judged(TOPIC, "matmul rate", not slow, "; ".join([said, *slow, *busy]), otherwise="warn")
     for axis, found in facts["axes"].items():
         said = f"all-reduce of {size(found['bytes'])} over {found['processes']}: {size(found['rate'])}/s sent by each"
         yield judged(TOPIC, f"links along {axis}", found["right"], said + ("" if found["right"] else ", a wrong sum"))

@@ -161,7 +161,7 @@ def timing(planned: Planned, sizes: list[Size], vocabulary: int) -> list[tuple[i
             continue
         recipe = planned.recipe.changed(model=size.model, train=changed)
         probe = derived_keys.resolve(recipe, vocabulary, 100, forecast.micro_batch_tokens(recipe))
-        seconds = step_seconds(probe, config_of(probe, vocabulary, 0), device, PROBE_SECONDS)
+        seconds = step_seconds(probe, config_of(probe, vocabulary, 0), [device], PROBE_SECONDS)
         found.append((size.parameters, batch * size.flops / seconds))
         if seconds > LONGEST_STEP:
             break

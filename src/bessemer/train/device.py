@@ -9,7 +9,9 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 
@@ -22,11 +24,14 @@ from bessemer.errors import InputError
 from bessemer.layout.devices import peak_flops
 from bessemer.model.kernels import linear_kernel, prefers_onednn
 from bessemer.recipe import Train
-from bessemer.terminal import counted
+from bessemer.terminal import counted, warn
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
-MATMUL_REPEATS, MATMUL_SECONDS = (3, 300), 0.06  # of one size and library: minimum and maximum number, and seconds
+MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # of one size and library
+AGREEING, AGREEMENT = 3, 1.05  # the fastest repeats of a measurement, and their largest ratio, where it is settled
+PATIENCE = 5.0  # times its budget that an unsettled measurement takes at most
+BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,48 @@ def freeze_loaded() -> None:
     gc.freeze()
 
 
+def fastest(work: Callable[[], object], device: Device, budget: float) -> float:
+    """Return the seconds of the fastest of repeated calls of `work`.
+
+    It is repeated for about `budget` seconds, and up to PATIENCE times as long until repeats agree; a warning says where they do
+    not. The fastest, because other programs only slow work down.
+    """
+    seconds: list[float] = []
+    while len(seconds) < AGREEING or (
+        len(seconds) < MAX_REPEATS and sum(seconds) < budget * (1.0 if is_steady(seconds) else PATIENCE)
+    ):
+        synchronize(device)
+        started = perf_counter()
+        work()
+        synchronize(device)
+        seconds.append(perf_counter() - started)
+    if budget and not is_steady(seconds):
+        warn_of_busy()
+    return min(seconds)
+
+
+def is_steady(seconds: Sequence[float]) -> bool:
+    """True once the fastest of repeated measurements agree."""
+    low = sorted(seconds)[:AGREEING]
+    return len(low) == AGREEING and low[-1] <= AGREEMENT * low[0]
+
+
+def busy_note() -> str:
+    """Return the machine's load in words where other work runs on it, else an empty string."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return (
+        f"other work runs on this machine (load {load:.1f} on {counted(cores, 'core')})"
+        if load > BUSY_LOAD * cores
+        else ""
+    )
+
+
+@cache
+def warn_of_busy() -> None:
+    """Warn, once in a process, that measurements do not settle."""
+    warn(f"{busy_note() or 'this machine is busy'}: repeated measurements of its speed do not agree")
+
+
 def matmul_rate(device: Device) -> float:
     """FLOP/s of square matmuls in the device's precision (for fp8, in bf16): the best of several sizes and repeats.
 
@@ -184,17 +231,9 @@ def matmul_rate(device: Device) -> float:
     for n in (8192,) if device.is_cuda else CPU_MATMUL_EDGES:
         a, b = (torch.randn(n, n, device=device.torch_device, generator=generator).to(device.dtype) for _ in range(2))
         for product in libraries:
-            seconds: list[float] = []
-            while len(seconds) < MATMUL_REPEATS[0] or (
-                len(seconds) < MATMUL_REPEATS[1] and sum(seconds) < MATMUL_SECONDS
-            ):
-                synchronize(device)
-                started = perf_counter()
-                product(a, b)
-                synchronize(device)
-                seconds.append(perf_counter() - started)
-            best = max(best, 2.0 * n**3 / min(seconds))
-        if not device.is_cuda and min(seconds) > MATMUL_SECONDS:  # narrow dtypes that the CPU emulates
+            seconds = fastest(partial(product, a, b), device, MATMUL_SECONDS)
+            best = max(best, 2.0 * n**3 / seconds)
+        if not device.is_cuda and seconds > MATMUL_SECONDS:  # narrow dtypes that the CPU emulates
             break
     return best
 

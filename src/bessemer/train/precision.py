@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,6 +37,7 @@ TILE = 16  # the scaled matmul needs dimensions that are multiples of it
 SMALLEST = 1e-12  # scale of an operand of zeros
 TENSOR_CORES_32 = (8, 0)  # compute capability from which CUDA devices multiply in tf32 and bf16 (Ampere)
 TENSOR_CORES_8 = (8, 9)  # and in fp8 (Ada, Hopper)
+CPU_FLAGS = {"bf16": {"amx_bf16", "avx512_bf16", "bf16"}, "fp16": {"amx_fp16", "avx512_fp16", "asimdhp"}}
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,19 @@ def available(device: torch.device) -> list[str]:
     names = ["fp32", "fp16", "fp64"]
     names += ["tf32", "bf16"] if capability >= TENSOR_CORES_32 else []
     return names + (["fp8", "fp8-rowwise"] if capability >= TENSOR_CORES_8 else [])
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return what Linux lists of this processor, its flags among others; empty on another system."""
+    with contextlib.suppress(OSError):
+        return frozenset(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    return frozenset()
+
+
+def has_units(name: str) -> bool:
+    """True where this CPU, x86 or ARM, has units for matmuls in bf16 or fp16."""
+    return not CPU_FLAGS[name].isdisjoint(cpu_flags())
 
 
 def chosen(requested: str, device: torch.device, device_name: str) -> Precision:
