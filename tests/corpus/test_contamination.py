@@ -1,6 +1,9 @@
 import gzip
 import json
 import random
+import unicodedata
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,13 @@ import pytest
 
 pytest.importorskip("numba", reason="the corpus extra is not installed")
 
+from bessemer.corpus.clean import CleaningContext, Tally, clean_record
 from bessemer.corpus.contamination import NO_OVERLAP, build, check, items, statistics
 from bessemer.corpus.dedup.verdicts import without
+from bessemer.corpus.document import Record
 from bessemer.corpus.inputs import set_hashes
 from bessemer.errors import InputError
-from bessemer.recipe import Contamination, EvaluationSet, parse
+from bessemer.recipe import Contamination, Corpus, EvaluationSet, parse
 
 WORDS = [
     "time",
@@ -104,6 +109,41 @@ def test_an_ngram_of_two_sets_touches_both(tmp_path: Path, quiz: EvaluationSet) 
     assert check(sentence(3), index).items == {"quiz": (3,), "other": (1,)}
     assert check(sentence(50), index).items == {"other": (0,)}
     assert check("nothing of the kind", index) == NO_OVERLAP
+
+
+ITEM = "Où est passé le garçon naïf? «C’était l’été», dit-elle; ﬁn de l’histoire du café, n° ½"
+CHANGES: list[Callable[[str], str]] = [
+    *(partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")),
+    str.upper,
+    lambda text: text.replace("’", "'").replace("«", '"').replace(" ", "\u00a0"),
+    lambda text: text.replace("s", "s\u00ad").replace("t", "\u200bt"),
+    lambda text: text.replace(" ", "\r\n\x0b"),
+    lambda text: "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in text),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_item_is_found_however_set_and_document_write_it(tmp_path: Path, change: Callable[[str], str]) -> None:
+    """Through the steps of the cleaning, with spans in the document's own characters."""
+    item = change(ITEM)
+    sets = [{"name": "set", "path": written(tmp_path / "set.jsonl", [{"q": item}]), "fields": ["q"]}]
+    for other in CHANGES:
+        for action, text in (("drop", None), ("mask", f"{sentence(1)}. {{}}")):
+            corpus = Corpus(contamination={"sets": sets, "action": action, "mask": "{}"})
+            record = Record("", 1, f"{sentence(1)}. {other(ITEM)}\n")
+            clean_record(record, CleaningContext.of(corpus), Tally())
+            assert record.metadata["contamination"] == {"set": [0]}
+            assert (record.reason is None) == (action == "mask")
+            assert text is None or record.text == text
+
+
+def test_personal_data_does_not_hide_an_item(tmp_path: Path) -> None:
+    item = "write to anna.berg@gmx.org or call bo@firma.de and dan@haus.net before noon today"
+    sets = [{"name": "set", "path": written(tmp_path / "set.jsonl", [{"q": item}]), "fields": ["q"]}]
+    settings = CleaningContext.of(Corpus(contamination={"sets": sets}, personal={"kinds": ["email"]}))
+    record = Record("", 1, f"{sentence(1)}. {item}. {sentence(2)} someone@gmx.org")
+    clean_record(record, settings, Tally())
+    assert record.reason == "contaminated"
 
 
 def test_masking(quiz: EvaluationSet) -> None:

@@ -1,4 +1,6 @@
 import unicodedata
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("numba", reason="the corpus extra is not installed")
 from bessemer.corpus.text.hashing import hash_ngrams
 from bessemer.corpus.text.ngrams import UNSPACED, find, folded_words, table
 
-LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀", max_size=80)
+LETTERS = st.text(alphabet="aAbBéÉßñ12 .,\n-日本гД\u0301😀ガカﾞ½ﬁＡ\u00ad\u200b", max_size=80)
 
 
 def gram_hashes(text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -20,21 +22,26 @@ def gram_hashes(text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
     return hashes[:count], np.stack([spans[:count, 0], spans[len(spans) - count :, 1]], axis=1)
 
 
+def alone(letter: str) -> bool:
+    return any(low <= ord(letter) <= high for low, high in UNSPACED) and letter not in "\u3099\u309a"
+
+
 def words(text: str) -> list[tuple[str, int, int]]:
     """What a word is, said plainly: the reference for the compiled pass."""
     found: list[tuple[str, int, int]] = []
-    run = ""
-    for place, character in enumerate(text + " "):
-        alone = any(low <= ord(character) <= high for low, high in UNSPACED)
-        inside = unicodedata.category(character)[0] in "LNM"
-        if run and (alone or not inside):
-            found.append((run, place - len(run), place))
-            run = ""
-        if inside and alone:
-            found.append((character.lower()[0], place, place + 1))
-        elif inside:
-            run += character.lower()[0]
-    return found
+    for place, character in enumerate(text):
+        whole = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
+        for part in whole if unicodedata.category(character)[0] in "LNMSP" else character:
+            category = unicodedata.category(part)
+            if category == "Cf":
+                continue
+            if category[0] not in "LNM":
+                found.append(("", place, place))
+            elif found and found[-1][0] and not alone(part) and (category[0] == "M" or not alone(found[-1][0][0])):
+                found[-1] = (found[-1][0] + part, found[-1][1], place + 1)
+            elif category[0] != "M" or alone(part):
+                found.append((part, place, place + 1))
+    return [word for word in found if word[0]]
 
 
 @pytest.mark.parametrize(
@@ -43,9 +50,13 @@ def words(text: str) -> list[tuple[str, int, int]]:
         ("Hello, WORLD!", ["hello", "world"]),
         ("don't", ["don", "t"]),
         ("x_1 + y2", ["x", "1", "y2"]),
-        ("“Quoted” – naïve", ["quoted", "naïve"]),
+        ("“Quoted” – naïve", ["quoted", unicodedata.normalize("NFD", "naïve")]),
         ("我喜欢Python", ["我", "喜", "欢", "python"]),
         ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+        ("ﬁ\u00adne ½ Ｆｕｌｌ", ["fine", "1", "2", "full"]),
+        ("ｶﾞガ", ["カ\u3099", "カ\u3099"]),
+        ("´ a", ["a"]),
+        ("㍿" * 3, ["株", "式", "会", "社"] * 3),
         ("", []),
         ("...", []),
     ],
@@ -65,6 +76,29 @@ def test_equal_grams_and_no_others_have_equal_hashes(text: str, length: int) -> 
     assert spans.tolist() == [list(place) for place in places]
     assert len(set(hashes.tolist())) == len(set(expected))
     assert len(set(zip(hashes.tolist(), expected, strict=True))) == len(set(expected))
+
+
+SENTENCE = "Die Straße führt über naïve Flüße: ﬁnd 12 Äpfel, «dön't» ΣΟΦΟΣ ガス 한국어 İstanbul sınıf عربي café"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")),
+        str.upper,
+        str.lower,
+        str.casefold,
+        lambda text: text.replace(" ", "\u00a0").replace("'", "’").replace("«", "“"),
+        lambda text: text.replace(" ", "\r\n").replace("'", "ʼ"),
+        lambda text: text.replace("a", "a\u00ad").replace("t", "\u200bt\u2060").replace("u", "u\u200d"),
+        lambda text: "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in text),
+        lambda text: text.replace("ガ", "ｶﾞ").replace("ス", "ｽ").replace("عر", "عـــر"),
+    ],
+)
+def test_words_are_equal_however_they_are_written(change: Callable[[str], str]) -> None:
+    changed = change(SENTENCE)
+    assert folded_words(changed)[0].tolist() == folded_words(SENTENCE)[0].tolist()
+    assert len(folded_words(SENTENCE)[0]) == 19
 
 
 def test_a_hash_depends_on_the_words_alone() -> None:

@@ -212,8 +212,8 @@ STEPS: tuple[tuple[str, Step], ...] = (
     ("address", judge_address),
     ("language", identify_language),
     ("rules", judge_text),
+    ("evaluation sets", look_for_evaluation_sets),  # before placeholders stand for the numbers and addresses of items
     ("personal data", replace_personal_data),
-    ("evaluation sets", look_for_evaluation_sets),
 )
 
 

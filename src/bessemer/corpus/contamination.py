@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.text.hashing import hash_ngrams
 from bessemer.corpus.text.ngrams import find, folded_words, table
 from bessemer.errors import InputError
@@ -95,7 +96,7 @@ def _grams(texts: list[str], settings: Settings, lengths: set[int]) -> NDArray[n
     """The distinct n-grams of an item; their lengths are added to `lengths`."""
     parts = [np.empty(0, dtype=np.uint64)]
     for text in texts:
-        hashes, _ = folded_words(text)
+        hashes, _ = folded_words(normalise_foreign(text))
         length = min(len(hashes), settings.ngram)
         if length >= settings.min_words:
             parts.append(hashes[: hash_ngrams(hashes, len(hashes), length, hashes)])

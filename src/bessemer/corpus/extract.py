@@ -42,6 +42,14 @@ def normalise(text: str) -> str:
     return "\n".join([line.rstrip() for line in text.split("\n")]).strip("\n")
 
 
+def normalise_foreign(text: str) -> str:
+    """Normalise text that is only compared with documents; what is no text stays, since no document holds it."""
+    try:
+        return normalise(text)
+    except NotText:
+        return text
+
+
 def fold(text: str) -> str:
     """Case and white space folded: what exact duplicates share; words are parted by single spaces."""
     return " ".join(text.casefold().split())

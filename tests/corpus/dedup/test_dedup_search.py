@@ -1,6 +1,7 @@
 """Verdicts on documents from anywhere: against brute force, in any order, by every rule of what stays."""
 
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -325,7 +326,7 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
     """Whatever stands there goes, exact or near, even when the new one is longer; a new identity may be an old one."""
     base, draw = prose(1).split(), random.Random(0)
     old = [document("same", prose(7)), document("old", " ".join(base)), document("alone", prose(8))]
-    old += [document("twin", prose(8))]
+    old += [document("twin", prose(8)), document("other form", unicodedata.normalize("NFD", prose(10) + " vorüber"))]
     folder = tmp_path / "old" / layout
     folder.mkdir(parents=True)
     columns = ("identity", "text", "source", "path")
@@ -335,16 +336,20 @@ def test_an_earlier_corpus_wins(layout: str, tmp_path: Path) -> None:
         document("longer", " ".join(edited(base, 1, draw)) + " and some more words"),
         document("new", prose(9)),
         document("copy", " ".join(base).upper()),
+        document("form", prose(10) + " vorüber"),
     ]
     settings = Dedup(against=(str(tmp_path / "old"),))
     found, counts = search(new, settings, tmp_path / "work", size=3)
     assert {row["path"]: found[row["identity"]].kind for row in new} == {
-        "fsame": EXACT, "flonger": NEAR, "fnew": KEPT, "fcopy": EXACT,
+        "fsame": EXACT, "flonger": NEAR, "fnew": KEPT, "fcopy": EXACT, "fform": EXACT,
     }  # fmt: skip
     stands = {row["path"]: found[row["identity"]].path for row in new}
     where = str(tmp_path / "old")
-    assert stands == {"fsame": f"{where}: fsame", "flonger": f"{where}: fold", "fnew": None, "fcopy": f"{where}: fold"}
-    assert (counts["documents"], counts["earlier_documents"], counts["removed_against_earlier"]) == (4, 4, 3)
+    assert stands == {
+        "fsame": f"{where}: fsame", "flonger": f"{where}: fold", "fnew": None, "fcopy": f"{where}: fold",
+        "fform": f"{where}: fother form",
+    }  # fmt: skip
+    assert (counts["documents"], counts["earlier_documents"], counts["removed_against_earlier"]) == (5, 5, 4)
 
 
 def test_an_earlier_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:

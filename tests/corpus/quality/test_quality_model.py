@@ -106,7 +106,7 @@ def test_a_pickle_in_the_arrays_is_refused_and_not_run(tmp_path: Path) -> None:
         (lambda folder: rewritten(folder, ARRAYS_OF(folder), hash_bits=11), "wrong shapes"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder), slope=float("nan")), "not a finite number"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder) | {"spread": np.zeros(16)}), "not a finite number"),
-        (lambda folder: rewritten(folder, ARRAYS_OF(folder), format=99), "format 2"),
+        (lambda folder: rewritten(folder, ARRAYS_OF(folder), format=99), "format 3"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder), bias="x"), "cannot be read as a model"),
     ],
 )

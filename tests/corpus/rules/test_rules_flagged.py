@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from bessemer.recipe.rules import PACKAGED_MAX_SHARE, PACKAGED_MAX_WORDS, Flagge
 @pytest.fixture
 def lists(tmp_path: Path) -> Path:
     (tmp_path / "en.json").write_text(json.dumps(["bad", "Very Rude Word", "very worse", "s.o.b"]), encoding="utf-8")
-    (tmp_path / "de.txt").write_text("# Liste\nböse\n", encoding="utf-8")
+    (tmp_path / "de.txt").write_text("# Liste\n" + unicodedata.normalize("NFD", "böse\n"), encoding="utf-8")
     (tmp_path / "ja").write_text("悪い\nグロ\n", encoding="utf-8")
     return tmp_path
 
@@ -36,6 +37,7 @@ def reason(text: str, language: str, **settings: object) -> str | None:
         ("very rude things", "en", 0),
         ("an s.o.b.", "en", 1),
         ("Ein böser, BÖSE", "de", 1),
+        ("ｂａｄ, ba\u00add and b\u200bad", "en", 3),
         ("とても悪いです グロ", "ja", 1),  # the second is part of common words
         ("bad", "fr", 0),  # no list for it
     ],

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.dedup.task import folders_for, targets_each
+from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
 from bessemer.store_path import opened
@@ -162,8 +163,12 @@ class ParquetPart:
         return int(pq.read_metadata(opened(self.path)).num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Tables with those of the columns that exist."""
+        """Tables with those of the columns that exist. Texts of an earlier corpus, which another tool may have written, are
+        normalised as those of this one."""
         with pq.ParquetFile(opened(self.path)) as file:
             wanted = [name for name in columns if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
-                yield file.read_row_group(number, columns=wanted)
+                table = file.read_row_group(number, columns=wanted)
+                if self.corpus and "text" in wanted:
+                    table = with_texts(table, [normalise_foreign(text or "") for text in table["text"].to_pylist()])
+                yield table

@@ -23,7 +23,7 @@ from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
 from bessemer.run import write_atomic, write_json
 
-FORMAT = 2  # goes up when the same weights would give another score: with the words, the hash or the statistics
+FORMAT = 3  # goes up when the same weights would give another score: with the words, the hash or the statistics
 ARRAYS, DESCRIPTION = "model.npz", "model.json"
 ARRAY_NAMES = ("centre", "spread", "statistic_weights", "bucket_weights")
 MAX_BYTES = 1 << 28  # a model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from bessemer.corpus.language import load_model
 from bessemer.corpus.rules.table import Finding, against
+from bessemer.corpus.text.forms import searchable
 from bessemer.errors import InputError
 from bessemer.recipe.rules import Flagged, RefinedWeb
 
@@ -29,7 +30,7 @@ MAX_CLASSIFIED_CHARACTERS = 100_000  # are read by a classifier: a model of bags
 
 @cache
 def entries(path: str, key: str) -> frozenset[str]:
-    """Entries of a file (lines but # comments, or a JSON list), trimmed, in lower case. Raises InputError with `key`."""
+    """Entries of a file (lines but # comments, or a JSON list), trimmed, as `searchable`. Raises InputError with `key`."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.endswith(".json") else [line for line in text.splitlines() if line[:1] != "#"]
@@ -37,7 +38,7 @@ def entries(path: str, key: str) -> frozenset[str]:
         raise InputError(f"{key}: the list {path} cannot be read: {error}") from None
     if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
         raise InputError(f"{key}: {path} is not a JSON list of strings")
-    return frozenset(entry.strip().lower() for entry in found) - {""}
+    return frozenset(searchable(entry.strip()) for entry in found) - {""}
 
 
 @cache
@@ -58,7 +59,7 @@ def judge_url(url: str, settings: RefinedWeb) -> Finding | None:
     Domains include subdomains. Words are separated by characters other than a-z and 0-9; substrings are matched with
     those removed, so that c-a-s-i-n-o matches. Case is ignored. Raises InputError for an unreadable list.
     """
-    small = url[:MAX_URL_CHARACTERS].lower()
+    small = searchable(url[:MAX_URL_CHARACTERS])
     words = set(OTHERS.split(small))
 
     def listed(key: str) -> frozenset[str]:
@@ -114,10 +115,10 @@ def judge_flagged(text: str, name: str, settings: Flagged, language: str) -> Fin
 
 def _count_flagged(text: str, file: str, key: str, language: str) -> tuple[int, int]:
     """Flagged words and all words; characters in languages without spaces."""
-    small = text.lower()
+    small = searchable(text)
     if language in UNSPACED:
         listed = entries(file, key) - NOT_ALONE.get(language, set())
-        return sum(small.count(entry) for entry in listed), max(len(text), 1)
+        return sum(small.count(entry) for entry in listed), max(len(small), 1)
     words = WORD.findall(small)
     return _count(words, _phrases(file, key)), max(len(words), 1)
 

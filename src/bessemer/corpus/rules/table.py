@@ -8,6 +8,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bessemer.corpus.text.forms import searchable
+
 if TYPE_CHECKING:
     from bessemer.corpus.text.statistics import Statistics
 
@@ -51,13 +53,14 @@ def _xml(text: Statistics, settings: Any) -> str | None:
 
 
 def _generated(text: Statistics, settings: Any) -> str | None:
-    head = "\n".join(text.text.split("\n", settings.generated_lines)[: settings.generated_lines]).lower()
-    return next((marker for marker in settings.generated_markers if marker.lower() in head), None)
+    head = "\n".join(text.text.split("\n", settings.generated_lines)[: settings.generated_lines])
+    head = searchable(head)
+    return next((marker for marker in settings.generated_markers if searchable(marker) in head), None)
 
 
 def _boilerplate_phrases(text: Statistics, settings: Any) -> list[str]:
-    small = text.text.lower()
-    return [phrase for phrase in settings.boilerplate_phrases if phrase.lower() in small]
+    small = searchable(text.text)
+    return [phrase for phrase in settings.boilerplate_phrases if searchable(phrase) in small]
 
 
 def _boilerplate_share(text: Statistics, settings: Any) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus.extract import ASSIGNED, code_points
+from bessemer.corpus.text.forms import points
 
 # str.isspace, isalpha, isdecimal (0 to 9 of any script), isdigit (superscripts and circled digits too), isalnum, isupper;
 # where str.splitlines breaks
@@ -104,9 +105,3 @@ def _python_bits(character: str) -> int:
         found |= ALPHANUMERIC | ALPHABETIC * character.isalpha()
         found |= DECIMAL * character.isdecimal() | NUMERIC * character.isdigit()
     return found
-
-
-def points(ranges: str) -> list[int]:
-    """Code points of ranges in hexadecimal, such as 30-39."""
-    bounds = [part.partition("-") for part in ranges.split()]
-    return [point for first, _, last in bounds for point in range(int(first, 16), int(last or first, 16) + 1)]

@@ -1,7 +1,9 @@
-"""Case-folded words and their n-grams as 64-bit hashes, for contamination checks and the quality classifier.
+"""Folded words and their n-grams as 64-bit hashes, for contamination checks and the quality classifier.
 
 A word is a run of letters, digits and combining marks; punctuation and white space separate words (GPT-3, Brown et al.
-2020, appendix C). In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each letter is a word.
+2020, appendix C). In scripts without spaces (Han, kana, Thai, Lao, Khmer, Burmese) each letter is a word. Words are
+equal where they differ only in case, in Unicode compatibility (NFKC: full-width letters, ligatures) or in invisible
+characters (soft hyphens, zero-width spaces).
 """
 
 from __future__ import annotations
@@ -12,23 +14,31 @@ from functools import cache
 import numpy as np
 
 from bessemer.corpus.extract import code_points
+from bessemer.corpus.text.forms import INVISIBLE, caseless
 from bessemer.corpus.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
 
-ALONE = 1 << 31  # marks a letter that is a word of its own
+# Flags of a folded character: a letter that is a word of its own; a combining mark, which begins no word; a character that
+# is passed over; one that stands for several, whose place in the list of sequences is the value
+ALONE, MARK, PASSED_OVER, SEVERAL = (1 << bit for bit in (31, 30, 29, 28))
 
 # blocks of scripts without spaces between words (Unicode, Blocks.txt): Thai and Lao, Myanmar, Khmer, Han, kana
 UNSPACED = (
     (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
     (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x323AF),
 )  # fmt: skip
+VOICING = "\u3099\u309a"  # marks of kana, which NFC joins with the letter
+APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # letters by their category, typed for an apostrophe
 
 
 def folded_words(text: str) -> tuple[Array, Array]:
     """The hash of each word, and its first character and the one after its last: (words, 2)."""
     codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8) if text.isascii() else code_points(text)
-    hashes, spans = np.empty(len(codes), dtype=np.uint64), np.empty((len(codes), 2), dtype=np.int64)
-    count = _write_words(codes, folding(), hashes, spans)
-    return hashes[:count], spans[:count]
+    count = len(codes)
+    while True:
+        hashes, spans = np.empty(count, dtype=np.uint64), np.empty((count, 2), dtype=np.int64)
+        count = _write_words(codes, *folding(), hashes, spans)
+        if count <= len(hashes):  # a character may stand for several words
+            return hashes[:count], spans[:count]
 
 
 @compiled
@@ -55,38 +65,62 @@ def find(text: str, lengths: Array, slots: Array, numbers: Array) -> tuple[Array
 
 
 @cache
-def folding() -> Array:
-    """For each code point: its lower case, 0 where it is in no word; ALONE added where it is a word by itself."""
-    fold = np.zeros(0x110000, dtype=np.uint32)
+def folding() -> tuple[Array, Array]:
+    """The folded character of each code point, 0 where it is in no word, with flags; and the sequences of those that stand
+    for SEVERAL: how many they are, then each."""
+    fold, sequences, expanded = np.zeros(0x110000, dtype=np.uint32), list[int](), dict[int, str]()
     for point in (*range(0xD800), *range(0xF900, 0x40000)):  # no surrogates, no private use; the rest has no letters
         character = chr(point)
-        if unicodedata.category(character)[0] in "LNM":
-            fold[point] = ord(character.lower()[0])
+        category = unicodedata.category(character)[0]
+        if category in "LNM":
+            fold[point] = point | MARK if category == "M" else point
+        if category in "LNMSP" and point not in INVISIBLE and not (point < 128 and category in "SP"):
+            whole = unicodedata.normalize("NFKD", caseless(unicodedata.normalize("NFKD", character)))
+            if whole != character:
+                expanded[point] = whole
     for low, high in UNSPACED:
         block = fold[low : high + 1]
-        block[block > 0] |= ALONE
-    return fold
+        block[block > 0] = block[block > 0] & ~np.uint32(MARK) | ALONE
+    fold[code_points(VOICING)] ^= ALONE | MARK
+    fold[code_points(APOSTROPHES)] = 0
+    fold[list(INVISIBLE)] = PASSED_OVER
+    single = fold.copy()
+    for point, whole in expanded.items():
+        parts = single[code_points(whole)].tolist()
+        fold[point] = parts[0] if len(parts) == 1 else SEVERAL | len(sequences)
+        sequences += [len(parts), *parts] if len(parts) > 1 else []
+    return fold, np.array(sequences, dtype=np.uint32)
 
 
 @compiled
-def _write_words(codes: Array, fold: Array, hashes: Array, spans: Array) -> int:
-    """Write FNV-1a of each word's letters, mixed, and its span; returns the number of words."""
-    count, start, word = 0, -1, FNV_OFFSET
+def _write_words(codes: Array, fold: Array, sequences: Array, hashes: Array, spans: Array) -> int:
+    """Write FNV-1a of each word's letters, mixed, and its span, as far as there is room; returns the number of words."""
+    count, start, end, word, is_alone = 0, -1, 0, FNV_OFFSET, False
     for at in range(len(codes) + 1):
         folded = fold[codes[at]] if at < len(codes) else np.uint32(0)
-        alone = folded & np.uint32(ALONE)
-        if start >= 0 and (alone or not folded):
-            hashes[count], spans[count, 0], spans[count, 1] = mix(word), start, at
-            count += 1
-            start = -1
-        if alone:
-            word = (FNV_OFFSET ^ np.uint64(folded)) * FNV_PRIME
-            hashes[count], spans[count, 0], spans[count, 1] = mix(word), at, at + 1
-            count += 1
-        elif folded:
-            if start < 0:
-                start, word = at, FNV_OFFSET
-            word = (word ^ np.uint64(folded)) * FNV_PRIME
+        if start >= 0 and not is_alone and folded and folded < np.uint32(SEVERAL):  # as most: the next letter of a word
+            word, end = (word ^ np.uint64(folded)) * FNV_PRIME, at + 1
+            continue
+        first, number = np.uint32(0), np.uint32(1)
+        if folded & np.uint32(SEVERAL):
+            first = folded & np.uint32(SEVERAL - 1)
+            number = sequences[first]
+        for place in range(number):
+            if number > 1:
+                folded = sequences[first + place + 1]
+            if folded & np.uint32(PASSED_OVER) or (folded & np.uint32(MARK) and start < 0):
+                continue
+            alone = folded & np.uint32(ALONE) != 0
+            if start >= 0 and (not folded or alone or (is_alone and not folded & np.uint32(MARK))):
+                if count < len(hashes):
+                    hashes[count], spans[count, 0], spans[count, 1] = mix(word), start, end
+                count += 1
+                start = -1
+            if folded:
+                if start < 0:
+                    start, word, is_alone = at, FNV_OFFSET, alone
+                word = (word ^ np.uint64(folded)) * FNV_PRIME
+                end = at + 1
     return count
 
 

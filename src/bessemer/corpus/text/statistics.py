@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -211,7 +212,8 @@ class Statistics:
 
     def num_stop_words(self, stop_words: tuple[str, ...]) -> int:
         """Different stop words that occur; case matters."""
-        wanted = np.array([hash_span(code_points(word), 0, len(word)) for word in stop_words], np.uint64)
+        words = [code_points(unicodedata.normalize("NFC", word)) for word in stop_words]
+        wanted = np.array([hash_span(word, 0, len(word)) for word in words], np.uint64)
         return int((self._word_hashes == wanted[:, None]).any(axis=1).sum())
 
     def top_ngram_characters(self, n: int) -> int:
