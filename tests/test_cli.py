@@ -256,7 +256,7 @@ def test_a_compiled_training_goes_on_bit_for_bit(runs: Path, recipe_file: Path, 
     assert trained(runs / "small") == trained(straight / "small")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU])
 @pytest.mark.fault(9)
 def test_a_stop_signal_finishes_the_step_saves_and_exits_75(
     whole: Path, runs: Path, recipe_file: Path, number: signal.Signals
@@ -439,6 +439,44 @@ def test_non_finite_steps_that_no_rollback_heals_stop_the_run_with_its_documents
     assert found.step == 8
 
 
+LASTING = """
+import os, signal, subprocess, sys
+command = [sys.executable, "-m", "bessemer", *sys.argv[2:]]
+if sys.argv[1] == "daemon":
+    for number in (0, 1, 2):
+        os.close(number)
+    os.execv(command[0], command)
+streams = {"stderr": dict(stderr=subprocess.PIPE), "both": dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)}
+process = subprocess.Popen(command, **streams[sys.argv[1]])
+pipe = process.stderr or process.stdout
+pipe.readline()
+pipe.close()
+sys.exit(process.wait())
+"""
+
+
+@pytest.mark.parametrize(
+    ("streams", "sets"),
+    [
+        ("stderr", ()),
+        ("both", ("report.stdout=true",)),
+        pytest.param("both", ("parallel.shard=2",), marks=pytest.mark.long),
+        ("daemon", ("report.stdout=true",)),
+    ],
+)
+def test_a_training_outlives_the_readers_of_its_streams(
+    streams: str, sets: tuple[str, ...], whole: Path, runs: Path, recipe_file: Path
+) -> None:
+    """As in `2>&1 | head -1`, or under a daemon that has closed them: no file takes the number of a closed stream."""
+    given = [part for one in (f"run.dir={runs}", *sets) for part in ("--set", one)]
+    command = [sys.executable, "-c", LASTING, streams, "train", str(recipe_file), *given]
+    done = subprocess.run(command, env=ENVIRONMENT, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(trained(runs / "small")[1]) == sorted(trained(whole / "small")[1]) or "parallel.shard=2" in sets
+    for line in (runs / "small" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
 @pytest.mark.parametrize("beside", ["true", "false"])
 @pytest.mark.fault(7)
 def test_a_full_disk_costs_no_training(
@@ -455,7 +493,7 @@ def test_a_full_disk_costs_no_training(
 
     def full(path: Path, data: bytes) -> None:
         refused.append(path.name)
-        if refused.count(path.name) <= (1 if path.name == "incidents.jsonl" else 20):
+        if refused.count(path.name) <= (12 if path.name == "incidents.jsonl" else 20):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, data)
 

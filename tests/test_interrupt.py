@@ -1,37 +1,236 @@
-"""A stop that a library swallowed is not forgotten."""
+"""A stop request is honoured wherever it comes: the work that is done is saved, no later stage runs, and the exit code is 75."""
 
 import contextlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bessemer import interrupt
+from bessemer import interrupt, stages
+from bessemer.check import trial
+from bessemer.cli import run_command
 from bessemer.errors import Stopped
+from bessemer.evaluate import final
 from bessemer.recipe import load
-from bessemer.run import RunFolder
+from bessemer.run import RunFolder, published, read_json, read_json_lines
 from bessemer.stages import Session
+from bessemer.train import exported, loop
 from bessemer.train.loop import StopSignal
+from bessemer.train.state import Saver
+from tests.newest import weights_hash
+
+SETS = (
+    "train.steps=6",
+    "train.validate_every=3",
+    "checkpoint.every=4",
+    "evaluate.ngram=false",
+    "report.tensorboard=false",
+)
 
 
-def test_a_swallowed_interrupt_is_remembered() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        interrupt.listen()
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Give the signals back to what had them before the test."""
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    interrupt.ASKED.clear()
+
+
+def run(recipe_file: Path, runs: Path, *sets: str) -> int:
+    given = [part for one in (f"run.dir={runs}", *SETS, *sets) for part in ("--set", one)]
+    return run_command(["run", str(recipe_file), *given])
+
+
+def results(folder: Path) -> tuple[Any, ...]:
+    """What a run has trained, validated and scored."""
+    rows = read_json_lines(folder / "metrics.jsonl")
+    losses = [(row["kind"], row["step"], row["loss"]) for row in rows if row["kind"] in ("train", "validation")]
+    kinds = sorted(row["kind"] for row in rows if row["kind"] in ("time", "memory"))
+    return weights_hash(folder), sorted(losses), kinds, read_json(folder / "evaluation.json")["bits_per_byte"]
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """The results of a run that nothing stops."""
+    import shutil
+
+    place = tmp_path_factory.mktemp("whole")
+    shutil.copytree(prepared / "runs", place / "runs")
+    assert run(prepared / "small.toml", place / "runs") == 0
+    return results(place / "runs" / "small")
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
+    honest = getattr(loop, "completed_steps")  # noqa: B009
+
+    def completed_steps(training: Any) -> Iterator[Any]:
+        for one in honest(training):
+            if one.state.step == step:
+                signal.raise_signal(number)
+            yield one
+
+    patch.setattr(loop, "completed_steps", completed_steps)
+
+
+def before(owner: Any, name: str, call: int = 1) -> Callable[[pytest.MonkeyPatch, int], None]:
+    """Have a signal come when a function is called for the nth time."""
+
+    def set_up(patch: pytest.MonkeyPatch, number: int) -> None:
+        honest, calls = getattr(owner, name), list[int]()
+
+        def called(*arguments: Any, **named: Any) -> Any:
+            calls.append(1)
+            if len(calls) == call:
+                signal.raise_signal(number)
+            return honest(*arguments, **named)
+
+        patch.setattr(owner, name, called)
+
+    return set_up
+
+
+def swallowed(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Have a library swallow the KeyboardInterrupt, in the last stage but one."""
+    honest = getattr(exported, "export")  # noqa: B009
+
+    def export(*arguments: Any) -> Any:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+        return honest(*arguments)
+
+    patch.setattr(exported, "export", export)
+
+
+def between_stages(patch: pytest.MonkeyPatch, number: int) -> None:
+    honest = stages.evaluate
+
+    def evaluate(*arguments: Any, **named: Any) -> Any:
+        signal.raise_signal(number)
+        return honest(*arguments, **named)
+
+    patch.setattr(stages, "evaluate", evaluate)
+
+
+def saved_twice(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the scheduler repeat its signal while the checkpoint is saved."""
+    at_step(patch, 5, number)
+    before(Saver, "save_now")(patch, number)
+
+
+PLACES: dict[str, tuple[Callable[[pytest.MonkeyPatch, int], None], int, list[str]]] = {
+    "a step": (lambda patch, number: at_step(patch, 3, number), 3, []),
+    "the last step": (lambda patch, number: at_step(patch, 6, number), 6, []),
+    "a validation": (before(loop, "validate", 1), 3, []),
+    "the last validation": (before(loop, "validate", 2), 6, []),
+    "the last save": (before(Saver, "save_now"), 6, ["train"]),
+    "the audit": (before(loop, "mixture_audit"), 6, ["train"]),
+    "two signals": (saved_twice, 5, []),
+    "between stages": (between_stages, 6, ["train"]),
+    "the evaluation": (before(final, "validate"), 6, ["train"]),
+    "the samples": (before(final, "samples"), 6, ["train"]),
+    "the export": (swallowed, 6, ["train", "evaluate", "export"]),
+    "the report": (before(stages, "report"), 6, ["train", "evaluate", "export"]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.fault(9)
+def test_a_stop_at_any_place_saves_ends_the_command_and_changes_nothing(
+    place: str, whole: tuple[Any, ...], runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = interrupt.SIGNALS[list(PLACES).index(place) % len(interrupt.SIGNALS)]
+    set_up, step, made = PLACES[place]
+    with monkeypatch.context() as patch:
+        set_up(patch, number)
+        assert run(recipe_file, runs) == 75
+    folder = runs / "small"
+    assert published(folder / "checkpoints")[-1] == step, "no finished step is lost"
+    done = {row["name"] for row in read_json(folder / "stages.json")["stages"]}
+    assert [name for name in ("train", "evaluate", "export", "report") if name in done] == made
+    assert run(recipe_file, runs) == 0
+    assert results(folder) == whole
+    assert (folder / "export" / "config.json").exists() and (folder / "report.html").exists()
+
+
+def test_a_stop_before_the_first_step_of_a_continued_training_saves_nothing(
+    runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score of the weights as they came is taken again by the same command."""
+    assert run(recipe_file, runs) == 0
+    sets = ("run.name=next", f"train.start={runs / 'small'}", "export.hf=false")
+    with monkeypatch.context() as patch:
+        before(loop, "validate")(patch, signal.SIGTERM)
+        assert run(recipe_file, runs, *sets) == 75
+    assert not published(runs / "next" / "checkpoints")
+    assert run(recipe_file, runs, *sets) == 0
+    validations = [
+        row["step"] for row in read_json_lines(runs / "next" / "metrics.jsonl") if row["kind"] == "validation"
+    ]
+    assert validations == [0, 3, 6]
+
+
+def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_file: Path, tmp_path: Path) -> None:
+    """One of two ranks gets the signal: both stop, and the new ones come to the end of a training that nothing stopped."""
+    sets = [*SETS, f"run.dir={runs}", "parallel.shard=2"]
+    given = [part for one in sets for part in ("--set", one)]
+    assert run_command(["train", str(recipe_file), *given]) == 0
+    straight = weights_hash(runs / "small")
+    recipe, plan = load(runs / "small" / "recipe.toml"), read_json(runs / "small" / "plan.json")
+    laid_out = trial.lay_out(tmp_path, "stopped", recipe, runs / "small" / "tokens", plan)
+    trial.train(laid_out, load(laid_out.recipe), (6,))
+    assert weights_hash(laid_out.path) == straight
+    rows = read_json_lines(laid_out.metrics)
+    assert [row["step"] for row in rows if row["kind"] == "validation"] == [3, 6]
+    assert [row["step"] for row in rows if row["kind"] == "resumed"] == [6]
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_swallowed_interrupt_is_remembered(number: int) -> None:
+    interrupt.listen()
+    interrupt.check()
+    with contextlib.suppress(KeyboardInterrupt):  # as the import of optional parts may
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal did not arrive")
+    with pytest.raises(KeyboardInterrupt):
         interrupt.check()
-        for number in before:
-            with contextlib.suppress(KeyboardInterrupt):  # as the import of optional parts may
-                os.kill(os.getpid(), number)
-                raise AssertionError("the signal did not arrive")
-            with pytest.raises(KeyboardInterrupt):
-                interrupt.check()
-            interrupt.listen()
-            interrupt.check()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        interrupt.ASKED.clear()
+    interrupt.listen()
+    interrupt.check()
+
+
+def test_a_signal_that_a_scheduler_repeats_does_not_cut_short_what_the_first_one_began() -> None:
+    interrupt.listen()
+    done = []
+
+    def stopped() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGTERM)
+            raise Stopped("stopped") from None
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            done.append("cleaned up")
+
+    with pytest.raises(Stopped):
+        stopped()
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt.listen()
+    signal.raise_signal(signal.SIGHUP)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.requested is None
+    interrupt.check()
 
 
 def test_the_signal_that_the_command_received_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +270,11 @@ def test_a_signal_that_is_repeated_after_a_stop_does_not_cover_what_the_stop_sai
     def interrupting(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGUSR1, interrupting)
-    try:
-        with pytest.raises(Stopped, match="everything is saved"):
-            stopped_twice()
-        signal.signal(signal.SIGUSR1, interrupting)
-        with StopSignal():
-            pass
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, interrupting)
+    with pytest.raises(Stopped, match="everything is saved"):
+        stopped_twice()
+    signal.signal(signal.SIGUSR1, interrupting)
+    with StopSignal():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGUSR1)

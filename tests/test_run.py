@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bessemer import logfile
 from bessemer.errors import BessemerError, InputError
 from bessemer.logfile import LogFile, json_line
 from bessemer.run import (
@@ -123,6 +124,33 @@ def test_a_log_on_a_full_disk_waits_and_is_then_whole(
     assert said.count("No space left on device") == 2
     assert "its last 1 entries could not be written and are lost" in said
     LogFile(tmp_path / "new" / "log.jsonl" / "beneath").append(b"a file is in the place of the folder")
+
+
+def test_what_waits_for_a_full_disk_is_written_with_other_logs_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that records no further incident does not lose the one of the full disk."""
+    append, full = logfile._append_whole, {"rare.jsonl", "lost.jsonl"}
+
+    def scarce(path: Path, data: bytes) -> None:
+        if path.name in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, data)
+
+    monkeypatch.setattr(logfile, "_append_whole", scarce)
+    rare, lost = LogFile(tmp_path / "rare.jsonl"), LogFile(tmp_path / "lost.jsonl")
+    rare.append(b"1\n")
+    lost.append(b"2\n")
+    LogFile(tmp_path / "often.jsonl").append(b"3\n")
+    full.remove("rare.jsonl")
+    LogFile(tmp_path / "often.jsonl").append(b"4\n")
+    assert (tmp_path / "rare.jsonl").read_bytes() == b"1\n"
+    full.add("rare.jsonl")
+    rare.append(b"5\n")
+    full.remove("rare.jsonl")
+    logfile.write_waiting()
+    assert (tmp_path / "rare.jsonl").read_bytes() == b"1\n5\n" and not (tmp_path / "lost.jsonl").exists()
+    assert "lost.jsonl: its last 1 entries" in capsys.readouterr().err and not LogFile.waiting
 
 
 def test_a_refusal_leaves_no_run_folder(tmp_path: Path) -> None:

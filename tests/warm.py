@@ -79,7 +79,7 @@ FREE = (
     "TRANSFORMERS_VERBOSITY",  # set by an export
 )
 """Of these, those that a fork can follow."""
-PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU)
 MAX_FILES = 250
 
 CLIENT = """#!{python} -IS
@@ -93,7 +93,7 @@ if os.environ.get("COLD_PYTHON") or not ARGUMENTS or (ARGUMENTS[0][:1] == "-" an
 import _signal, _socket, marshal  # of the modules around them each takes as long as this whole program
 if ARGUMENTS[:2] == ["-m", "bessemer.launch.agent"]:  # which asks the kernel for this signal when its parent dies
     import ctypes
-    ctypes.CDLL(None).prctl(1, _signal.SIGHUP)
+    ctypes.CDLL(None).prctl(1, _signal.SIGQUIT)
 files = []
 for name in os.listdir("/proc/self/fd"):
     try:

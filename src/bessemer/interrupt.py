@@ -1,5 +1,4 @@
-"""Signals: SIGINT, SIGTERM and SIGUSR1 are remembered in a flag, because a broad `except` in a library can swallow
-KeyboardInterrupt."""
+"""Stop signals: each is remembered in a flag, because a broad `except` in a library can swallow KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -9,8 +8,12 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from bessemer.errors import Stopped
+
+# Of a terminal or a user; of schedulers: the end of a job, before its time limit, a lost terminal, the limit of processor time.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU)
 ASKED = threading.Event()
 NODE = "BESSEMER_NODE"  # folder of the command that started this process; unset where another launcher did
 SIGNAL_FILE = "signal"  # in there: the signal that reached the command, which passes all of them on as SIGUSR1
@@ -19,32 +22,57 @@ _last: list[str] = []
 
 
 def listen() -> None:
-    """From here on SIGINT, SIGTERM and SIGUSR1 (of schedulers, before the time limit) raise KeyboardInterrupt, and are
-    remembered. Training has handlers of its own."""
+    """Raise KeyboardInterrupt on a stop signal from now on, and remember the signal. Training sets its own handlers."""
     ASKED.clear()
     _last.clear()
     sys.unraisablehook = _report_unraisable
-    if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, _interrupt)
+    handle(stop)
+
+
+def handle(handler: Any) -> dict[signal.Signals, Any]:
+    """Set the handler of all stop signals. Returns the handlers of before.
+
+    A SIGHUP that is ignored stays ignored, as after nohup.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        return {}
+    kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    return {number: signal.signal(number, handler) for number in SIGNALS if number not in kept}
 
 
 def _report_unraisable(what: sys.UnraisableHookArgs) -> None:
-    """A signal that came while Python ran a callback of its own is in the flag; it is no error to show."""
+    """Hide a KeyboardInterrupt from a callback of Python itself: the flag has it."""
     if what.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(what)
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt when one was asked for and came to nothing, as happens while a library is imported."""
+    """Raise KeyboardInterrupt when a stop was requested and swallowed, as happens while a library is imported."""
     if ASKED.is_set():
         raise KeyboardInterrupt
 
 
-def stop(number: int, frame: Any) -> NoReturn:
-    """A signal handler: remember the signal, and raise KeyboardInterrupt."""
-    _last[:] = [signal.Signals(number).name]
-    raise KeyboardInterrupt
+def stop(number: int, frame: Any) -> None:
+    """Handle a stop signal: remember it and raise KeyboardInterrupt.
+
+    While an earlier stop is handled only Ctrl-C raises again: schedulers repeat their signals, and what cleans up must end.
+    """
+    remember(signal.Signals(number).name)
+    if number == signal.SIGINT or not _is_stopping():
+        raise KeyboardInterrupt
+
+
+def remember(name: str) -> None:
+    """Remember that a stop was requested, and by which signal."""
+    ASKED.set()
+    _last[:] = [name]
+
+
+def _is_stopping() -> bool:
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt | Stopped):
+        error = error.__context__
+    return error is not None
 
 
 def name_signal(place: Path) -> None:
@@ -80,8 +108,3 @@ def name_process(name: str) -> None:
     if sys.platform.startswith("linux"):
         set_name = 15  # PR_SET_NAME
         ctypes.CDLL(None).prctl(set_name, name.encode(), 0, 0, 0)
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    ASKED.set()
-    stop(number, frame)

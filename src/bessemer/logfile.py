@@ -7,7 +7,8 @@ import json
 import os
 from collections import deque
 from pathlib import Path
-from typing import Any, Self
+from threading import RLock
+from typing import Any, ClassVar, Self
 
 from bessemer.terminal import warn
 
@@ -38,9 +39,12 @@ def end_torn_line(path: Path) -> None:
 class LogFile:
     """Appends entries to a file, each as a whole: a reader never sees half of one.
 
-    While the disk is full, or the file cannot be written for another reason, entries wait in memory and each `append` tries
-    again; the person is told at the first failure, and at the end when entries were lost.
+    While the disk is full, or the file cannot be written for another reason, entries wait in memory. Each `append` tries again,
+    and each of another log of this process that succeeds. The first failure is warned of, and at the end entries that are lost.
     """
+
+    waiting: ClassVar[set[LogFile]] = set()
+    _lock = RLock()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,10 +53,13 @@ class LogFile:
 
     def append(self, entry: bytes) -> None:
         """Append an entry, after those that could not be written before it."""
-        self._unwritten.append(entry)
-        self._flush()
+        with self._lock:
+            self._unwritten.append(entry)
+            if self._flush():
+                for log in [*self.waiting]:
+                    log._flush()
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
         try:
             _append_whole(self.path, b"".join(self._unwritten))
         except OSError as error:
@@ -62,9 +69,12 @@ class LogFile:
                     "is written as soon as it can be"
                 )
             self._failing = True
+            self.waiting.add(self)
         else:
             self._unwritten.clear()
             self._failing = False
+            self.waiting.discard(self)
+        return not self._failing
 
     def __enter__(self) -> Self:
         return self
@@ -74,6 +84,14 @@ class LogFile:
             self._flush()
         if self._unwritten:
             warn(f"{self.path}: its last {len(self._unwritten):,} entries could not be written and are lost")
+            self._unwritten.clear()
+        self.waiting.discard(self)
+
+
+def write_waiting() -> None:
+    """At the end of a process, write the entries that wait, and warn of those that are lost."""
+    for log in [*LogFile.waiting]:
+        log.__exit__()
 
 
 def _append_whole(path: Path, data: bytes) -> None:

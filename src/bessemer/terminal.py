@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, cast
 
 from bessemer.errors import BessemerError
 
@@ -32,6 +32,50 @@ QUIET, LOG = "BESSEMER_QUIET", "BESSEMER_LOG"
 SILENT, FOR_JSON = "1", "json"
 
 
+class LastingStream:
+    """Standard error that outlives its reader: what cannot be written is dropped, and the work goes on."""
+
+    is_lasting = True
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # a closed pipe, terminal or file, a full disk
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def keep_streams() -> None:
+    """Open the standard streams that were closed for this process, as a daemon's are, and have standard error last.
+
+    Otherwise the next file would take the number of a closed stream, and libraries would write their messages into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 (for as long as the process lives)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    _make_lasting()
+
+
+def _make_lasting() -> None:
+    if not hasattr(sys.stderr, "is_lasting"):
+        sys.stderr = cast(TextIO, LastingStream(sys.stderr))
+
+
+def discard(stream: TextIO) -> None:
+    """Send what is still to be written to a stream that cannot be written nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def console() -> Console:
     """A console on standard error; silent when the command was asked for JSON."""
     return _console(silent_for=(SILENT, FOR_JSON))
@@ -40,6 +84,7 @@ def console() -> Console:
 def _console(silent_for: Sequence[str]) -> Console:
     from rich.console import Console
 
+    _make_lasting()
     return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) in silent_for)
 
 

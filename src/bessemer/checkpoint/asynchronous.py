@@ -23,6 +23,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from bessemer import interrupt
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
@@ -33,7 +34,6 @@ from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 TIMEOUT = timedelta(hours=1)  # for the other processes to write
 JOIN_SECONDS = 10.0  # that a failing run waits for a running save
 
@@ -57,7 +57,7 @@ class WriterProcess:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-P", files.__file__, str(os.getpid())]
             # Schedulers send stop signals to every process, and the training saves after them: it never receives them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
             self._process, self._failure = None, None
             try:
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

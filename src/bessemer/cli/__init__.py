@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
 from bessemer.errors import BessemerError, InputError, Stopped
-from bessemer.terminal import FOR_JSON, QUIET, printable, silence_libraries, working
+from bessemer.logfile import write_waiting
+from bessemer.terminal import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
 
 EPILOG = """\
 Start here:  bessemer demo            a model trained on the text already on this machine, in minutes
@@ -28,9 +29,13 @@ Exit codes:  0 ok, 1 failure, 2 wrong input, 75 stopped on request (the same com
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `bessemer`; leaves the process with the command's exit code."""
-    if sys.stderr is not None:
-        faulthandler.enable()  # a crash inside a library says in which line of ours it was
-    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    keep_streams()
+    faulthandler.enable()  # a crash inside a library says in which line of ours it was
+    try:
+        interrupt.listen()
+        code = run_command(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # one more Ctrl-C, while the first was reported
+        code = Stopped.exit_code
     if code == Stopped.exit_code:
         # Threads of the corpus engine may still be at work, and the interpreter's own way out can abort over them.
         sys.stdout.flush()
@@ -60,6 +65,8 @@ def run_command(arguments: Sequence[str]) -> int:
         with nullcontext() if args.command in ("chat", "watch") else working(args.command):
             _refuse_urls(args)
             result = args.do(args)
+            if args.command != "watch":  # which a stop ends well
+                interrupt.check()
         if args.json:
             print(json.dumps(result, indent=2, default=str), flush=True)
     except KeyboardInterrupt:
@@ -68,12 +75,14 @@ def run_command(arguments: Sequence[str]) -> int:
     except BessemerError as error:
         return _failed(args, error)
     except BrokenPipeError:  # the reader has seen enough, as in `bessemer trace ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's last flush is quiet too
+        discard(sys.stdout)  # so that Python's last flush is quiet too
         return 0
     except OSError as error:
         return _failed(args, BessemerError(_os_error(error)))
     except MemoryError:
         return _failed(args, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
+    finally:
+        write_waiting()
     return int(getattr(args, "exit_code", 0))  # of a verdict that was printed
 
 

@@ -23,8 +23,7 @@ def main() -> int:
     """Exit code 0 when all processes ended well, 1 when they could not be restarted, 2 when the nodes' rendezvous failed."""
     # Stop signals are passed on by the command; schedulers send them to every process of a node. SIG_IGN would be inherited by
     # the processes, a handler is not.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
+    interrupt.handle(lambda *_: None)
     # The kernel ends the agent with the command, and its processes with it in the same way (`Member.work`, ForkServer): an
     # exception by a signal could be raised anywhere, also where Python drops it, and its traceback would be shown.
     interrupt.end_with_parent(signal.SIGKILL)

@@ -156,8 +156,8 @@ def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[i
     code: Any = 1
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        interrupt.handle(signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         for one in pipes:

@@ -27,8 +27,9 @@ from bessemer import interrupt
 from bessemer.environment import process_age
 from bessemer.errors import BessemerError, Stopped
 from bessemer.launch import status
+from bessemer.logfile import write_waiting
 from bessemer.run import RunFolder
-from bessemer.terminal import QUIET, SILENT, printable, silence_libraries, working
+from bessemer.terminal import QUIET, SILENT, keep_streams, printable, silence_libraries, working
 
 if TYPE_CHECKING:
     from bessemer.guard.heartbeat import Heartbeat
@@ -62,9 +63,10 @@ def main() -> NoReturn:
 
 def run_member(task: MemberTask) -> NoReturn:
     """Train, report, and exit without Python's teardown, which a thread inside a collective would block."""
-    if sys.stderr is not None:
-        faulthandler.enable()
+    keep_streams()
+    faulthandler.enable()
     code = LaunchedProcess(task).work()
+    write_waiting()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -88,9 +90,9 @@ class LaunchedProcess:
         interrupt.name_process(f"rank {self.rank}")
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         silence_libraries()
-        # Until the loop handles them: a launcher that gives the group up sends SIGTERM, the command SIGUSR1.
+        # Until the loop handles them: a launcher that gives the group up sends SIGTERM, which ends it; the command sends SIGUSR1.
+        interrupt.handle(interrupt.stop)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR1, _stop)
         self._stop_when_blocked()
         if self.node is not None:
             interrupt.end_with_parent(signal.SIGKILL)  # the agent, without which nobody would restart or stop it
@@ -251,7 +253,8 @@ class LaunchedProcess:
             while True:
                 if signal.SIGUSR1 in os.read(readable, 64):
                     time.sleep(POLL_SECONDS)
-                    if signal.getsignal(signal.SIGUSR1) is _stop:  # else the loop handles it, or a spare ignores it
+                    # Else the loop handles it, or a spare ignores it.
+                    if signal.getsignal(signal.SIGUSR1) is interrupt.stop:
                         os._exit(self.stopped_early())
 
         threading.Thread(target=listen, name="stop", daemon=True).start()
@@ -259,13 +262,9 @@ class LaunchedProcess:
 
 def _wait_as_spare() -> NoReturn:
     """More processes were started than the layout uses: wait until a lost one makes the launcher restart all."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the others stop, and report it
+    interrupt.handle(lambda *_: None)  # the others stop, and report it
     while True:
         time.sleep(POLL_SECONDS)
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

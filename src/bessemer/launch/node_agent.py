@@ -80,7 +80,7 @@ class NodeAgent:
             try:
                 api.elastic_launch(self._config(is_host), sys.executable)(*self.spec.arguments)
                 return 0
-            except SignalException:  # SIGHUP, by hand or a terminal that is closed
+            except SignalException:  # SIGQUIT, by hand
                 return 1
             except ChildFailedError as error:
                 if killed := _killed(error.failures):
@@ -123,7 +123,7 @@ class NodeAgent:
             max_restarts=self._restarts_left,
             monitor_interval=0.2,
             local_addr="localhost" if is_local else os.environ.get("POD_IP") or os.environ.get("SLURMD_NODENAME"),
-            signals_to_handle="SIGHUP",
+            signals_to_handle="SIGQUIT",
             logs_specs=DefaultLogsSpecs(str(self._place / "elastic")),  # else in a folder of its own that stays
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def _run_agent(spec: LaunchSpec, slots: Sequence[int], run: RunFolder | None) ->
     try:
         with subprocess.Popen(spec.command(), env=environment, start_new_session=True) as agent:
             try:
-                with _stop_signals(), reported_elsewhere():
+                with reported_elsewhere():
                     watchdog = Watchdog(place, run, agent.pid)
                     _wait(place, agent, watchdog)
                     watchdog.note_losses()
@@ -244,21 +244,9 @@ def _environment(processes: int, place: Path, slots: Sequence[int]) -> dict[str,
     }
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGUSR1, which schedulers send before the time limit, requests a stop as Ctrl-C and SIGTERM do."""
-    before = signal.signal(signal.SIGUSR1, interrupt.stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def _stop(place: Path, agent: subprocess.Popen[bytes], run: RunFolder | None) -> None:
     """Ask the processes to finish their step and save; a second Ctrl-C ends them at once."""
     how = "stopped"
-    repeated = (signal.SIGUSR1, signal.SIGTERM)  # by schedulers
-    before = [signal.signal(number, signal.SIG_IGN) for number in repeated]
     interrupt.name_signal(place)
     deadline = time.monotonic() + STOP_SECONDS
     try:
@@ -271,9 +259,6 @@ def _stop(place: Path, agent: subprocess.Popen[bytes], run: RunFolder | None) ->
                 agent.wait(REPEAT_SECONDS)
     except KeyboardInterrupt:
         how = "stopped at once"
-    finally:
-        for number, handler in zip(repeated, before, strict=True):
-            signal.signal(number, handler)
     if agent.poll() is None:
         _signal(place, signal.SIGKILL)
         agent.kill()

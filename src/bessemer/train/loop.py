@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -38,7 +39,9 @@ from bessemer.train.steps import CompletedStep, Update, completed_steps
 from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # USR1: sent by schedulers before the time limit
+
+class _Abandoned(Exception):
+    """A validation was abandoned for a stop request."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,10 @@ def train(training: Training) -> TrainSummary:
     ):  # fmt: skip
         if state.step:
             log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
-        elif training.recipe.is_continued:
-            scores = _validate(training, state)
+        if _starts_with_validation(training, state):
+            scores = _validate(training, state, stop)
+            if stop.is_requested():
+                _stop(training, state, stop.received())
         for step in completed_steps(training):
             state = step.state
             if step.update is None:  # rolled back
@@ -166,25 +171,41 @@ def train(training: Training) -> TrainSummary:
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            scores = _revise_log_validate(training, step, step.update) or scores
-            is_last, stopped_by = state.step == horizon.steps, stop.received()
-            if not is_last and stopped_by is None:
+            scores = _revise_log_validate(training, step, step.update, stop) or scores
+            stopped_by = stop.received()
+            if state.step != horizon.steps and stopped_by is None:
                 _save_where_due(training, state)
             training.clock.stepped(state.step, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
-            if stopped_by and not is_last:
-                _save_now(training, state)
-                training.clock.write(state.step, stopped_by)
-                raise Stopped(
-                    f"stopped by {stopped_by} after step {state.step} of {horizon.steps}; everything is saved in "
-                    f"{training.run.path}: the same command goes on from there"
-                )
+            if stopped_by:
+                _stop(training, state, stopped_by)
         training.heartbeat.mark("end", state.step)
         return _finish(training, state, scores)
 
 
-def _revise_log_validate(training: Training, step: CompletedStep, update: Update) -> Validation | None:
+def _starts_with_validation(training: Training, state: TrainState) -> bool:
+    """True where the first step follows a validation: of the weights as they came, or one that a stop cut short. Collective."""
+    if not state.step:
+        return training.recipe.is_continued
+    is_missing = training.trainer.mesh.any(training.log.lacks("validation", state.step))
+    return is_missing and training.validates(state.step)
+
+
+def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoReturn:
+    """Save, and raise Stopped. Collective."""
+    steps, saved = training.horizon.steps, f"everything is saved in {training.run.path}: the same command goes on from there"
+    if state.step:
+        _save_last(training, state)
+    else:
+        saved = "no step of the training is saved yet; the same command begins it"
+    training.clock.write(state.step, stopped_by)
+    raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}")
+
+
+def _revise_log_validate(
+    training: Training, step: CompletedStep, update: Update, stop: StopSignal
+) -> Validation | None:
     """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
     horizon, log, state = training.horizon, training.log, step.state
     if horizon.revise(state.step):
@@ -194,7 +215,7 @@ def _revise_log_validate(training: Training, step: CompletedStep, update: Update
     settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
         log.write("train", state.step, **_train_line(training, step, update))
-    return _validate(training, state) if training.validates(state.step) else None
+    return _validate(training, state, stop) if training.validates(state.step) else None
 
 
 def _train_line(training: Training, step: CompletedStep, update: Update) -> dict[str, object]:
@@ -221,20 +242,30 @@ def _train_line(training: Training, step: CompletedStep, update: Update) -> dict
     return numbers
 
 
-def _validate(training: Training, state: TrainState) -> Validation:
+def _validate(training: Training, state: TrainState, stop: StopSignal) -> Validation | None:
+    """Score the held-out text, and log the scores, a sample and tasks; None where a stop cuts that short. Collective."""
     started, trainer = perf_counter(), training.trainer
-    with training.timing("validation"):
+
+    def abandoned_when(is_requested: Callable[[], object]) -> Callable[..., None]:
+        def advance(amount: float = 1) -> None:
+            if is_requested():
+                raise _Abandoned
+
+        return advance
+
+    with training.timing("validation"), suppress(_Abandoned):
         release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
         with trainer.averaged():
-            scores = validate(trainer, training.held_out)
+            scores = validate(trainer, training.held_out, abandoned_when(stop.is_requested))
+            log_tasks(training, state, abandoned_when(lambda: stop.requested))  # of rank 0 alone
             log_sample(training, state)
-            log_tasks(training, state)
         release_unused(trainer.device)
         training.log.write(
             "validation", state.step, tokens=training.horizon.sizes.tokens_before(state.step), loss=scores.loss,
             loss_by_source=scores.loss_by_source, **scores.scores(), seconds=perf_counter() - started,
         )  # fmt: skip
-    return scores
+        return scores
+    return None
 
 
 def _save_where_due(training: Training, state: TrainState) -> None:
@@ -252,19 +283,28 @@ def _save_now(training: Training, state: TrainState) -> None:
         training.saver.save_now(state)
 
 
+def _save_last(training: Training, state: TrainState) -> None:
+    """Save before the training ends, unless its state is on disk; after the last step log what the whole took. Collective."""
+    trainer, resumed_at = training.trainer, training.start_state.step
+    if state.step == resumed_at and training.is_on_disk:
+        return
+    _save_now(training, state)
+    if state.step == training.horizon.steps:
+        training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
+        memory = trainer.mesh.gather(memory_in_use(trainer.device))
+        if state.step > resumed_at:
+            training.log.write(
+                "memory", state.step, planned=training.planned_memory, measured=max(memory), recomputed=trainer.recomputed,
+                by_rank={str(rank): taken for rank, taken in enumerate(memory)},
+            )  # fmt: skip
+
+
 def _finish(training: Training, state: TrainState, scores: Validation | None) -> TrainSummary:
     """Save the last checkpoint, log times and memory, and write the audit of the mixture."""
     trainer, mesh, resumed_at = training.trainer, training.trainer.mesh, training.start_state.step
-    if state.step > resumed_at or not training.is_on_disk:
-        _save_now(training, state)
-        training.log.write("time", state.step, resumed_at=resumed_at, **training.horizon.seconds())
+    _save_last(training, state)
     training.clock.write(state.step, is_finished=state.step == training.horizon.steps)
     memory = mesh.gather(memory_in_use(trainer.device))
-    if state.step > resumed_at:
-        training.log.write(
-            "memory", state.step, planned=training.planned_memory, measured=max(memory), recomputed=trainer.recomputed,
-            by_rank={str(rank): taken for rank, taken in enumerate(memory)},
-        )  # fmt: skip
     counts, gaps = state.counts.summed(mesh), training.horizon.sizes.gaps(state.step)
     if mesh.is_main:
         audit = mixture_audit(training.loader.mixture, counts, state.samples, gaps)
@@ -294,8 +334,7 @@ class StopSignal:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # handlers can be set only there
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._before = interrupt.handle(self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -304,12 +343,14 @@ class StopSignal:
             is_repeated = number == signal.SIGUSR1 and kind is not None and issubclass(kind, Stopped)
             signal.signal(number, _pass_over if is_repeated else handler)
 
+    def is_requested(self) -> bool:
+        """True where any process received a signal. Collective."""
+        return self.mesh.any(self.requested is not None)
+
     def received(self) -> str | None:
         """The signal that any process received; all processes return it after the same step. Collective."""
-        if self.mesh.is_single:
-            return self.requested
-        if not self.mesh.any(self.requested is not None):
-            return None
+        if self.mesh.is_single or not self.is_requested():
+            return self.requested if self.mesh.is_single else None
         names: list[str | None] = self.mesh.gather(self.requested)
         return next(name for name in names if name is not None)
 
@@ -317,6 +358,7 @@ class StopSignal:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = interrupt.signal_name(number)
+        interrupt.remember(self.requested)  # one that comes after the last step ends the command before its next stage
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:

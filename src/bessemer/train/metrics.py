@@ -50,6 +50,7 @@ class MetricsLog:
         self._trackers = trackers
         self._run, self._writes, self._files = run, writes, ExitStack()
         self._events: EventFile | None = None
+        self._before = {(row.get("kind"), row.get("step")) for row in rows}
         if not writes:
             return
         if rollbacks and not any(row.get("number") == rollbacks for row in rows):
@@ -80,6 +81,10 @@ class MetricsLog:
             self._events.write(step, scalars, now.timestamp())
         for tracker in self._trackers:
             tracker.log(step, scalars, row)
+
+    def lacks(self, kind: str, step: int) -> bool:
+        """True on rank 0 where no line of this kind was logged for this step before the training started."""
+        return self._writes and (kind, step) not in self._before
 
     def roll_back(self, number: int, step: int) -> None:
         """Move the lines after `step` to forks.jsonl, as fork `number` (from 1)."""

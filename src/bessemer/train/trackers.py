@@ -18,7 +18,7 @@ from bessemer.errors import InputError
 from bessemer.logfile import json_line
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json_again, write_json
-from bessemer.terminal import FOR_JSON, QUIET, warn
+from bessemer.terminal import FOR_JSON, QUIET, discard, warn
 
 STEP = "step"  # of the training, as a metric that others are plotted over: W&B's own step never goes back, as a rollback does
 
@@ -27,11 +27,10 @@ STEP = "step"  # of the training, as a metric that others are plotted over: W&B'
 class Tracker:
     """Takes the lines of metrics.jsonl. A resumed run continues in the same place.
 
-    write: takes a step, its numbers by tag (kind/name), and the line itself; end: called when the training has ended; name: of a
-    tracker that is left when it fails.
+    write: takes a step, its numbers by tag (kind/name), and the line itself; end: called when the training has ended.
     """
 
-    name: str | None
+    name: str
     write: Callable[[int, dict[str, float], dict[str, Any]], object]
     end: Callable[[], object] = lambda: None
     has_failed: bool = False
@@ -48,10 +47,8 @@ class Tracker:
         try:
             call()
         except Exception as error:
-            if self.name is None:
-                raise
             self.has_failed = True
-            warn(f"report.trackers: {self.name} failed ({_first_line(error)}); the training goes on without it")
+            warn(f"report: {self.name} failed ({_first_line(error)}); the training goes on without it")
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -73,7 +70,7 @@ def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
     if recipe.report.stdout and os.environ.get(QUIET) == FOR_JSON:
         warn("report.stdout: left out, since --json prints one value alone; its lines are in metrics.jsonl")
     elif recipe.report.stdout:
-        found.append(Tracker(None, _print_line))
+        found.append(Tracker("standard output", _print_line))
     place = run.path / "trackers.json"
     known: dict[str, str] = read_json_again(place) or {}
     for name in recipe.report.trackers:
@@ -88,8 +85,12 @@ def open_trackers(recipe: Recipe, run: RunFolder) -> list[Tracker]:
 
 def _print_line(step: int, scalars: dict[str, float], row: dict[str, Any]) -> None:
     """On standard output, as in metrics.jsonl."""
-    sys.stdout.write(json_line(row).decode())
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json_line(row).decode())
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+        raise
 
 
 def _wandb(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:

@@ -145,7 +145,7 @@ def log_sample(training: Training, state: TrainState) -> None:
     training.log.write("sample", state.step, prompt=prompt, text=text)
 
 
-def log_tasks(training: Training, state: TrainState) -> None:
+def log_tasks(training: Training, state: TrainState, advance: Callable[..., None]) -> None:
     """Log the scores on the first items of the recipe's tasks as a line of kind "tasks", by score and task, and under `content` a
     number of what each task asks. As `log_sample`."""
     options, trainer = training.recipe.evaluate, training.trainer
@@ -156,7 +156,7 @@ def log_tasks(training: Training, state: TrainState) -> None:
     with trainer.eager():
         for reference in options.tasks:
             task = opened_task(reference, limit=options.task_items)
-            scored = score_task(task, subject)
+            scored = score_task(task, subject, advance)
             by_score.setdefault("content", {})[scored.name] = _asked(task)
             for name, score in scored.scores.items():
                 by_score.setdefault(name, {})[scored.name] = score["value"] or 0.0
