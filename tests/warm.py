@@ -79,7 +79,15 @@ FREE = (
     "TRANSFORMERS_VERBOSITY",  # set by an export
 )
 """Of these, those that a fork can follow."""
-PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU)
+PASSED_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGQUIT,
+    signal.SIGXCPU,
+)
 MAX_FILES = 250
 
 CLIENT = """#!{python} -IS

@@ -194,7 +194,10 @@ def _starts_with_validation(training: Training, state: TrainState) -> bool:
 
 def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoReturn:
     """Save, and raise Stopped. Collective."""
-    steps, saved = training.horizon.steps, f"everything is saved in {training.run.path}: the same command goes on from there"
+    steps, saved = (
+        training.horizon.steps,
+        f"everything is saved in {training.run.path}: the same command goes on from there",
+    )
     if state.step:
         _save_last(training, state)
     else:
