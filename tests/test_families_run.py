@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from bessemer.cli import run_command
+from bessemer.recipe import load
+from bessemer.tokens.tokenizer import Tokenizer
 from tests.choose import long_but
 from tests.conftest import recipe_text, write_text
 
@@ -53,3 +55,33 @@ def test_a_family_is_trained_from_scratch_and_from_its_export(
     (place / "further.toml").write_text(further.replace(f'name = "{family}"', f'name = "{family}-further"'))
     assert run_command(["run", str(place / "further.toml"), "--set", "train.steps=1"]) == 0, capsys.readouterr().err
     assert json.loads((place / "runs" / f"{family}-further" / "export" / "config.json").read_text()) == first
+
+
+def test_a_tokenizer_that_transformers_would_change_is_refused_before_the_corpus_is_built(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers' Qwen2 cuts digits one by one and composes characters, whatever tokenizer.json says."""
+    from transformers import AutoTokenizer
+
+    text = (
+        recipe_text(place)
+        .replace('name = "small"', 'name = "qwen"')
+        .replace("[model]\n", '[model]\nfamily = "qwen2"\n')
+    )
+    (place / "qwen.toml").write_text(text)
+    sets = ["--set", "train.steps=2"]
+    for command in ("run", "train"):
+        assert run_command([command, str(place / "qwen.toml"), *sets]) == 2
+        error = capsys.readouterr().err
+        assert 'tokenizer.pattern = "qwen2"' in error and 'model.family = "qwen3" or "llama"' in error
+    assert not (place / "runs" / "qwen" / "corpus").exists()
+    assert run_command(["run", str(place / "qwen.toml"), *sets, "--set", "tokenizer.pattern=qwen2"]) == 0
+    run = place / "runs" / "qwen"
+    theirs, ours = AutoTokenizer.from_pretrained(run / "export"), load(run)
+    for odd in ("In 1984 and 2024", "cafe\u0301", "a\r\nb \u3000", "ÅＡﬁ"):
+        wanted = Tokenizer.load(run / "tokens" / "tokenizer.json", ours.tokenizer.end_of_text).encode(odd)
+        assert theirs(odd, add_special_tokens=False)["input_ids"] == wanted
+    # Without an export nothing is asked of transformers.
+    assert (
+        run_command(["run", str(place / "qwen.toml"), *sets, "--set", "export.hf=false", "--set", "run.name=own"]) == 0
+    )

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import processors
 
 from bessemer.cli import run_command
+from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.conftest import recipe_text, write_text
@@ -39,6 +40,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "text")
     texts = [path.read_text() for path in sorted((folder / "text").rglob("*.*"))]
     plain = Tokenizer.train(texts, 405, SPECIAL[0], special_tokens=SPECIAL[1:]).to_json()
+    qwen = Tokenizer.train(
+        texts, 405, SPECIAL[0], special_tokens=SPECIAL[1:], regex=pattern_of("qwen2"), normalizer=NORMALIZERS["qwen2"]
+    ).to_json()
     bos, ends = ("<s>", 1), ("</s>", 0)
     kinds: dict[str, tuple[str, dict[str, Any], Any, dict[str, str]]] = {
         "llama": ("Llama", {"bos_token_id": 1, "eos_token_id": [0, 3], "pad_token_id": 2, "max_position_embeddings": 64},
@@ -61,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 do_sample=True, temperature=0.6, **{key: settings[key] for key in settings if key.endswith("_token_id")}
             )
         model.save_pretrained(folder / name)
-        inner = Library.from_str(plain)
+        inner = Library.from_str(qwen if name == "qwen" else plain)
         if around is not None:
             inner.post_processor = around
         transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder / name)
@@ -170,7 +174,7 @@ def test_an_encoder_reads_a_text_between_its_own_tokens(place: Path, objective: 
         ("roberta", ["tokens.sequence_length=256", "train.micro_batch=1"], "tokens.sequence_length: 256, but"),
         ("cut", [], "tensor model.norm.weight is missing"),
         ("nowhere", [], "has no tokenizer"),
-        ("other ids", [], "So its export could not be used; to train nevertheless: --set export.hf=false"),
+        ("other ids", [], "its export could not be used; to train nevertheless: --set export.hf=false"),
         ("llama", ["train.start=runs/x"], "train.start and model.from both give the starting weights"),
     ],
 )

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bessemer import derived, hub
 from bessemer.defaults import derived_keys
 from bessemer.environment import load_torch
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError, InputError, TooFewIds
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
-from bessemer.run import RunFolder
+from bessemer.recipe.model import DECODERS, ENCODERS
+from bessemer.run import RunFolder, write_atomic
 from bessemer.run_store import RunStore
 from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
-from bessemer.tokens.pretrained import tokenizer_file
+from bessemer.tokens.patterns import NAMED
+from bessemer.tokens.pretrained import facts_of, framing_of, tokenizer_file, train_for
 from bessemer.tokens.shards import require_equal_tokenizers
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
 HOPELESS_RATE, HIGH_RATE, LOW_RATE = 1.0, 0.1, 1e-7  # of a step: matrices start with a standard deviation near 0.02
+SAMPLE_VOCABULARY = 600  # ids of a tokenizer that stands for the one to be trained
 USUAL_RATES = "rates that usually work lie between 1e-5 and 2e-2"
 
 
@@ -71,7 +76,13 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
         require_source(resolved.model.from_, config)
-        _model_tokenizer(recipe)
+        if recipe.export.hf:
+            _model_tokenizer(recipe)
+            with suppress(InputError):  # raised by `_export`, where the command exports
+                family_of(config)
+                exports = True
+            if exports:
+                _exported_tokenizer(resolved)
 
 
 def require_warmup(resolved: Recipe) -> None:
@@ -215,22 +226,78 @@ def _tokenizer(recipe: Recipe) -> None:
 
 
 def _model_tokenizer(recipe: Recipe) -> None:
-    """The tokenizer that model.from brings is the one that transformers uses for it, as an export must have it."""
+    """Raise InputError unless `transformers` uses the tokenizer that model.from brings."""
     path, source = recipe.tokenizer.path, recipe.model.from_
-    if source is None or path is None or not recipe.export.hf:
+    if source is None or path is None:
         return
     folder = hub.local_folder(source, weights=False)
     if tokenizer_file(path).parent.resolve() != folder.resolve():
         return
-    from bessemer.model.huggingface.gate import GATE_TEXTS, compare_ids, framing_of, load_tokenizer
+    from bessemer.model.huggingface.gate import RESAVE, compare_tokenizers, framing_of, load_tokenizer
 
-    theirs, ours = load_tokenizer(folder), Tokenizer.load_any(tokenizer_file(path))
+    theirs = load_tokenizer(folder)
     try:
-        compare_ids(theirs, [(text, ours.encode(text)) for text in GATE_TEXTS], framing_of(theirs))
+        compare_tokenizers(theirs, Tokenizer.load_any(tokenizer_file(path)), framing_of(theirs))
     except BessemerError as error:
         raise InputError(
-            f"model.from: {folder}: {error}. So its export could not be used; to train nevertheless: --set export.hf=false"
+            f"model.from: {folder}: {error}. {RESAVE}; else its export could not be used; to train nevertheless: "
+            "--set export.hf=false"
         ) from None
+
+
+def _exported_tokenizer(resolved: Recipe) -> None:
+    """Raise InputError, with what would work, where `transformers` would change the tokenizer of the export."""
+    if (problem := _export_problem(resolved)) is None:
+        return
+    patterns, families = tuple(NAMED), ENCODERS if resolved.model.family in ENCODERS else DECODERS
+    works = [
+        f"{table}.{key} = {' or '.join(fitting)}"
+        for table, key, other, names in (
+            ("tokenizer", "pattern", resolved.tokenizer.path, patterns), ("model", "family", resolved.model.from_, families)
+        )
+        if other is None
+        and (fitting := [f'"{name}"' for name in names if not _export_problem(resolved.changed(**{table: {key: name}}))])
+    ]  # fmt: skip
+    raise InputError(
+        f"model.family = {resolved.model.family}: its export could not be used: {problem}"
+        + "".join(f"; this would work: {one}" for one in works)
+        + "; to train nevertheless: --set export.hf=false"
+    )
+
+
+def _export_problem(resolved: Recipe) -> str | None:
+    """Return why `transformers` would read this recipe's tokenizer, or one trained like it, in another way; None: it does not."""
+    from bessemer.model.huggingface.export import ExportFiles, require_same_tokenizer, write_files
+    from bessemer.train.task import config_of
+
+    tokenizer = _sample_tokenizer(resolved)
+    facts, end = facts_of(resolved, tokenizer), tokenizer.end_of_text
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "own.json")
+        write_atomic(file, tokenizer.to_json())
+        files = ExportFiles(
+            file, end, framing_of(resolved, tokenizer), tokenizer.mask_token, special=facts.get("special", {}),
+            ends=tuple(facts.get("ends", [end])),
+        )  # fmt: skip
+        try:
+            write_files(config_of(resolved, tokenizer.vocabulary, 0), files, file.parent)
+            require_same_tokenizer(files, file.parent)
+        except BessemerError as error:
+            return str(error)
+    return None
+
+
+def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Load the recipe's tokenizer, or train a small one that cuts text like the one to be trained."""
+    from bessemer.model.huggingface.gate import GATE_TEXTS
+
+    options = recipe.tokenizer
+    if options.path is not None:
+        return Tokenizer.load(tokenizer_file(options.path), options.end_of_text, mask_token(recipe))
+    try:
+        return train_for(recipe, GATE_TEXTS, SAMPLE_VOCABULARY)
+    except TooFewIds as error:
+        return train_for(recipe, GATE_TEXTS, error.supported)
 
 
 def _start(recipe: Recipe, start: RunFolder) -> None:

@@ -89,7 +89,7 @@ def test_transformers_loads_it(tokenizer: tuple[Path, Tokenizer], tmp_path: Path
     named = dict(model.named_parameters())
     stream(meta_model(model.config), lambda name: named[name].detach(), ExportFiles(path, made.end_of_text), tmp_path / "export", shard_bytes=SHARD)  # fmt: skip
     sample = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    check = exporting.verify(model, tmp_path / "export", sample, [("some text", made.encode("some text"))])
+    check = exporting.verify(model, tmp_path / "export", sample, made, [("some text", made.encode("some text"))])
     assert check.logits_max_difference < 1e-4
 
 

@@ -38,12 +38,11 @@ from bessemer.run import (
 from bessemer.storage import patient
 from bessemer.store_path import StorePath, copy_files, published_folder
 from bessemer.terminal import counted, progress, warn
-from bessemer.tokens import documents, foreign, tasks
+from bessemer.tokens import documents, foreign, pretrained, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
 from bessemer.tokens.documents import Document
 from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
 from bessemer.tokens.packing import facts, packed_for, write_packs
-from bessemer.tokens.patterns import pattern_of
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import SPLITS, TokenStore, require_equal_tokenizers, token_dtype
 from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, is_distributed, new_writers
@@ -218,17 +217,8 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[
         tokenizer = Tokenizer.load(tokenizer_file(options.path), options.end_of_text, mask_token(recipe))
     else:
         assert corpus is not None  # the recipe asks for a path where there is no corpus
-        regex = pattern_of(options.pattern, options.digits, options.white_space)
         sample = tasks.training_sample(recipe, *exchange) if exchange else documents.training_sample(recipe, corpus)
-        tokenizer = Tokenizer.train(
-            sample,
-            options.vocabulary or 32_768,
-            options.end_of_text,
-            mask_token(recipe),
-            [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())],
-            regex,
-            options.prefix_space,
-        )
+        tokenizer = pretrained.train_for(recipe, sample, options.vocabulary or 32_768)
     for source in recipe.tokens.sources:
         theirs = None if source.tokenizer is None else Tokenizer.load(Path(source.tokenizer), options.end_of_text)
         if theirs is not None and theirs.sha256 != tokenizer.sha256:

@@ -5,7 +5,7 @@ differ in few choices; a recipe may choose otherwise how digits and white space 
 
 Sources: gpt2, openai/gpt-2, encoder.py; gpt4, cl100k_base in openai/tiktoken, tiktoken_ext/openai_public.py (with its
 possessive quantifiers written plainly and `\\s*[\\r\\n]` as `\\s*[\\r\\n]+`, which match the same); llama3, meta-llama/llama3,
-llama/tokenizer.py, the same as gpt4's.
+llama/tokenizer.py, the same as gpt4's; qwen2, the tokenizer.json of Qwen/Qwen2-7B: gpt4's with single digits, after NFC.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ NAMED = {
     "gpt2": (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?%s| ?[^\s\p{L}\p{N}]+|%s", "runs", "one left"),
 }  # fmt: skip
 NAMED["llama3"] = NAMED["gpt4"]
+NAMED["qwen2"] = (NAMED["gpt4"][0], "single", "lines")
+NORMALIZERS = {"qwen2": "NFC"}  # of patterns that belong to a tokenizer with one
 REGEX_CHARACTERS = 1000  # a longer custom pattern is refused
 PROBE_FROM, PROBE_TO = 128, 32_768  # characters of each kind a custom pattern is timed on, ever doubled
 PROBE_SECONDS = 1.0  # of processor time; a linear pattern takes up to 0.1 for the longest, a quadratic one many

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from bessemer import hub
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
+from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.pieces import Framing
-from bessemer.tokens.tokenizer import Tokenizer
+from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -223,6 +224,17 @@ def template_error(source: str) -> str | None:
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
     return None
+
+
+def train_for(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train a tokenizer as the recipe's [tokenizer] says."""
+    options = recipe.tokenizer
+    special = [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())]
+    regex = pattern_of(options.pattern, options.digits, options.white_space)
+    normalizer = NORMALIZERS.get(options.pattern)
+    return Tokenizer.train(
+        texts, vocabulary, options.end_of_text, mask_token(recipe), special, regex, options.prefix_space, normalizer
+    )
 
 
 def carry(source: Path, folder: Path) -> None:

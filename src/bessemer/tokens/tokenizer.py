@@ -95,10 +95,12 @@ class Tokenizer:
         special_tokens: Sequence[str] = (),
         regex: str = GPT4,
         prefix_space: bool = False,
+        normalizer: str | None = None,
     ) -> Tokenizer:
         """Train a byte-level BPE of `vocabulary` ids: end-of-text, `special_tokens`, the mask token if any, 256 bytes, merges.
 
-        regex: the split pattern; prefix_space: put a space before every text.
+        regex: the split pattern; prefix_space: put a space before every text; normalizer: a class of `tokenizers`, applied
+        to every text first.
         """
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -108,9 +110,12 @@ class Tokenizer:
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
         inner.decoder = decoders.ByteLevel()
+        before = [] if normalizer is None else [getattr(normalizers, normalizer)()]
         if prefix_space:
-            inner.normalizer = normalizers.Prepend(" ")
+            before.append(normalizers.Prepend(" "))
             inner.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        if before:
+            inner.normalizer = before[0] if len(before) == 1 else normalizers.Sequence(before)
         special = [end_of_text, *special_tokens]
         if mask_token is not None and mask_token not in special:
             special.append(mask_token)

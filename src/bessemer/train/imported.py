@@ -16,10 +16,10 @@ from bessemer.defaults import derived_keys
 from bessemer.environment import describe
 from bessemer.errors import InputError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.check import ImportCheck, check_read, require_classes
 from bessemer.model.huggingface.config import read_config, recipe_keys, to_hugging_face
 from bessemer.model.huggingface.export import keep_files
-from bessemer.model.huggingface.gate import GATE_TEXTS, compare_ids, errors_about, framing_of, load_tokenizer, verify
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
@@ -64,7 +64,7 @@ def import_model(source: Path, run: RunFolder, name: str, directory: str, commit
             "rows; is this the model's own tokenizer?"
         )
     read = check_read(source, model)
-    with errors_about(str(source)):
+    with gate.errors_about(str(source)):
         imported = replace(_compared(source, model, tokenizer, read), commit=commit)
     recipe = _recipe(source, run, name, directory, tokenizer)
     try:
@@ -94,10 +94,10 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Impo
     sample, texts = gate_inputs(model, tokenizer)
     architecture, parameters = to_hugging_face(model.config, 0)["architectures"][0], model.config.parameters
     if read.layers < read.of_layers:
-        theirs = load_tokenizer(source)
-        compare_ids(theirs, texts, framing_of(theirs))
-        return Imported(architecture, parameters, read.max_difference, 0, len(texts), read.line)
-    check = verify(model, source, sample, texts)
+        theirs = gate.load_tokenizer(source)
+        num_texts = gate.compare_tokenizers(theirs, tokenizer, gate.framing_of(theirs))
+        return Imported(architecture, parameters, read.max_difference, 0, num_texts, read.line)
+    check = gate.verify(model, source, sample, tokenizer, texts)
     worst = max(read.max_difference or 0.0, check.logits_max_difference)
     return Imported(
         architecture, parameters, worst, check.greedy_tokens_equal, check.tokenizer_documents_equal, read.note
@@ -106,7 +106,7 @@ def _compared(source: Path, model: Transformer, tokenizer: Tokenizer, read: Impo
 
 def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """The folder's own files, and the tokenizer as a run has it."""
-    framing = framing_of(load_tokenizer(source))
+    framing = gate.framing_of(gate.load_tokenizer(source))
     with staging(run.source) as staged:
         keep_files(source, staged)
     with staging(run.tokens) as staged:
@@ -130,7 +130,7 @@ def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[
     sample = torch.randint(0, tokenizer.vocabulary, (rows, length), generator=generator)
     # A classifier of theirs looks for padding, whose id may be any: the last token of a text must not be it.
     sample[:, -1] = next(number for number in range(tokenizer.vocabulary) if number not in tokenizer.special)
-    return sample, [(text, tokenizer.encode(text)) for text in GATE_TEXTS]
+    return sample, [(text, tokenizer.encode(text)) for text in gate.PLAIN_TEXTS]
 
 
 def read_tokenizer(source: Path) -> Tokenizer:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bessemer.errors import BessemerError
 from bessemer.model.config import ModelConfig
+from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import read_config, to_hugging_face
 from bessemer.model.huggingface.gate import ExportCheck, Texts, errors_about, verify
 from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
@@ -104,7 +105,8 @@ def export(model: Transformer, files: ExportFiles, folder: Path, sample: Tensor,
         write_weights(model, staged, dtype_of=files.dtype_of)
         write_files(model.config, files, staged)
         with errors_about("export"):
-            check = verify(model, staged, sample, texts, files.own_framing if files.source is None else None)
+            own, framing = Tokenizer.load_any(files.tokenizer_json), None if files.source else files.own_framing
+            check = verify(model, staged, sample, own, texts, framing)
         _record(staged, asdict(check), files)
     return check
 
@@ -133,6 +135,7 @@ def stream(
     with staging(folder) as staged:
         write_weights(model, staged, value, shard_bytes, files.dtype_of)
         write_files(model.config, files, staged)
+        require_same_tokenizer(files, staged)
         check = StreamCheck(model.config.parameters, _compare_written(model, value, files, staged))
         _record(staged, asdict(check), files)
     return check
@@ -184,6 +187,14 @@ def _compare_written(model: Transformer, value: ParameterReader, files: ExportFi
                 raise BessemerError(f"export: tensor {tensor.name} is not the same after reading it back")
         count += 1
     return count
+
+
+def require_same_tokenizer(files: ExportFiles, folder: Path) -> None:
+    """Raise BessemerError unless `transformers` reads an export's tokenizer as it was trained. folder: with its small files."""
+    with errors_about("export"):
+        theirs = gate.load_tokenizer(folder)
+        framing = gate.framing_of(theirs) if files.source else files.own_framing
+        gate.compare_tokenizers(theirs, Tokenizer.load_any(files.tokenizer_json), framing)
 
 
 def _record(folder: Path, check: dict[str, Any], files: ExportFiles) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,26 @@ from bessemer.model.huggingface.config import to_hugging_face
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import Transformer
 from bessemer.tokens.pieces import Framing, framing_between
+from bessemer.tokens.tokenizer import Tokenizer
 
 LOGITS_TOLERANCE = 1e-4  # largest difference of a logit in fp32, of the largest one or of 1
 GREEDY_TOKENS = 32
 PROMPT_CHARACTERS = 40  # of a text from which greedy generation is compared
 PROMPTS = 3
+SPECIAL_TOKENS = 64  # of a tokenizer, whose text is compared
+RUN = 200  # repetitions in a long run
 
 Texts = list[tuple[str, list[int]]]
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What the gate measured. texts_equal: texts from which logits, greedy tokens or classes were compared."""
+    """Measurements of the gate.
+
+    Attributes:
+        tokenizer_documents_equal: Number of texts whose ids were compared.
+        texts_equal: Number of texts from which logits, greedy tokens or classes were compared.
+    """
 
     architecture: str
     parameters: int
@@ -49,12 +58,17 @@ class ExportCheck:
 
 @torch.no_grad()
 def verify(
-    model: Transformer, folder: Path, sample_BT: Tensor, texts: Texts, framing: Framing | None = None
+    model: Transformer, folder: Path, sample_BT: Tensor, own: Tokenizer, texts: Texts, framing: Framing | None = None
 ) -> ExportCheck:
-    """Load a folder with `transformers` and compare it with `model`.
+    """Load a folder with `transformers` and compare it with a model and its tokenizer.
 
-    texts: each with its own ids, without special tokens; framing: the ids that must stand around those of a text, None:
-    whatever the folder's tokenizer puts there. Raises BessemerError on the first difference.
+    Args:
+        sample_BT: Token ids on which the logits are compared.
+        texts: Texts to compare besides `GATE_TEXTS`, each with its ids without special tokens.
+        framing: The ids required around those of a text. None: those that the folder's tokenizer adds.
+
+    Raises:
+        BessemerError: On the first difference.
     """
     transformers = quiet_transformers()
     ours = model.float().eval()
@@ -79,6 +93,7 @@ def verify(
     )
     tokenizer = load_tokenizer(folder)
     framing = framing or framing_of(tokenizer)
+    num_compared = len(texts) + compare_tokenizers(tokenizer, own, framing)
     compare_ids(tokenizer, texts, framing)
     greedy = 0
     if config.causal and not config.labels:
@@ -94,15 +109,18 @@ def verify(
         num_texts = len(texts)
         _compare_batches(ours, theirs, tokenizer, texts, framing)
     return ExportCheck(
-        architecture, config.parameters, difference, LOGITS_TOLERANCE, greedy, len(texts), num_texts, transformers.__version__
+        architecture, config.parameters, difference, LOGITS_TOLERANCE, greedy, num_compared, num_texts, transformers.__version__
     )  # fmt: skip
 
 
-# On which a tokenizer without a text of its own is compared with that of transformers.
-GATE_TEXTS = (
-    "The quick brown fox, 1984.", "def f(x):\n\treturn x  # 3", "naïve Straße 東京 Привет", "🙂\x00\x07 \n\n  end",
-    "    total += 12345 * 3.14159  # it's  2024's\n\n\n", " a = Permutation([[1, 20, 333]])\r\nDON'T I'll",
-)  # fmt: skip
+_TEXTS = tomllib.loads(Path(__file__).with_name("gate_texts.toml").read_text(encoding="utf-8"))
+PLAIN_TEXTS = tuple(_TEXTS["plain"])
+GATE_TEXTS = (*chain.from_iterable(_TEXTS.values()), *(run * RUN for run in _TEXTS["runs"]))
+# What helps where a foreign folder's class replaces parts of its tokenizer.json.
+RESAVE = (
+    "If the model was trained with the class that transformers loads, "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes that tokenizer"
+)
 
 
 @contextmanager
@@ -121,6 +139,7 @@ def quiet_transformers() -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     return transformers
 
 
@@ -147,23 +166,41 @@ def framing_of(tokenizer: Any) -> Framing:
     return framing
 
 
-def compare_ids(tokenizer: Any, texts: Texts, framing: Framing) -> None:
-    """Ids by default arguments; text that looks like a special token is text only where that is asked for."""
-    special = set(tokenizer.get_added_vocab())
+def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
+    """Compare the ids of GATE_TEXTS and of text with special tokens. Returns the number of texts.
+
+    Raises BessemerError on the first difference.
+    """
+    marked = [f"a{name}b {name} c\n{name}" for name in list(ours.special.values())[:SPECIAL_TOKENS]]
+    compare_ids(theirs, [(text, ours.encode(text)) for text in (*GATE_TEXTS, *marked)], framing)
+    for text in marked:
+        _require_equal_ids(theirs, text, theirs(text)["input_ids"], framing.around(ours.encode_marked(text)))
+    return len(GATE_TEXTS) + len(marked)
+
+
+def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> None:
+    """Compare ids by default arguments; text that looks like a special token is read as text."""
+    added = theirs.get_added_vocab()
     for text, ids in texts:
-        wanted, looks_special = framing.around(ids), any(token in text for token in special)
-        theirs = (tokenizer(text, split_special_tokens=True) if looks_special else tokenizer(text))["input_ids"]
-        if theirs != wanted:
-            place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
-            raise BessemerError(
-                f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
-                f"{theirs[place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
-                + _replaced_part(tokenizer)
-            )
+        special = {number for token, number in added.items() if token in text}
+        found = (theirs(text, split_special_tokens=True) if special else theirs(text))["input_ids"]
+        # Some kinds of tokenizers (Unigram) have no other ids for such text than the special token's.
+        if not special & set(found[len(framing.before) : len(found) - len(framing.after)]):
+            _require_equal_ids(theirs, text, found, framing.around(ids))
+
+
+def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: list[int]) -> None:
+    if theirs != wanted:
+        place = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(theirs, wanted, strict=False)))
+        raise BessemerError(
+            f"transformers' tokenizer gives other ids for the text that begins {text[:60]!r}: "
+            f"{theirs[place : place + 4]} at position {place}, here {wanted[place : place + 4]}"
+            + _replaced_part(tokenizer)
+        )
 
 
 def _replaced_part(tokenizer: Any) -> str:
-    """The end of a sentence: what of tokenizer.json a class of `transformers` ignores, and what to do; empty: nothing."""
+    """Return a clause with the parts of tokenizer.json that a class of `transformers` ignores; empty if there are none."""
     file = Path(tokenizer.name_or_path) / "tokenizer.json"
     used = json.loads(tokenizer.backend_tokenizer.to_str()) if hasattr(tokenizer, "backend_tokenizer") else {}
     description = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -173,8 +210,7 @@ def _replaced_part(tokenizer: Any) -> str:
     kind = type(tokenizer).__name__
     return (
         f"; for this model_type it loads {kind}, which has a {' and a '.join(parts)} of its own and ignores those of "
-        f"tokenizer.json. If the model was trained with {kind}, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) "
-        "writes that tokenizer; if not, transformers cannot encode text as in its training"
+        "tokenizer.json"
     )
 
 
