@@ -111,12 +111,46 @@ def test_collectives_are_the_closed_forms_of_a_ring() -> None:
     assert collectives.gather(across, 8e9) == pytest.approx(7 / 8 * 8e9 / 50e9)
     assert collectives.gather(collectives.of(cluster, 64, 1, how), 64e9) == pytest.approx(63 / 64 * 64e9 / 400e9)
     assert collectives.gather(collectives.of(cluster, 16, 4, how), 16e9) == pytest.approx(15 / 16 * 16e9 / 100e9)
-    assert collectives.send(cluster, 4, 1e9, how) == pytest.approx(1 / 450)
-    assert collectives.send(cluster, 8, 1e9, how) == pytest.approx(1 / 50)
+    assert collectives.send(cluster, (0, 1), 4, 1e9, how) == pytest.approx(1 / 450)
+    assert collectives.send(cluster, (1, 2), 4, 1e9, how) == pytest.approx(1 / 50)
+    assert collectives.send(cluster, (1, 1), 4, 1e9, how) == 0
+    # Ranks 3 apart: those of 6 and 9 are on two nodes, of 3 and 6 some are.
+    assert [collectives.send(cluster, (k, k + 1), 3, 450e9, how) for k in range(3)] == pytest.approx([1, 9, 9])
+    # Groups that a node's devices cannot be divided by: 6 to 11 has two on one node, (6, 8, 10) has one.
+    assert collectives.gather(collectives.of(cluster, 6, 1, how), 6e9) == pytest.approx(5 / 6 * 6e9 / 100e9)
+    assert collectives.gather(collectives.of(cluster, 3, 2, how), 3e9) == pytest.approx(2 / 3 * 3e9 / 50e9)
     assert collectives.gather(collectives.of(cluster, 1, 1, how), 1e9) == 0
     slow = replace(how, near=1e-6, far=10e-6, call=3e-6)
     whole = collectives.of(cluster, 64, 1, slow)
     assert collectives.gather(whole, 64e9, calls=2) == pytest.approx(63 / 400 + 2 * (7 * 10e-6 + 56 * 1e-6 + 3e-6))
+
+
+@pytest.mark.parametrize("framework", ["bessemer", "megatron-core", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("split", "slow"),
+    [
+        # By rank of the pipeline, each 4 devices of a node of 8: every second boundary is between nodes.
+        ({"shard": 4, "pipeline": 8}, 1),
+        ({"shard": 4, "pipeline": 8, "schedule": "gpipe"}, 2),  # the two passes are one after the other
+        ({"shard": 4, "pipeline": 8, "virtual": 2, "schedule": "interleaved"}, 2),  # two stages on each
+        ({"shard": 8, "pipeline": 4}, 2),  # all boundaries are between nodes, and a stage has two of them
+        ({"shard": 32}, 0),
+        ({"shard": 1, "tensor": 2, "pipeline": 4}, 0),  # one node
+    ],
+    ids=str,
+)
+def test_a_boundary_between_stages_takes_as_long_as_its_link(
+    split: dict[str, Any], slow: int, framework: str
+) -> None:  # fmt: skip
+    """Against the time of the messages alone, when the network is so slow that nothing else counts. `slow`: messages between nodes
+    that one stage waits for in a micro-batch."""
+    planned = job(batch=1024, framework=framework, **split)
+    cluster = replace(planned.cluster, inter_bandwidth=1e6)
+    taken = step(replace(planned, cluster=cluster))
+    whole = 2 * LLAMA.sequence_length * LLAMA.width / planned.layout.tensor
+    message = whole / (cluster.inter_bandwidth * PHYSICS.inter)
+    expected = slow * message * planned.micro_batches
+    assert taken.pipeline + taken.bubble == pytest.approx(expected, rel=0.1, abs=message)
 
 
 @pytest.mark.parametrize(

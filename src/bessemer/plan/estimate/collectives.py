@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, log2
+from math import ceil, gcd, log2
 
 from bessemer.plan.estimate.job import ClusterSpec, Physics
 
@@ -42,9 +42,9 @@ def of(cluster: ClusterSpec, size: int, stride: int, physics: Physics) -> Commun
 
     Within a node: the device's own links. Across: the members of a node share the NICs of the devices that the group has
     there, so that the ring over nodes is `local` NICs wide (NCCL opens a ring for each NIC), but no faster than the links
-    inside.
+    inside. Groups begin at multiples of what they span: `local` is of the node that has the fewest members of one.
     """
-    local = max(min(size, cluster.near // stride), 1)
+    local = max(gcd(size * stride, cluster.near) // stride, 1)
     inside = cluster.intra_rate(local) * physics.intra
     rate = inside if local >= size else min(inside, local * cluster.inter_bandwidth * physics.inter)
     return CommunicationGroup(size, local, rate, physics.call, physics.far, physics.near)
@@ -76,15 +76,11 @@ def summed(group: CommunicationGroup, whole: float, calls: float, sums: str) -> 
     return reduce(group, whole, calls) if sums == "all" else gather(group, whole, calls)
 
 
-def is_near(cluster: ClusterSpec, stride: int) -> bool:
-    """Whether the next rank along an axis is in the same node or domain: `stride` devices fit there twice."""
-    return 2 * stride <= cluster.near
-
-
-def send(cluster: ClusterSpec, stride: int, whole: float, physics: Physics) -> float:
-    """A message to the next rank along an axis: over the links of a node, or through one NIC."""
-    if whole == 0:
+def send(cluster: ClusterSpec, ranks: tuple[int, int], stride: int, whole: float, physics: Physics) -> float:
+    """A message between two ranks of an axis whose neighbours are `stride` devices apart: over the links of a node where both
+    lie in one whatever their place along the other axes, else through one NIC."""
+    if whole == 0 or ranks[0] == ranks[1]:
         return 0.0
-    if is_near(cluster, stride):
+    if min(ranks) * stride // cluster.near == ((max(ranks) + 1) * stride - 1) // cluster.near:
         return whole / (cluster.intra_rate(2) * physics.intra) + physics.call + physics.near
     return whole / (cluster.inter_bandwidth * physics.inter) + physics.call + physics.far

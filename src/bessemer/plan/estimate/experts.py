@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, gcd
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate.frameworks import Framework
@@ -105,7 +105,7 @@ def exchange(
     of it."""
     if expert == 1 or not isinstance(model, MixtureConfig):
         return 0.0
-    local = min(expert, cluster.near)
+    local = gcd(expert, cluster.near)
     nodes = expert / local
     copies = tokens * width * model.width * model.active_experts
     outside = copies * (1 - 1 / nodes)

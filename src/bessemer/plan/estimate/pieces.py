@@ -54,7 +54,7 @@ class MicroBatchSeconds:
 def of(job: Job, how: Physics) -> MicroBatchSeconds:
     """The pieces of a job."""
     layout = job.layout
-    piped = layout.pipeline > 1 and not collectives.is_near(job.cluster, layout.world // layout.pipeline)
+    piped = layout.pipeline > 1 and layout.world > job.cluster.near
     return _pieces(
         job.model, layout.tensor, layout.context, layout.micro_batch, layout.sequence_parallel, layout.recompute, layout.zero,
         layout.shard, layout.expert, piped, job.precision, job.cluster, job.framework, how,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import log, sqrt
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token, recomputed_flops_per_token
 from bessemer.layout.pipeline_schedules import checked_stages_per_rank
-from bessemer.layout.pipeline_stages import stage_ids_of_rank
+from bessemer.layout.pipeline_stages import rank_of_stage, stage_ids_of_rank
 from bessemer.layout.validity import require_valid
 from bessemer.model.config import ModelConfig
 from bessemer.plan.estimate import collectives, compute, experts, pieces
@@ -81,11 +82,17 @@ def step(job: Job, physics: Physics | None = None) -> Step:
     dense, mixed = kinds(job.model)
     first_piece, piece = pieces.of(replace(job, model=dense), how), pieces.of(replace(job, model=mixed), how)
     cut = blocks_of_stages(job.model, ranks * virtual, framework.cut)
-    # A stage that is not overlapped waits for what it receives, once forward and once backward.
-    exposed = _send(job, how) * (1.0 - framework.pipeline_overlap)
     first = _first_layers(job.model, cut)
-    forward = [(n - k) * piece.forward + k * first_piece.forward + exposed for n, k in zip(cut, first, strict=True)]
-    backward = [(n - k) * piece.backward + k * first_piece.backward + exposed for n, k in zip(cut, first, strict=True)]
+    forward = [(n - k) * piece.forward + k * first_piece.forward for n, k in zip(cut, first, strict=True)]
+    backward = [(n - k) * piece.backward + k * first_piece.backward for n, k in zip(cut, first, strict=True)]
+    # A stage waits for what it receives, once forward and once backward, as far as that is not beside its computation; the ends
+    # wait for what they send.
+    sends, overlap = _sends(job, how), framework.pipeline_overlap
+    waits = [0.0] * len(cut)
+    for stage, (into, out) in enumerate(zip((*sends[:1], *sends), (*sends, *sends[-1:]), strict=True)):
+        exposed = into - overlap * min(into, forward[stage]), out - overlap * min(out, backward[stage])
+        forward[stage], backward[stage] = forward[stage] + exposed[0], backward[stage] + exposed[1]
+        waits[stage] = sum(exposed)
     forward[0] += piece.embedding.seconds / 3
     backward[0] += piece.embedding.seconds * 2 / 3
     forward[-1] += piece.head_forward
@@ -116,7 +123,7 @@ def step(job: Job, physics: Physics | None = None) -> Step:
         seconds=seconds,
         **parts,
         data=data,
-        pipeline=2 * exposed * len(mine) * m,
+        pipeline=m * sum(waits[s] for s in mine),
         bubble=alone - m * by_rank[slow],
         stragglers=alone * slower - alone,
         optimizer=optimizer,
@@ -171,15 +178,15 @@ def refuse(job: Job) -> str | None:
     return None
 
 
-def _send(job: Job, how: Physics) -> float:
-    """Seconds of a stage's result on its way to the next rank. With tensor ranks each sends its part (scatter-gather,
-    Narayanan et al. 2021, section 4.1)."""
+def _sends(job: Job, how: Physics) -> tuple[float, ...]:
+    """Seconds of each stage's result on its way to the next stage, by the link between the two; 0 on the same rank. With tensor
+    ranks each sends its part (scatter-gather, Narayanan et al. 2021, section 4.1)."""
     layout = job.layout
-    if layout.pipeline == 1:
-        return 0.0
     tokens = layout.micro_batch * job.model.sequence_length // layout.context
     whole = compute.BYTES[job.precision] * tokens * job.model.width / layout.tensor
-    return collectives.send(job.cluster, layout.world // layout.pipeline, whole, how)
+    ranks = [rank_of_stage(layout.schedule, s, layout.pipeline) for s in range(layout.pipeline * layout.virtual)]
+    stride = layout.world // layout.pipeline
+    return tuple(collectives.send(job.cluster, both, stride, whole, how) for both in pairwise(ranks))
 
 
 _flops = lru_cache(maxsize=256)(flops_per_token)
