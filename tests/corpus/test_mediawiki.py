@@ -52,10 +52,26 @@ def test_articles() -> None:
 def test_what_is_no_article_is_counted() -> None:
     redirect = page(3, "#REDIRECT [[Title 1]]", more='    <redirect title="Title 1" />\n')
     module = page(4).replace("<model>wikitext<", "<model>Scribunto<")
-    found = read(dump(page(2, namespace=1), redirect, page(5, "#redirect [[x]]"), module, page(1)))
-    assert [record.reason for record in found] == ["not_article", "redirect", "redirect", "not_article", None]
+    german = page(6, "#WEITERLEITUNG [[Title 1]]")
+    found = read(dump(page(2, namespace=1), redirect, page(5, "#redirect [[x]]"), german, module, page(1)))
+    reasons = ["not_article", "redirect", "redirect", "redirect", "not_article", None]
+    assert [record.reason for record in found] == reasons
     assert found[0].detail == "namespace 1: Title 2"
     assert found[1].detail == "Title 3 -> Title 1"
+
+
+def test_links_to_files_and_categories_are_those_of_the_dump() -> None:
+    names = (
+        '<namespace key="6" case="first-letter">Lêer</namespace><namespace key="14" case="x">Kat &amp; x</namespace>'
+    )
+    text = prose(1, 20) + " [[Lêer:A.jpg|thumb|a cat]][[kat & x:Cats]][[Onbekend: Cats]] [[image:b.png]]"
+    raw = dump(page(1, text.replace("&", "&amp;")), page(2)).replace(
+        b"<siteinfo/>", f"<siteinfo>{names}</siteinfo>".encode()
+    )
+    for data, compression in ((raw, ""), (bz2.compress(raw), "bzip2")):
+        assert read(data, compression)[0].text == prose(1, 20) + " Onbekend: Cats"
+    later = raw.index(b"<page>")
+    assert read(raw, "", later, later + 1)[0].text == prose(1, 20) + " Onbekend: Cats"
 
 
 def test_of_a_history_the_last_revision_stays() -> None:

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from bessemer.corpus.extract import NotText
-from bessemer.corpus.mediawiki import plain_text
+from bessemer.corpus.wikitext import plain_text
 from tests.costs import no_quadratic_pass
 
 
@@ -16,7 +16,7 @@ from tests.costs import no_quadratic_pass
         ("A [[link]], a [[target|label]], [[Rome]]s.", "A link, a label, Romes."),
         ("See [http://a.example/x the site] and [https://b.example].", "See the site and ."),
         ("Text.<ref>Note {{cite|a=1}}</ref> More.<ref name=x /> End.", "Text. More. End."),
-        ("A{{box|x={{inner|[[y]]}}|z}}B", "AB"),
+        ("A{{box|x={{inner|[[y]]}}|z}}B", "A B"),
         ("{{lang|fr|mot juste}} and {{nowrap|1 2}} and {{convert|5|km|mi}}", "mot juste and 1 2 and 5 km"),
         ("Before\n{| class=x\n! a\n|-\n| b || [[c]]\n{|\n| inner\n|}\n|}\nAfter", "Before\n\nAfter"),
         ("[[File:A.jpg|thumb|A [[cat]] sits]]Text[[Category:Cats]][[de:Katze]]", "Text"),
@@ -33,13 +33,67 @@ from tests.costs import no_quadratic_pass
         ("== A ==\n=== B ===\nText", "A\n\nB\n\nText"),
         ("a [x] b", "a [x] b"),
         ("unclosed [[link and text", "unclosed [[link and text"),
-        ("stray ]] and }} and |} stay out", "stray ]] and and stay out"),
+        ("stray ]] and }} stay out\n|}\nso {|x|} is a set", "stray ]] and stay out\n\nso {|x|} is a set"),
         ("a | b", "a | b"),
         ("", ""),
     ],
 )  # fmt: skip
 def test_what_a_reader_sees(source: str, shown: str) -> None:
     assert plain_text(source) == shown
+
+
+NUMBERS_AND_WORDS = [
+    ("{{formatnum:1250}} m, {{FORMATNUM:77.5}} and {{formatnum:2000000|R}} trees", "1250 m, 77.5 and 2000000 trees"),
+    (
+        "{{convert|5|to|10|km|mi|0}} or {{convert|6|ft|2|in|m}} or {{cvt|5|-|10|kg}}",
+        "5 to 10 km or 6 ft 2 in or 5–10 kg",
+    ),
+    ("{{convert|37.5|C|F|abbr=on}}, {{val|5.5|0.2|ul=kg}}, {{val|6.02|e=23}}", "37.5 °C, 5.5±0.2 kg, 6.02×10²³"),
+    ("{{frac|1|2}}, {{frac|3|1|4}} and {{sfrac|8}}", "1/2, 3 1/4 and 1/8"),
+    ("10<sup>6</sup> m<sup>-2</sup>, 1<sup>st</sup>, H<sub>2</sub>O, 10{{sup|9}}", "10⁶ m⁻², 1st, H2O, 10⁹"),
+    (
+        "1990{{ndash}}1995, 5{{nbsp}}km{{snd}}so{{mdash}}and rock {{'}}n{{'}} roll",
+        "1990–1995, 5 km – so—and rock 'n' roll",
+    ),
+    (
+        "{{as of|2010|5|lc=y}}, {{circa|1500}}, {{c.}} 1600, {{US$|5 million}}",
+        "as of 2010-5, c. 1500, c. 1600, US$5 million",
+    ),
+    ("{{quote|text=What was said.|author=A. B.}} Next", "What was said.\nA. B.\nNext"),
+    ("One.{{quote|What [[was|is]] said.}}Two.", "One.\nWhat is said.\nTwo."),
+    ("{{lang|fr|text=mot}} {{lang-de|Wort}} {{langx|es|palabra}} {{transl|ar|ALA|kitab}}", "mot Wort palabra kitab"),
+    ("{{abbr|Dr|Doctor}} {{IPA|/x/}} {{nihongo|Tokyo|東京|tōkyō}} {{nowrap|1=a=b}}", "Dr /x/ Tokyo (東京, tōkyō) a=b"),
+    ("{{Template:small|{{unknown|x}}in {{nowrap|{{formatnum:12}}&nbsp;km}}}}", "in 12 km"),
+    ("{{hlist|a|b}}{{ubl|c|d}}e", "a · b\nc\nd\ne"),
+    ("{{#if: x | yes | no }} {{#if:|yes|no}} {{#ifeq:a|b|eq|ne}} {{#switch:b|a=1|b=2}} {{uc:abc}}", "yes no ne 2 ABC"),
+    ("''{{PAGENAME}}'' is cited.{{cite web|title=x|url=http://a}} {{efn|n}}More{{sfn|x}}", "A Title is cited. More"),
+    ("if x<y and z>w then a<i and b>c, i<=3", "if x<y and z>w then a<i and b>c, i<=3"),
+    ("a <foo>b</foo> c<unclosed d", "a <foo>b</foo> c<unclosed d"),
+    (
+        "One.<hr>Two.<h3>Head</h3>Three.<div>x</div>y<br />z<td>1</td><td>2</td>",
+        "One.\nTwo.\nHead\nThree.\nx\ny\nz\n1\n\n2",
+    ),
+    ("[[CSI: Miami]], [[Re:Zero]], [[Star Trek: Picard|Picard]], [[Foo|a|b]]", "CSI: Miami, Re:Zero, Picard, a|b"),
+    ("word<ref name=x/>next<ref name=O'Brien>n</ref>word{{cn}} 10{{x}}km 東京{{x}}は", "word next word 10 km 東京は"),
+    ("a<nowiki/>b auto{{shy}}matic <nowiki>{{x}}</nowiki>", "ab automatic {{x}}"),
+    ('<math>x^2 +\n 3</math> and <math display="block">y</math>', "$x^2 + 3$ and $y$"),
+    ("f() and ( ) stay, ({{x}}) and ({{x}}; ) go", "f() and ( ) stay, and go"),
+    ("__FILE__, ~~~~ and \ue000 stay__NOTOC__", "__FILE__, ~~~~ and \ue000 stay"),
+    ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby> <q>so</q>", "漢(かん) “so”"),
+    ("我在-{zh-hans:中国;zh-hant:中國}-生活-{H|zh:x}-", "我在中国生活"),
+    ("<includeonly>no</includeonly><noinclude>yes</noinclude>", "yes"),
+    ("{{quote|" + "[[a]] " * 60 + "}}", ("a " * 60).strip()),
+    ("Text\n{| never ends\n" + "| word " * 600, "Text"),
+]
+
+
+@pytest.mark.parametrize(("source", "shown"), NUMBERS_AND_WORDS, ids=range(len(NUMBERS_AND_WORDS)))
+def test_numbers_and_words_stay_apart_and_whole(source: str, shown: str) -> None:
+    text = plain_text(source, "A Title")
+    if "never ends" in source:
+        assert text.startswith(shown) and text.count("word") == 600
+    else:
+        assert text == shown
 
 
 def test_code_keeps_its_lines() -> None:
