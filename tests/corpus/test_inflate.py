@@ -54,6 +54,14 @@ def test_a_skippable_frame_is_skipped() -> None:
     assert all_of(skip + zstandard.compress(b"one") + skip + zstandard.compress(b"two"), "zstd") == (b"onetwo", "")
 
 
+@pytest.mark.parametrize("power", [27, 30, 31])
+def test_a_zstandard_frame_with_a_large_window_is_read(power: int) -> None:
+    """As of `zstd --long=31`: a header without the size of the content, and one raw block (RFC 8878, section 3.1.1)."""
+    text = TEXT[:1000]
+    block = ((len(text) << 3) | 1).to_bytes(3, "little") + text
+    assert all_of(b"\x28\xb5\x2f\xfd\0" + bytes([(power - 10) << 3]) + block, "zstd") == (text, "")
+
+
 @pytest.mark.parametrize("compression", PACK)
 def test_what_was_decoded_before_a_damage_is_kept(compression: str) -> None:
     data = PACK[compression](TEXT)

@@ -1,6 +1,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,6 +173,52 @@ def test_parquet_cell_by_cell(data: Path) -> None:
     assert [record.reason for record in found] == [None, "not_utf8", "bad_record", None]
     assert [record.key for record in found] == ["0:0", "0:1", "1:0", "1:1"]
     assert found[3].text == "fine"
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "large_string", "string_view", "binary", "binary_view", "dictionary", "json"]
+)
+def test_text_of_parquet_is_read_from_every_type_of_strings(
+    kind: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(tables, "BATCH_BYTES", 100)  # so that a row group is read in parts
+    made: Any = {"dictionary": lambda: pa.dictionary(pa.int8(), pa.large_string()), "json": pa.json_}.get(kind)
+    type_ = made() if made else pa.type_for_alias(kind)
+    wanted = [f"größer {number}" * 9 for number in range(50)]
+    column = pa.array(wanted, pa.string()).cast(pa.string() if kind == "json" else type_)
+    column = pa.ExtensionArray.from_storage(type_, column) if kind == "json" else column
+    pq.write_table(pa.table({"text": column, "kind": column}), data / "a.parquet")
+    found = read_piece(Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 10), "parquet", label_key="kind")
+    assert [(record.text, record.label, record.key) for record in found] == [
+        (text, text, f"0:{row}") for row, text in enumerate(wanted)
+    ]
+
+
+def test_a_string_of_a_json_column_is_its_value(data: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    values = ['"a \\"text\\""', '{"a": "b"}', "no JSON", None]
+    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(values, pa.string()))
+    pq.write_table(pa.table({"text": column}), data / "a.parquet")
+    found = records(data / "a.parquet", "parquet", 0)
+    assert [record.text for record in found] == ['a "text"', '{"a": "b"}', "no JSON", ""]
+    assert [record.reason for record in found] == [None, None, None, "bad_record"]
+
+
+@pytest.mark.long
+def test_nested_text_of_over_2_gib_in_a_row_group_is_read(data: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    chunk = pa.StructArray.from_arrays([pa.array(["word " * (12 << 20)])], ["text"])
+    pq.write_table(pa.table({"data": pa.chunked_array([chunk] * 36)}), data / "a.parquet", compression="zstd")
+    source = Source.model_validate({"name": "s", "paths": ["x"], "text_key": "data.text"})
+    unit = Unit(source, "parquet", (Piece(str(data / "a.parquet"), "a.parquet", 0, 1, 1),))
+    assert [len(record.text) for _, record in read(unit, Rules())] == [60 << 20] * 36
 
 
 def test_a_parquet_file_damaged_in_the_middle(data: Path) -> None:

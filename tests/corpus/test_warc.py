@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import brotli
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from bessemer.corpus import warc
 from bessemer.corpus.document import Record
 from bessemer.recipe import Extract
-from tests.corpus.corpus_samples import html_page, http, page_line, warc_record
+from tests.corpus.corpus_samples import html_page, http, page_line, recipe, warc_record
 
 INFO = warc_record(b"software: a crawler\r\n", "warcinfo")
 
@@ -53,6 +54,36 @@ def test_responses_are_documents_and_nothing_else_is() -> None:
             "record_id": f"urn:uuid:{len(http(html_page(1)))}",
             "content_type": "text/html; charset=utf-8",
         }
+
+
+def test_records_that_are_no_pages_are_counted_by_type(data: Path, build) -> None:
+    others = ["request", "metadata", "metadata", "revisit", "warcinfo"]
+    archive = b"".join(page(number) + warc_record(b"x: y\r\n", kind) for number, kind in enumerate(others))
+    (data / "a.warc.gz").write_bytes(b"".join(map(gzip.compress, (archive[:3000], archive[3000:]))))
+    (data / "b.arc.gz").write_bytes(gzip.compress(b"filedesc://b.arc 0.0.0.0 20000101000000 text/plain 9\n1 0 X\n\n"))
+    documents, rejected, statistics = build(recipe({"name": "s", "paths": [str(data)]}))
+    assert len(documents) + len(rejected) == statistics["totals"]["documents_in"]
+    assert statistics["totals"]["tables"]["passed_over"] == {"metadata": 2, "request": 1, "revisit": 1, "warcinfo": 1}
+    assert ("data/b.arc.gz", "wrong_format") in {(row["path"], row["reason"]) for row in rejected}
+
+
+def archived(kind: str, content_type: str, body: bytes) -> bytes:
+    """A record without HTTP."""
+    return warc_record(body, kind).replace(b"application/http; msgtype=response", content_type.encode())
+
+
+def test_records_without_http_are_read_by_their_type() -> None:
+    text = "größer, später – für 5 €\nand more"
+    found = read(
+        archived("conversion", "text/plain", text.encode())
+        + archived("resource", "text/html; charset=utf-8", html_page(1))
+        + archived("resource", 'text/plain; charset="iso-8859-1"', text[:14].encode("latin-1"))
+        + archived("resource", "image/png", b"\x89PNG")
+        + archived("response", "text/dns", b"20240506 a.example. 1.2.3.4")
+    )
+    assert kept(found) == [text, page_line(1), text[:14]]
+    assert [record.reason for record in found[3:]] == ["not_html", "not_html"]
+    assert found[0].metadata["url"] == "http://a.example/"
 
 
 def test_the_records_stand_where_another_library_finds_them() -> None:

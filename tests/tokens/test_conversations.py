@@ -136,8 +136,11 @@ paths = ["talk.jsonl"]
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"tokens": ""}, "source 'talk' holds conversations .* need tokens.packing = best-fit"),
-        ({"tokens": "packing = 'best-fit'"}, "need tokens.document_mask = true"),
+        (
+            {"tokens": "packing = 'concatenate'"},
+            "source 'talk' holds conversations .* need tokens.packing = best-fit",
+        ),
+        ({"tokens": "packing = 'best-fit', document_mask = false"}, "need tokens.document_mask = true"),
         ({"tokens": "packing = 'document', gate = true"}, "need tokens.gate = false"),
         ({"tokens": "packing = 'document'", "paragraphs": "ngram"}, "dedup.paragraphs is for running text"),
         ({"tokens": "chat_template = 'chatml'", "format": "jsonl"}, "no source has format = chat"),
@@ -146,6 +149,17 @@ paths = ["talk.jsonl"]
 def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
         parse(TOML.format(**{"format": "chat", "paragraphs": "off", **values}), tmp_path / "r.toml")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "packing", "mask"),
+    [("", "best-fit", True), ("packing = 'best-fit'", "best-fit", True), ("packing = 'document'", "document", False)],
+)
+def test_how_conversations_are_packed_is_derived(tmp_path: Path, tokens: str, packing: str, mask: bool) -> None:
+    found = parse(TOML.format(format="chat", paragraphs="off", tokens=tokens), str(tmp_path / "r.toml")).tokens
+    assert (found.packing, found.document_mask) == (packing, mask)
+    plain = parse(TOML.format(format="jsonl", paragraphs="off", tokens=""), str(tmp_path / "r.toml")).tokens
+    assert (plain.packing, plain.document_mask) == ("concatenate", False)
 
 
 def test_masks_of_an_interrupted_build_are_those_of_a_whole_one(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ ENTERED, REJECTED_IN, REJECTED, BYTES = "entered", "rejected_in", "rejected", "b
 # Tables of the step that looks for evaluation sets: documents by set, and documents by item of a set
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
 HIDDEN = (ENTERED, REJECTED_IN, REJECTED, BYTES, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # that no report shows
+PASSED_OVER = "passed_over"  # table of records that hold no document by nature, by type
 UNWRAPPED = "unwrapped"  # of edited_documents: those whose lines were joined to paragraphs before rules looked at them
 # Sets of rules that take a line for a sentence or a paragraph
 OF_LINES = ("textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")

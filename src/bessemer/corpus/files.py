@@ -24,7 +24,7 @@ from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import Source
 from bessemer.recipe.corpus import Format
-from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending
+from bessemer.recipe.endings import GUESSED, SUFFIXES, TOPICS, ending, has_format
 from bessemer.store_path import published_folder, stage_files
 
 PLACEHOLDER = "python://"
@@ -55,11 +55,12 @@ def contents(files: Sequence[File]) -> list[list[Any]]:
 
 def by_format(source: Source, files: list[File]) -> dict[Format, list[File]]:
     """The files of a source by their format: the source's, else by file ending, else plain text."""
-    if source.format is not None:
-        return {"jsonl" if source.format == "chat" else source.format: files}
     found: dict[Format, list[File]] = {}
     for file in files:
-        found.setdefault(format_of(file.path) or "text", []).append(file)
+        kind = source.format or format_of(file.path) or "text"
+        if kind == "chat":
+            kind = "parquet" if has_format(file.name, "parquet") else "jsonl"
+        found.setdefault(kind, []).append(file)
     return {kind: found[kind] for kind in sorted(found)}
 
 

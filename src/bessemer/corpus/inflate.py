@@ -21,6 +21,7 @@ BLOCK_BYTES = 1 << 20  # bytes yielded at a time, at the most (Zstandard: 32 MiB
 # KiB (RFC 8878, section 3.1.1.2), so at most 32 MiB here.
 FEED_BYTES = {"gzip": 1 << 16, "zlib": 1 << 16, "deflate": 1 << 16, "bzip2": 1 << 12, "xz": 1 << 10, "zstd": 1 << 10}
 XZ_MEMORY_BYTES = 256 << 20  # memory that an xz stream may ask for: `xz -9` takes 65 MiB
+ZSTD_WINDOW_BYTES = 1 << 31  # the largest of the format (`zstd --long=31`), which large dumps use
 MAX_EXPANSION = 100  # a compressed file may expand this many times; text reaches 3 to 10, a bomb 1000
 SUSPECT_BYTES = 1 << 20  # less than this is no bomb, however small it was before
 MAX_DICTIONARY_BYTES = 16 << 20
@@ -98,7 +99,7 @@ class CompressedMember:
         import zstandard
 
         known = zstandard.ZstdCompressionDict(self.dictionary) if self.dictionary else None
-        return zstandard.ZstdDecompressor(dict_data=known).decompressobj()
+        return zstandard.ZstdDecompressor(dict_data=known, max_window_size=ZSTD_WINDOW_BYTES).decompressobj()
 
 
 def start_of(blocks: Iterator[bytes], limit: int, despite_damage: bool = False) -> bytes:

@@ -7,6 +7,7 @@ that later steps read one at a time. Its metadata says which ranges.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bessemer.corpus import engine
-from bessemer.corpus.clean import CleaningContext, Tally, check_tally, clean_record
+from bessemer.corpus.clean import PASSED_OVER, CleaningContext, Tally, check_tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold, text_digest
 from bessemer.corpus.readers import read
@@ -218,10 +219,10 @@ def context(work: Path) -> tuple[CleaningContext, dict[str, Cut]]:
 def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> Iterator[pa.Table]:
     """Read and clean; the rows as Arrow tables of bounded size, so that few Python strings live at one time."""
     rows: list[dict[str, Any]] = []
-    size = 0
+    size, passed_over = 0, Counter[str]()
     for unit in partition.units:
         before = tally.documents_in
-        for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract):
+        for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract, passed_over):
             engine.check_stop()
             record.source = partition.source
             record.format = "chat" if unit.source.format == "chat" else unit.format
@@ -235,6 +236,8 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
         if unit.format in ("text", "code", "html"):
             came = f"{len(unit.pieces)} files but {arrived} documents came in ({unit.pieces[0].name}, ...)"
             engine.require(arrived == len(unit.pieces), f"source {partition.source}, {partition}: {came}")
+    if passed_over:
+        tally.merge({PASSED_OVER: passed_over})
     if rows:
         yield _table(rows, settings)
 

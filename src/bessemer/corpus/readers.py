@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -22,8 +23,11 @@ CHANGED = "changed since the files were listed; run the command again to read it
 WHOLE_FILES = ("text", "code", "html", "descriptions")
 
 
-def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[tuple[Piece, Record]]:
-    """The records of a unit, each with its piece. Never raises for bad data.
+def read(
+    unit: Unit, rules: Rules, settings: Extract | None = None, passed_over: Counter[str] | None = None
+) -> Iterator[tuple[Piece, Record]]:
+    """The records of a unit, each with its piece. Never raises for bad data. passed_over: counts those that hold no document by
+    nature, by type.
 
     A missing, unreadable or changed file yields one rejected record per piece. Raises BessemerError when an object
     store fails, InputError when the library of [corpus.extract] is not installed.
@@ -32,12 +36,14 @@ def read(unit: Unit, rules: Rules, settings: Extract | None = None) -> Iterator[
     if unit.format in ("html", "warc"):
         webpage.check_engine(settings)
     for piece in unit.pieces:
-        for record in _read_unchanged(unit, piece, rules, settings):
+        for record in _read_unchanged(unit, piece, rules, settings, passed_over):
             record.label = record.label or unit.source.label or ""
             yield piece, record
 
 
-def _read_unchanged(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:
+def _read_unchanged(
+    unit: Unit, piece: Piece, rules: Rules, settings: Extract, passed_over: Counter[str] | None
+) -> Iterator[Record]:
     """The records of a piece, as long as the file is the one that was listed."""
     key = f"{piece.start}!"
     changed = Record(key, piece.size, reason="unreadable", detail=CHANGED)
@@ -45,10 +51,10 @@ def _read_unchanged(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -
         if _has_changed(piece, unit.source):
             yield changed
         elif unit.format in WHOLE_FILES:  # few and small: looked at before they are handed out
-            records = list(_read_piece(unit, piece, rules, settings))
+            records = list(_read_piece(unit, piece, rules, settings, passed_over))
             yield from [changed] if _has_changed(piece, unit.source) else records
         else:
-            yield from _read_piece(unit, piece, rules, settings)
+            yield from _read_piece(unit, piece, rules, settings, passed_over)
             if _has_changed(piece, unit.source):
                 yield Record(f"{piece.start}~", 0, reason="unreadable", detail=CHANGED)
     except OSError as error:
@@ -59,7 +65,9 @@ def _has_changed(piece: Piece, source: Source) -> bool:
     return bool(piece.stamp) and piece.stamp != stamp(*storage.version(piece.path, source))
 
 
-def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> Iterator[Record]:
+def _read_piece(
+    unit: Unit, piece: Piece, rules: Rules, settings: Extract, passed_over: Counter[str] | None
+) -> Iterator[Record]:
     source, start, end = unit.source, piece.start, piece.end
     if piece.damage:
         yield Record(f"{start}!", piece.size, reason=piece.reason, detail=piece.damage)
@@ -78,7 +86,7 @@ def _read_piece(unit: Unit, piece: Piece, rules: Rules, settings: Extract) -> It
         elif unit.format in ("warc", "mediawiki"):
             try:
                 if unit.format == "warc":
-                    yield from warc.read(file, start, end, compression, settings, piece.prefix)
+                    yield from warc.read(file, start, end, compression, settings, piece.prefix, passed_over)
                 else:
                     limit = 4 * rules.max_characters  # marks and boxes take half of an article, seldom three quarters
                     yield from mediawiki.read(file, start, end, compression, limit, piece.prefix)

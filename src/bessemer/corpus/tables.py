@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from bessemer.corpus.conversation import conversation, pair
 from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
+from bessemer.corpus.engine import require
 from bessemer.recipe import Source
 
 # a longer record is rejected unread: no model reads one that long, and it must fit in memory
@@ -35,6 +37,8 @@ PAIRS = (
 SHORT_FIELD_CHARACTERS = 16  # a shorter value of an unknown name is a word or a name, and nothing to train on
 ANY_TEXT = "*"  # stands for the values of a column that are not read
 LONG_FIELD_CHARACTERS = 80  # a longer field counts as text in spite of an unknown name and other fields that are lists
+BATCH_BYTES = 16 << 20  # of a row group, read at a time
+TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")  # of Arrow
 MAX_DEPTH = 4  # of nested objects whose fields are named in messages
 
 
@@ -106,11 +110,13 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     text = holder.pop(name)
     if source.format == "chat":
         try:
+            if isinstance(text, str) and source.pair_keys is None:  # JSON within the JSON, or in a column of strings
+                text = json.loads(text)
             if source.pair_keys is not None:
                 found = (field_in(value, of) for of in source.pair_keys[:-1])
                 text = pair([None if there is None else there[inner] for there, inner in found], text)
             text = conversation(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             fields = source.pair_keys or (source.text_key,)
             said = f"field{'s' * (len(fields) > 1)} {', '.join(map(repr, fields))}: {error}"
             return Record(key, size, shown[:4000], "bad_record", said[:300])
@@ -228,14 +234,17 @@ def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], 
         return [], "unreadable", f"a damaged Parquet file: {first}"[:300]
     types = {field.name: field.type for field in (*_leaves(schema), *schema)}
     strings = {name: "" for name, kind in types.items() if _is_text(kind)}
+    conversations = {name: message for name, kind in types.items() if (message := _message_fields(kind))}
     if text_key not in types:
-        fields = {field.name: strings.get(field.name) for field in _leaves(schema)}
+        fields = {field.name: conversations.get(field.name, strings.get(field.name)) for field in _leaves(schema)}
         sizes = {name: _column_bytes(groups, name) for name in strings}
         largest = max(sizes, key=lambda name: sizes[name], default="")
         return [], "no_text_key", no_text("column", text_key, {**fields, **({largest: ANY_TEXT} if largest else {})})
-    if text_key not in strings:
+    if text_key not in strings and (source.format != "chat" or text_key not in conversations):
         fix = f"set text_key to a column of strings ({', '.join(strings) or 'there is none'})"
-        return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[:300]
+        if conversations and source.format != "chat":
+            fix = f'{text_key} holds conversations, which format = "chat" and text_key = "{text_key}" read'
+        return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[-300:]
     if label_key and label_key not in types:
         names = ", ".join(field.name for field in _leaves(schema))
         return [], "no_label", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300]
@@ -251,20 +260,29 @@ def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
             yield field
 
 
-def _column(table: Any, key: str, in_bytes: bool) -> Any:
+def _message_fields(kind: Any) -> list[dict[str, str]]:
+    """One message with the fields of a column of conversations; none for another column."""
+    inner = getattr(kind, "value_type", None)
+    fields = inner.names if isinstance(inner, pa.StructType) else ()
+    return [dict.fromkeys(fields, "")] if {"role", "from"} & {*fields} else []
+
+
+def _column(table: Any, key: str) -> Any:
     """A column of a table, which may lie within structs; strings as bytes, one of which may not be UTF-8."""
     first, _, rest = key.partition(".")
     column = table[key] if key in table.column_names else pc.struct_field(table[first], rest.split("."))
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.large_binary()) if in_bytes or _is_text(column.type) else column
+    kind = _plain(column.type)
+    return column.cast(kind).cast(pa.large_binary()) if _is_text(kind) else column.cast(kind)
+
+
+def _plain(kind: Any) -> Any:
+    """The type of the values of a dictionary or an extension."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_text(kind: Any) -> bool:
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in tests)
+    return str(_plain(kind)) in TEXT_TYPES
 
 
 def _column_bytes(groups: list[Any], name: str) -> int:
@@ -273,16 +291,23 @@ def _column_bytes(groups: list[Any], name: str) -> int:
 
 
 def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Record]:
-    """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes, for the
-    count when all of it is damaged: each of its rows is then one unreadable record. OSError when the file cannot be read."""
-    names = [source.text_key, *([source.label_key] if source.label_key else [])]
-    num_rows: int | None = None
+    """The rows of one row group of a Parquet file (a path or a seekable stream); `size` is what it takes. Rows behind damage are
+    unreadable records; one where not even their number is known. OSError when the file cannot be read.
+
+    Rows are read a few at a time: Arrow cannot build a nested column of over 2 GiB at once.
+    """
+    is_text = source.format != "chat"
+    names = [source.text_key, *([source.label_key] if source.label_key else [])] if is_text else None
+    num_rows, row = None, 0
     try:
         with pq.ParquetFile(place) as parquet:
-            num_rows = parquet.metadata.row_group(number).num_rows
-            table = parquet.read_row_group(number, columns=names)
-        texts = _column(table, source.text_key, in_bytes=True)
-        labels = _column(table, source.label_key, in_bytes=False).to_pylist() if source.label_key else []
+            group = parquet.metadata.row_group(number)
+            num_rows = group.num_rows
+            at_a_time = max(BATCH_BYTES * num_rows // max(group.total_byte_size, 1), 1)
+            for batch in parquet.iter_batches(at_a_time, row_groups=[number], columns=names):
+                for record in (_text_records if is_text else _conversations)(batch, number, row, source):
+                    yield record
+                    row += 1
     except (pa.ArrowException, OSError) as error:  # OSError: Arrow's too for bytes that cannot be decompressed
         if num_rows is None:
             if isinstance(error, OSError):
@@ -290,24 +315,55 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
             yield Record(f"{number}!", size, reason="unreadable", detail=f"damaged row group {number}: {error}"[:300])
             return
         detail = f"damaged row group {number} of {num_rows} rows: {error}"[:300]
-        for row in range(num_rows):
-            num_bytes = size * (row + 1) // num_rows - size * row // num_rows
-            yield Record(f"{number}:{row}", num_bytes, reason="unreadable", detail=detail)
-        return
-    for row, cell in enumerate(value for chunk in texts.chunks for value in chunk):
-        key, raw = f"{number}:{row}", cell.as_py()
+        for lost in range(row, num_rows):
+            num_bytes = size * (lost + 1) // num_rows - size * lost // num_rows
+            yield Record(f"{number}:{lost}", num_bytes, reason="unreadable", detail=detail)
+        row = num_rows
+    require(row == num_rows, f"row group {number} has {num_rows} rows, but {row} were read")
+
+
+def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
+    """The rows of a batch as text. Raises pa.ArrowException for values that are damaged."""
+    table = pa.Table.from_batches([batch])
+    texts = _column(table, source.text_key)
+    in_json = [one.name for one in batch.schema if getattr(one.type, "extension_name", "") == "arrow.json"]
+    labels = _column(table, source.label_key).to_pylist() if source.label_key else []
+    for at, cell in enumerate(value for chunk in texts.chunks for value in chunk):
+        key, raw = f"{number}:{first + at}", cell.as_py()
         if raw is None or len(raw) > MAX_RECORD_BYTES:
             problem = f"column {source.text_key!r} is null" if raw is None else f"a text of {len(raw)} bytes"
             yield Record(key, len(raw or b""), reason="bad_record", detail=problem)
             continue
         try:
-            record = Record(
-                key, len(raw), decode(raw, source.encoding or ""), metadata={"row_group": number, "row": row}
-            )
+            text = decode(raw, source.encoding or "")
         except UnicodeDecodeError as error:
             yield not_utf8(key, raw, error)
             continue
-        if labels:
-            label = labels[row].decode("utf-8", "replace") if isinstance(labels[row], bytes) else labels[row]
+        if source.text_key in in_json and text[:1] == '"':
+            with suppress(ValueError):
+                text = json.loads(text)
+        record = Record(key, len(raw), text, metadata={"row_group": number, "row": first + at})
+        if source.label_key:
+            label = labels[at].decode("utf-8", "replace") if isinstance(labels[at], bytes) else labels[at]
             _set_label(record, f"column {source.label_key!r}", label)
         yield record
+
+
+def _conversations(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
+    """The rows of a batch as objects."""
+    for at in range(batch.num_rows):
+        key, place = f"{number}:{first + at}", dict[str, object](row_group=number, row=first + at)
+        try:
+            value = _without_nulls(batch.slice(at, 1).to_pylist()[0])
+        except UnicodeDecodeError as error:
+            yield not_utf8(key, error.object, error)
+            continue
+        shown = json.dumps(value, ensure_ascii=False, default=str)
+        yield record_of(value, key, len(shown), shown, place, source)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields that a struct has only because other rows have them."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value

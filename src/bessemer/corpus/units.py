@@ -22,6 +22,7 @@ from bessemer.recipe.endings import compression_of, without_compression
 
 # small files are read together up to this size, so that a unit is worth a hand-over and still small in memory
 UNIT_BYTES = 4 << 20
+ARC = "an ARC file, which WARC has replaced: convert it, e.g. warcio recompress FILE.arc.gz FILE.warc.gz"
 LINE_ENDINGS = (".jsonl", ".ndjson")
 RANGED = ("jsonl", "warc", "mediawiki")  # formats of which a unit is a byte range of one file
 UNIT_FILES = 256  # files in a unit, at the most: a hundred thousand tiny ones still make a few hundred units
@@ -127,6 +128,8 @@ class FilePlanner:
         for file in files:
             if kind == "parquet":
                 pieces += self._row_groups(file)
+            elif kind == "warc" and without_compression(file.name).lower().endswith(".arc"):
+                pieces.append(_unreadable(file, "wrong_format", ARC))
             elif kind not in RANGED:
                 pieces.append(Piece(file.path, file.name, 0, file.size, file.size))
             elif self._is_packed_as_a_whole(file, kind):
@@ -266,7 +269,14 @@ class FilePlanner:
 
     def _set_option_hint(self, problem: str) -> str:
         """How to follow a hint on the command line: there may be no recipe file."""
-        return f"; or --set corpus.sources.{self.source.name}.text_key=NAME" if "set text_key" in problem else ""
+        option = (
+            "format=chat"
+            if 'which format = "chat"' in problem
+            else "text_key=NAME"
+            if "set text_key" in problem
+            else ""
+        )
+        return option and f"; or --set corpus.sources.{self.source.name}.{option}"
 
 
 def stamp(size: int, mtime_ns: int) -> str:

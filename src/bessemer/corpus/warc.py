@@ -13,6 +13,7 @@ import collections
 import io
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -30,6 +31,7 @@ MAX_HEADER_BYTES = 64 << 10
 MAX_FIELD_CHARACTERS = 2000  # of a header, as it is kept in `metadata`
 # how far before a range a member is searched for that might hold what looks like the range's first
 LOOK_BACK_BYTES = 8 << 20
+PAGES = ("response", "resource", "conversion")  # types of records that hold one; conversion: its text, as in WET files
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = re.compile(rb"\s{0,99}(<!--.{0,999}?-->\s{0,99})?<(!doctype html|html|head|body)\b", re.I | re.S)
 _VERSION = re.compile(rb"WARC/\d\.\d{1,2}\r?\n")
@@ -49,22 +51,24 @@ class Frame:
 
 
 def read(
-    file: BinaryIO, start: int, end: int, compression: str, settings: Extract, prefix: str = ""
-) -> Iterator[Record]:
+    file: BinaryIO, start: int, end: int, compression: str, settings: Extract, prefix: str = "",
+    passed_over: Counter[str] | None = None,
+) -> Iterator[Record]:  # fmt: skip
     """The documents of the records that begin in [start, end); `prefix` precedes the offsets in keys.
 
-    Other record types are skipped; responses that are no page and damaged records are rejected. OSError when
-    unreadable.
+    Records of other types than PAGES are counted by type in `passed_over`; pages that hold no text and damaged records are
+    rejected. OSError when unreadable.
     """
+    passed_over = Counter() if passed_over is None else passed_over
     if compression:
         framed = _members(file, start, end, compression)
     else:
         framed = ((f"{prefix}{frame.offset}", frame) for frame in frames(file, start, end))
     for key, frame in framed:
         kind = _TYPE.search(frame.header)
-        if kind is not None and kind[1].lower() != b"response":
-            continue
-        if frame.problem:
+        if kind is not None and (name := kind[1].lower().decode()) not in PAGES:
+            passed_over[name] += 1
+        elif frame.problem:
             yield Record(key, frame.size, reason="bad_record", detail=frame.problem)
         else:
             yield _document(frame, key, settings)
@@ -240,7 +244,8 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
             record.metadata[name] = value.strip("<>")[:MAX_FIELD_CHARACTERS]
     archived_type = headers.get("Content-Type") or ""
     if not archived_type.lower().startswith("application/http"):
-        return record.reject("not_html", (archived_type or "no content type")[:200])
+        is_page = (headers.get("WARC-Type") or "").lower() != "response"
+        return _fill_from_block(record, frame.block, archived_type if is_page else "", settings)
     archived.parse_http(auto_decode="none", quirks_mode=True)
     status = archived.http_headers.status_code
     content_type = archived.http_headers.get("Content-Type") or headers.get("WARC-Identified-Payload-Type") or ""
@@ -264,6 +269,19 @@ def _fill(record: Record, frame: Frame, settings: Extract) -> None:
         return record.reject("too_long", f"more than {limit} bytes of HTML")
     html = decode_html(raw, archived.http_charset, settings.max_undecodable_share)
     record.text = webpage.page_text(html, settings, record.metadata)
+    return None
+
+
+def _fill_from_block(record: Record, raw: bytes, content_type: str, settings: Extract) -> None:
+    """Fill in a document from a page that was archived without HTTP, or from text that was taken out of one."""
+    media_type, _, parameters = content_type.partition(";")
+    charset = parameters.partition("charset=")[2].strip(" \"'") or None
+    media_type = media_type.strip().lower()
+    if media_type not in (*HTML_TYPES, "text/plain"):
+        return record.reject("not_html", content_type[:200] or "no HTTP response")
+    text = decode_html(raw, charset, settings.max_undecodable_share)
+    record.metadata["content_type"] = content_type.strip()[:200]
+    record.text = text if media_type == "text/plain" else webpage.page_text(text, settings, record.metadata)
     return None
 
 

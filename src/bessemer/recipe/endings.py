@@ -23,11 +23,11 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt", ".text", ".md", ".markdown", ".rst"),
     "code": CODE_SUFFIXES,
     "html": (".html", ".htm", ".xhtml"),
-    "warc": (".warc",),
+    "warc": (".warc", ".wet", ".arc"),
     "mediawiki": (".xml",),
     "jsonl": (".jsonl", ".ndjson", ".json", ".csv", ".tsv"),
     "parquet": (".parquet", ".pq"),
-    "chat": (".jsonl", ".ndjson", ".json"),
+    "chat": (".jsonl", ".ndjson", ".json", ".parquet", ".pq"),
     "descriptions": ("METADATA", ".rst", ".md", TOPICS),
 }
 NEVER_COMPRESSED = ("parquet", "descriptions")  # Parquet compresses by itself

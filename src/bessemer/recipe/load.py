@@ -217,6 +217,7 @@ def parse(
         _override(values, override)
     _one_horizon(values, overrides)
     follow_start(values, folder or Path())
+    follow_chat(values)
     follow_store(values)
     try:
         return Recipe.model_validate(values, context=DRAFT if is_draft else None)
@@ -349,6 +350,20 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{prefix}.{inner.get('name', index)}")
     else:
         yield prefix, value
+
+
+def follow_chat(values: dict[str, Any]) -> None:
+    """Fill in how conversations are packed, so that none is cut without need or seen by another. values: a recipe before
+    validation, changed in place."""
+    corpus, tokens = values.get("corpus"), values.get("tokens", {})
+    sources = corpus.get("sources") if isinstance(corpus, dict) else None
+    has_chat = isinstance(sources, list) and any(
+        isinstance(one, dict) and one.get("format") == "chat" for one in sources
+    )
+    if has_chat and isinstance(tokens, dict):
+        values["tokens"] = tokens
+        if tokens.setdefault("packing", "best-fit") == "best-fit":
+            tokens.setdefault("document_mask", True)
 
 
 def follow_store(values: dict[str, Any]) -> None:

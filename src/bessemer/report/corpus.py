@@ -18,6 +18,7 @@ SHARES = ("target_share", "drawn_share")
 TITLES = {
     "personal_data": "Personal data found",
     "extraction": "Pages not extracted as asked",
+    "passed_over": "Records of crawls that are no pages, by type",
     "damage": "Pages that may end early",
     "edited_characters": "Characters edited out, by rule",
     "edited_documents": "Documents edited, by rule",
