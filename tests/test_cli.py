@@ -815,6 +815,7 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         (("run", "text", "--mintes", "1"), "--set train.minutes=VALUE"),
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
+        (("crawl", "100TB"), "corpus RECIPE --sample"),
         (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 from bessemer.cli import experiments, inspection, model, plan, planning, run, train
 
 Option = tuple[str, dict[str, Any]]
+REMOVED = {"crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep"}
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
 
 
@@ -144,16 +145,6 @@ COMMANDS = (
         option("--backward", "duration of a stage's backward, in its forwards (default 2)", type=float, default=2.0, metavar="B"),
         option("--send", "delay from one rank to the next, in forwards (default 0)", type=float, default=0.0, metavar="S"),
         option("--svg", "draw it in this file as well", metavar="FILE"),
-    )),
-    Command("crawl", "what a crawl takes to become tokens: core-hours, storage, money", planning.crawl, (
-        option("size", "of the crawl as compressed WARC, for example 100TB", metavar="SIZE"),
-        option("--cores", "cores of a machine (default 64)", type=int, default=64, metavar="N"),
-        option("--machines", "machines (default 16)", type=int, default=16, metavar="N"),
-        option("--price", "dollars of a core for an hour (default 0.05)", type=float, metavar="P"),
-        option("--storage-price", "dollars of a gigabyte for a month (default 0.023)", type=float, metavar="P"),
-        option("--paragraphs", "count the removal of repeated lines (corpus.dedup.paragraphs)", choices=("paragraph", "ngram")),
-        option("--spans", "count the removal of repeated spans (corpus.dedup.substrings)", choices=("words", "bytes")),
-        option("--rates", "measured rates, as benchmarks/corpus_rates.py writes them", metavar="FILE"),
     )),
     Command("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", planning.calibrate, (
         option("--out", "file to write (default machine.toml)", default="machine.toml", metavar="FILE"),

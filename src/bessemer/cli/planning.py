@@ -1,4 +1,4 @@
-"""Commands without a run: `bessemer schedule` draws a pipeline, `crawl` prices a corpus, `calibrate` measures this machine."""
+"""Commands without a run: `bessemer schedule` draws a pipeline, `calibrate` measures this machine."""
 
 from __future__ import annotations
 
@@ -45,23 +45,6 @@ def _resolved_model(session: Session) -> ModelConfig:
     labels = outlook.labels(session.recipe, session.run.tokens)
     resolved = derived_keys.resolve(session.recipe, vocabulary, labels=labels)
     return model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
-
-
-def crawl(args: argparse.Namespace) -> dict[str, Any]:
-    from bessemer.plan import corpus
-
-    planned = corpus.plan(
-        corpus.parse_bytes(args.size),
-        corpus.load_rates(Path(args.rates) if args.rates else None),
-        machines=args.machines,
-        cores=args.cores,
-        price=args.price,
-        storage_price=args.storage_price,
-        repeats={name: value for name in ("paragraphs", "spans") if (value := getattr(args, name)) is not None},
-    )
-    if not args.json:
-        print(corpus.table(planned))
-    return planned
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
