@@ -1,5 +1,7 @@
 import random
+import re
 import unicodedata
+from collections import Counter
 
 import pytest
 
@@ -12,7 +14,14 @@ from tests.costs import no_quadratic_pass
     [
         ("\ufeffa\r\nb\rc", "a\nb\nc"),
         ("a\x00\x07b\tc\x7f", "ab\tc"),
-        ("é\x00\x85\ufeffx", "éx"),
+        ("é\x00\x85\ufeffx", "é\nx"),
+        (
+            "first\x0bsecond\x0cthird\x1cfourth\x1dfifth\x1esixth\x85seventh",
+            "\n".join(["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]),
+        ),
+        ("first\x1fsecond", "first second"),
+        ("page one.  \n\x0cpage two", "page one.\n\npage two"),
+        ("don\x92t \x93say\x94 \x96 it\x85 \x80 5\x81", "don’t “say” – it… € 5"),
         ("a  \n\tb\t\n", "a\n\tb"),
         ("\n\n    def f():\n        pass\n\n", "    def f():\n        pass"),
         ("e\u0301", "é"),
@@ -21,6 +30,13 @@ from tests.costs import no_quadratic_pass
 def test_normalise(raw: str, clean: str) -> None:
     assert extract.normalise(raw) == clean
     assert extract.normalise(clean) == clean
+
+
+def test_replaced_control_characters_are_counted() -> None:
+    counts = Counter[str]()
+    extract.normalise("a\x0bb\x1fc\x07\x00", counts)
+    extract.normalise("é don\x92t\x85\x81", counts)
+    assert counts == {"separators": 2, "Windows-1252": 2, "removed": 3}
 
 
 def test_runs_of_combining_marks_are_refused_quickly() -> None:
@@ -64,13 +80,14 @@ def longest_run_one_by_one(text: str) -> int:
 
 def normalised_line_by_line(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = re.sub("[\x0b\x0c\x1c-\x1e\x85]", "\n", text).replace("\x1f", " ")
     text = "".join(c for c in text if c in "\t\n" or not (ord(c) < 32 or 127 <= ord(c) < 160 or c == "\ufeff"))
     if longest_run_one_by_one(text) > extract.MAX_COMBINING_RUN:
         return "not text"
     return "\n".join(line.rstrip() for line in unicodedata.normalize("NFC", text).split("\n")).strip("\n")
 
 
-@pytest.mark.parametrize("alphabet", ["ab \t\n\r\x0b\x1c", "ab \t\n\x85\xa0\u0301\u0302\u0345é\u3000"])
+@pytest.mark.parametrize("alphabet", ["ab \t\n\r\x0b\x1c\x1f\x07", "ab \t\n\x85\xa0\u0301\u0302\u0345é\u3000"])
 def test_normalise_is_what_its_sentence_says(alphabet: str) -> None:
     draw = random.Random(0)
     refused = 0

@@ -5,6 +5,8 @@ import json
 import lzma
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bessemer.cli import run_command
@@ -76,6 +78,36 @@ def test_pages_extracted_otherwise_than_asked_are_counted(data: Path, build) -> 
     assert sorted(json.loads(each["metadata"]).get("extraction", "") for each in documents) == ["", ALL_TEXT]
     (line,) = funnel_lines(statistics)
     assert line.split()[:3] == ["extraction", "1", "50.0%"] and line.endswith(f"as asked: {ALL_TEXT}")
+
+
+@pytest.mark.parametrize("format_", ["text", "code", "html", "jsonl", "parquet", "chat", "mediawiki"])
+def test_control_characters_are_replaced_and_counted_in_every_format(format_: str, data: Path, build) -> None:
+    """XML and HTML hold fewer of them, and none is in what resiliparse returns but those of Windows-1252."""
+    controls = "" if format_ in ("html", "mediawiki") else "first\x0csecond\x1fthird"
+    text = f"{prose(1)}\n{controls} don\x92t"
+    if format_ in ("jsonl", "chat"):
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": text, "reasoning": text}]
+        record = {"text": text} if format_ == "jsonl" else {"messages": messages}
+        (data / "a.jsonl").write_text(json.dumps(record) + "\n")
+    elif format_ == "parquet":
+        pq.write_table(pa.table({"text": [text]}), data / "a.parquet")
+    elif format_ == "mediawiki":
+        page = f"<page><title>A</title><ns>0</ns><id>1</id><revision><text>{text}</text></revision></page>"
+        (data / "a.xml").write_text(f"<mediawiki>{page}</mediawiki>")
+    else:
+        name = {"text": "a.txt", "code": "a.py", "html": "a.html"}[format_]
+        (data / name).write_text(f"<p>{text}</p>" if format_ == "html" else text)
+    more = "[tokens]\npacking = 'best-fit'\ndocument_mask = true" if format_ == "chat" else ""
+    documents, _, statistics = build(recipe({"name": "s", "format": format_, "paths": [str(data)]}, rules=more))
+    times = 2 if format_ == "chat" else 1
+    counted = {"Windows-1252": times} | ({"separators": 2 * times} if controls else {})
+    assert statistics["totals"]["tables"]["replaced_characters"] == counted
+    shown = documents[0]["text"]
+    if format_ == "chat":
+        assert "\n" not in shown
+        shown = json.loads(shown)[1]["reasoning"]
+    expected = "first\nsecond third don’t" if controls else "don’t"
+    assert shown.endswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bessemer.corpus import language, personal
-from bessemer.corpus.conversation import contents, with_contents
+from bessemer.corpus.conversation import contents, with_contents, with_strings
 from bessemer.corpus.document import Record
 from bessemer.corpus.engine import require
-from bessemer.corpus.extract import NotText, normalise
+from bessemer.corpus.extract import NotText, normalise, replace_controls
 from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.lists import judge_url
 from bessemer.corpus.unwrap import unwrapped
@@ -119,11 +119,16 @@ def check_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
 
 
 def normalise_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
-    """NFC, line ends, control characters."""
+    """NFC, line ends, control characters; those of conversations within their strings, as JSON escapes them."""
+    counts = Counter[str]()
     try:
-        record.text = normalise(record.text)
+        if record.format == "chat":
+            record.text = with_strings(record.text, lambda text: replace_controls(text, counts))
+        record.text = normalise(record.text, counts)
     except NotText as error:
         record.reject("not_text", str(error))
+    for kind, number in counts.items():
+        tally.count("replaced_characters", kind, number)
 
 
 def identify_language(record: Record, settings: CleaningContext, tally: Tally) -> None:

@@ -53,6 +53,17 @@ def with_contents(text: str, change: Callable[[str], str]) -> str:
     return _as_text([{**one, "content": change(one["content"]) if one["content"] else ""} for one in messages])
 
 
+def with_strings(text: str, change: Callable[[str], str]) -> str:
+    """A conversation with every string of its messages changed: contents, reasoning, arguments of tools."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(one) for name, one in value.items()}
+        return [*map(changed, value)] if isinstance(value, list) else change(value) if isinstance(value, str) else value
+
+    return _as_text(changed(json.loads(text)))
+
+
 def _message(value: object, number: int) -> Message:
     if not isinstance(value, dict):
         raise ValueError(f"message {number} is {type(value).__name__}, not an object with role and content")

@@ -64,7 +64,7 @@ def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
         "counts": {
             name: counts
             for name, counts in tally.to_json().items()
-            if name in ("edited_documents", "extraction", "personal_data", "language")
+            if name in ("edited_documents", "replaced_characters", "extraction", "damage", "personal_data", "language")
         },
         "not_tried": _not_tried(corpus),
         "seconds": round(seconds, 3),

@@ -20,6 +20,7 @@ TITLES = {
     "extraction": "Pages not extracted as asked",
     "passed_over": "Records of crawls that are no pages, by type",
     "damage": "Pages that may end early",
+    "replaced_characters": "Control characters replaced or removed",
     "edited_characters": "Characters edited out, by rule",
     "edited_documents": "Documents edited, by rule",
 }  # names of the steps' tables; another table's name is shown as it is
