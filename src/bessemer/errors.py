@@ -1,10 +1,26 @@
 """The ways a command ends other than well. Each carries one line for the person: what, where, what to do."""
 
+from __future__ import annotations
+
+import re
+
+CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/@:]*:(?!\d{1,5}/)\S*|[^\s/@]+)@")  # of a URL; a password may have slashes
+_OF_A_HOST = re.compile(r"(?<![\w.+@/:-])[\w.+-]+:[^\s/@]+@(?=[\w\[])")  # user:password@host
+_SIGNATURE = re.compile(r"(://[^\s?'\"]{1,2000}\?)[^\s'\"]{0,4000}=[^\s'\"]{0,4000}")  # of a signed URL
+
+
+def redacted(text: str) -> str:
+    """Return a text without the credentials in its URLs and addresses."""
+    return _SIGNATURE.sub(r"\1***", _OF_A_HOST.sub("***@", CREDENTIALS.sub("***@", text)))
+
 
 class BessemerError(Exception):
-    """Something failed; the message says what, where and what to do. Exit code 1."""
+    """Something failed; the message says what, where and what to do, without credentials. Exit code 1."""
 
     exit_code = 1
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(redacted(str(message)))
 
 
 class InputError(BessemerError):

@@ -11,6 +11,7 @@ from bessemer import derived, hub
 from bessemer.defaults import derived_keys
 from bessemer.environment import load_torch
 from bessemer.errors import BessemerError, InputError, TooFewIds
+from bessemer.guard.alerts import webhook_url
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, model_config
 from bessemer.recipe import Model, Recipe, Train
@@ -36,6 +37,7 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     """Raise InputError for a recipe that cannot be trained as it is. reference: the file or name that it was loaded from;
     exports: the model is exported at the end, and must be of a family that transformers knows."""
     require_one_horizon(recipe, run, reference)
+    webhook_url(recipe.report.webhook)
     _tokenizer(recipe)
     has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:

@@ -297,7 +297,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
     from bessemer.advice import next_step
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
-    from bessemer.guard.alerts import posting
+    from bessemer.guard.alerts import posting, webhook_url
     from bessemer.guard.heartbeat import unwatched_heartbeat
     from bessemer.launch import start
     from bessemer.parallel.mesh import SINGLE_PROCESS
@@ -312,7 +312,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
-        with posting(run, recipe.report.webhook, recipe.report.webhook_from, session.began):
+        with posting(run, webhook_url(recipe.report.webhook), recipe.report.webhook_from, session.began):
             if recipe.parallel.world > 1:
                 made = TrainSummary(**start.train(recipe, run, profile))
             else:

@@ -22,8 +22,8 @@ from time import monotonic, sleep
 from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
-from bessemer import interrupt
-from bessemer.errors import BessemerError, InputError
+from bessemer import errors, interrupt
+from bessemer.errors import CREDENTIALS, BessemerError, InputError
 from bessemer.recipe import Source
 from bessemer.terminal import warn
 
@@ -49,7 +49,6 @@ _REFUSED = re.compile(
     r"AWS Error (INVALID|MISSING|NO_SUCH|MALFORMED|VALIDATION)_?|HTTP status (3|4(?!08|29))\d\d|INVALID_ARGUMENT"
 )
 _SECRETS = re.compile(r"(AWS_\w*(KEY|TOKEN)\w*|HF_TOKEN|HUGGING_FACE_HUB_TOKEN|GOOGLE_\w*(KEY|TOKEN)\w*)")
-_SIGNED = re.compile(r"(https?://[^\s?'\"]{1,2000})\?[^\s'\"]{0,4000}")
 _WILDCARDS = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
@@ -70,7 +69,7 @@ def is_remote(path: str) -> bool:
 def check_url(url: str, where: str) -> None:
     """Raise InputError for a URL that carries credentials or options, or names no bucket."""
     parts = urlsplit(url)
-    if "@" in parts.netloc:
+    if CREDENTIALS.search(url):
         raise InputError(
             f"{where}: a URL of {parts.scheme}:// that carries credentials; leave them out: they are taken from the "
             "environment, the profile or the machine's role, and never from the recipe"
@@ -278,12 +277,12 @@ def _begin_waiting(store: str, error: BaseException) -> None:
 
 
 def redacted(error: BaseException) -> str:
-    """The first line of an error without credentials and signed parts of URLs."""
+    """The first line of an error without credentials, those of the environment too, and signed parts of URLs."""
     message = (str(error).splitlines() or [type(error).__name__])[0].rstrip(" ;:,").removeprefix("corpus: ")
     for name, value in os.environ.items():
         if _SECRETS.fullmatch(name) and len(value) > 3:
             message = message.replace(value, "***")
-    return _SIGNED.sub(r"\1?***", message)[:300]
+    return errors.redacted(message)[:300]
 
 
 class _RemoteFile(io.RawIOBase):

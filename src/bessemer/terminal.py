@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO, cast
 
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,14 +107,14 @@ def log(line: str) -> None:
     """Append one line, with its time (UTC), to the file that LOG names; a file that cannot be written stops nothing."""
     if (place := os.environ.get(LOG)) and line.strip() and os.environ.get(QUIET) != SILENT:
         with suppress(OSError), open(place, "a", encoding="utf-8", errors="replace") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(line).strip()}\n")
+            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {printable(redacted(line)).strip()}\n")
 
 
 def warn(line: str) -> None:
     """One line the person should not miss, `--json` or not."""
     from rich.markup import escape
 
-    line = printable(line)
+    line = printable(redacted(line))
     _console(silent_for=(SILENT,)).print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     log(f"warning: {line}")
 

@@ -96,7 +96,7 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "checkpoint.memory_replicas": ({"checkpoint.memory_every": "10"}, "1"),
     "checkpoint.mirror": ({}, '"/elsewhere"'),
     "run.store": ({}, '"/elsewhere"'),
-    "report.webhook": ({}, '"https://example.org/hook"'),
+    "report.webhook": ({}, '"ALERTS_URL"'),
     "evaluate.tasks": ({}, '["arc:x"]'),
 }  # fmt: skip
 for scaling in ("model.rope_scaling", "model.window_rope_scaling"):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
-from bessemer.errors import BessemerError, InputError, Stopped
+from bessemer.errors import BessemerError, InputError, Stopped, redacted
 from bessemer.logfile import write_waiting
 from bessemer.terminal import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
 
@@ -124,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
                 message += f"; keys of the recipe are given as --set {near}=VALUE"
         elif "unrecognized arguments" in message and "--set" in sys.argv:
             message += "; write --set KEY=VALUE, with quotes around it where it has spaces"
-        super().error(message)
+        super().error(redacted(message))
 
 
 def _parser() -> _Parser:

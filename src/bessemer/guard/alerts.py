@@ -7,15 +7,16 @@ loss of one is posted too.
 from __future__ import annotations
 
 import json
+import os
+import re
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from bessemer.errors import Stopped
+from bessemer.errors import InputError, Stopped
 from bessemer.guard.incidents import CHECKPOINT_FAILED, INCIDENT_KINDS, MIRROR_FAILED, RECORDED, STOPPED
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
@@ -35,6 +36,17 @@ def severity_of(incident: dict[str, Any]) -> Severity:
         return "info"
     is_skipped = kind.response == "skip" and "rollback" not in incident and not action.endswith(STOPPED)
     return "warning" if is_skipped else "error"
+
+
+def webhook_url(variable: str | None) -> str | None:
+    """Return the URL in an environment variable. Raises InputError where it has none."""
+    if variable is None:
+        return None
+    if not re.fullmatch(r"https?://[^\s/]+\S*", url := os.environ.get(variable, "").strip()):
+        raise InputError(
+            f"report.webhook: the environment variable {variable} has no http:// or https:// URL; export one"
+        )
+    return url
 
 
 @contextmanager
@@ -114,13 +126,14 @@ class _Posts:
         body = {"run": self._run.path.name, "severity": severity, "what": what, "time": time, **more,
                 "text": text, "content": text[:1900]}  # fmt: skip
         headers = {"Content-Type": "application/json", "User-Agent": "bessemer"}
-        request = urllib.request.Request(self._url, json.dumps(body, default=str).encode(), headers)
         try:
+            request = urllib.request.Request(self._url, json.dumps(body, default=str).encode(), headers)
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
                 pass
-        except (OSError, urllib.error.URLError, ValueError) as error:
+        except Exception as error:
             if not self._has_failed:
+                why = error if isinstance(error, OSError) else type(error).__name__  # others name the URL
                 warn(
-                    f"report.webhook: an alert could not be posted ({error}); the training goes on, and others are tried"
+                    f"report.webhook: an alert could not be posted ({why}); the training continues, and others are tried"
                 )
             self._has_failed = True

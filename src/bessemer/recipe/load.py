@@ -22,6 +22,7 @@ from bessemer.hashing import digest
 from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
+from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
 from bessemer.recipe.section import DRAFT, Section, store_or_folder
 from bessemer.terminal import warn
 
@@ -215,6 +216,7 @@ def parse(
     file = copy.deepcopy(values)
     for override in overrides:
         _override(values, override)
+    require_no_credentials(values, where)
     _one_horizon(values, overrides)
     follow_start(values, folder or Path())
     follow_chat(values)
@@ -222,13 +224,13 @@ def parse(
     try:
         return Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
-        raise InputError("\n".join(complaints(error, values, file, text, where, overrides))) from None
+        raise InputError(without_urls("\n".join(complaints(error, values, file, text, where, overrides)))) from None
 
 
 def dump(recipe: Recipe, comments: Sequence[str] = ()) -> str:
     """The recipe as TOML, after lines of comment, with a checksum at its end; values that are left out stay out."""
     lines = [f"# {line}\n" for line in comments if not line.startswith(CHECKSUM)]
-    text = "".join(lines) + tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True, by_alias=True))
+    text = "".join(lines) + tomli_w.dumps(shareable(recipe))
     return f"{text}\n# {CHECKSUM}{digest(text)}\n"
 
 

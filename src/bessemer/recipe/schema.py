@@ -10,7 +10,6 @@ keeps the recipe with every derived value filled in.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -139,9 +138,9 @@ class Report(Section):
 
     @field_validator("webhook")
     @classmethod
-    def _is_a_url(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not re.match(r"https?://[^\s/]+", webhook):
-            raise ValueError("give an http:// or https:// URL")
+    def _is_a_variable(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not webhook.isidentifier():
+            raise ValueError("give the name of the environment variable with the URL; the URL itself is a secret")
         return webhook
 
 

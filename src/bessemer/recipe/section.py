@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from bessemer.errors import CREDENTIALS
+
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]  # TOML arrays are lists, which strict mode refuses for a tuple
@@ -28,7 +30,7 @@ def repeated(names: Sequence[str]) -> str | None:
 def in_a_store(url: str | None) -> str | None:
     """A URL of s3:// or gs:// as it is, or None. Raises ValueError for another place, and for credentials in it."""
     parts = urlsplit(url or "")
-    if "@" in parts.netloc or parts.query:
+    if CREDENTIALS.search(url or "") or parts.query:
         raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
     if url is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
         raise ValueError(f"{url!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder")
@@ -39,8 +41,6 @@ def store_or_folder(place: str | None) -> str | None:
     """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
     if place is None or (urlsplit(place).scheme in ("s3", "gs") and urlsplit(place).netloc):
         return in_a_store(place)
-    if "@" in urlsplit(place).netloc:
-        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
     if not Path(place).expanduser().is_absolute():
         raise ValueError(f"{place!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
     return place

@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.plan.estimate.points import PeakMemory
 from bessemer.recipe import Recipe
+from bessemer.recipe.secrets import shareable
 from bessemer.run import RunFolder, published, read_json, read_json_lines
 from bessemer.terminal import counted
 from bessemer.tokens import gate
@@ -238,10 +239,8 @@ class RunReader:
         except tomllib.TOMLDecodeError:
             self._notes.append("recipe.toml is damaged; it is shown as it stands.")
             recipe = {}
-        if url := as_text(recipe, "report", "webhook"):  # whoever has it may post there, and pages are passed on
-            shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/..."
-            recipe_text = recipe_text.replace(url, shown)
-            recipe["report"]["webhook"] = shown
+        if (without_secrets := shareable(recipe)) != recipe:
+            recipe, recipe_text = without_secrets, tomli_w.dumps(without_secrets)
         if recipe and (last := list(Recipe.model_fields)[-1]) not in recipe:  # a run writes every section
             self._notes.append(f"recipe.toml is cut: it lacks [{last}], the last section; it is shown as it stands.")
             recipe = {"run": recipe.get("run", {})}

@@ -17,6 +17,7 @@ from typing import Any
 from bessemer.errors import InputError
 from bessemer.logfile import json_line
 from bessemer.recipe import Recipe
+from bessemer.recipe.secrets import shareable
 from bessemer.run import RunFolder, read_json_again, write_json
 from bessemer.terminal import FOR_JSON, QUIET, discard, warn
 
@@ -100,7 +101,7 @@ def _wandb(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     identity = known.setdefault("wandb", uuid.uuid4().hex[:8])
     logged = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "bessemer"), name=recipe.run.name, id=identity, resume="allow",
-        dir=str(run.path), config=recipe.model_dump(mode="json", by_alias=True),
+        dir=str(run.path), config=shareable(recipe),
     )  # fmt: skip
     logged.define_metric(STEP)
     logged.define_metric("*", step_metric=STEP)
@@ -111,7 +112,7 @@ def _trackio(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     """trackio, whose files lie where TRACKIO_DIR says."""
     import trackio
 
-    config = recipe.model_dump(mode="json", by_alias=True)
+    config = shareable(recipe)
     project = os.environ.get("TRACKIO_PROJECT", "bessemer")
     trackio.init(project=project, name=recipe.run.name, config=config, resume="allow")
     return Tracker("trackio", lambda step, scalars, row: trackio.log(scalars, step=step), trackio.finish)
@@ -128,7 +129,7 @@ def _mlflow(recipe: Recipe, run: RunFolder, known: dict[str, str]) -> Tracker:
     if "mlflow" not in known:
         known["mlflow"] = started.info.run_id
         mlflow.set_tag("bessemer.run_folder", str(Path(run.path).resolve()))
-        mlflow.log_dict(recipe.model_dump(mode="json", by_alias=True), "recipe.json")
+        mlflow.log_dict(shareable(recipe), "recipe.json")
     return Tracker("mlflow", lambda step, scalars, row: mlflow.log_metrics(scalars, step=step), mlflow.end_run)
 
 

@@ -1,0 +1,39 @@
+"""What of a recipe is secret: the URL of a webhook, and credentials in URLs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bessemer.errors import CREDENTIALS, InputError
+from bessemer.recipe.schema import Recipe
+
+
+def require_no_credentials(value: Any, where: str, key: str = "") -> None:
+    """Raise InputError where a value of a recipe, before validation, is a URL with credentials. where: names the recipe."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            require_no_credentials(inner, where, f"{key}{key and '.'}{name}")
+    elif CREDENTIALS.search(str(value)):
+        raise InputError(
+            f"{where}: {key}: carries credentials; leave credentials out of the URL: they are taken from the environment, "
+            "the profile or the machine's role"
+        )
+
+
+def without_urls(text: str) -> str:
+    """Return a text with the hosts alone of its HTTP URLs: the path of a webhook is its secret."""
+    return re.sub(r"(https?://[^\s/'\"]+/)[^\s'\"]+", r"\1***", text)
+
+
+def shareable(value: Any, key: str = "") -> Any:
+    """Return a recipe, or plain values of one, as plain values without secrets: what files, trackers and pages show of it."""
+    if isinstance(value, Recipe):
+        value = value.model_dump(mode="json", exclude_none=True, by_alias=True)
+    if isinstance(value, dict):
+        return {name: shareable(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shareable(inner) for inner in value]
+    if key == "webhook" and not str(value).isidentifier():  # of another version
+        return "***"
+    return CREDENTIALS.sub("***@", value) if isinstance(value, str) else value
