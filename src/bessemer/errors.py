@@ -29,6 +29,10 @@ class InputError(BessemerError):
     exit_code = 2
 
 
+class FileChanged(InputError):
+    """A file of a source is not the one that was listed. The corpus is then made of the files as they are now, once."""
+
+
 class TooFewIds(InputError):
     """A text of which no vocabulary as large as asked for can be made; supported: the largest that can."""
 

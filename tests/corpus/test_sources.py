@@ -5,19 +5,22 @@ import gzip
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bessemer.corpus import readers, units
+from bessemer.corpus import pipeline, readers, units
 from bessemer.corpus.document import Record, identity
 from bessemer.corpus.files import find
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.units import plan
-from bessemer.errors import InputError
+from bessemer.errors import FileChanged, InputError
 from bessemer.recipe import Rules, Source
+from bessemer.run import RunFolder
 from tests.corpus.corpus_samples import html_page, http, page_line, prose, recipe, warc_record
 from tests.corpus.test_mediawiki import HEAD
 from tests.corpus.test_mediawiki import page as wiki_page
@@ -171,27 +174,62 @@ def test_the_same_name_in_two_folders_is_two_documents(data: Path, build) -> Non
     assert len({row["identity"] for row in documents}) == 3
 
 
-def test_a_file_that_changed_since_it_was_listed_is_not_read(data: Path, tmp_path: Path) -> None:
-    for name in ("a.txt", "b.txt"):
-        (data / name).write_text(prose(1))
-    of = Source.model_validate(source(data, "text"))
-    planned = plan(of, find(of), tmp_path)
-    (data / "a.txt").write_text(prose(2) + " more")
-    found = [record for unit in planned for _, record in read(unit, Rules())]
-    assert [(record.reason, record.detail) for record in found] == [("unreadable", readers.CHANGED), (None, "")]
+CHANGES = {
+    "a.txt": lambda number: prose(number),
+    "a.jsonl": lambda number: "".join(json.dumps({"text": prose(number + of)}) + "\n" for of in range(3)),
+    "a.csv": lambda number: "text\n" + prose(number, 40).replace("\n", " ") + "\n",
+    "a.jsonl.gz": lambda number: gzip.compress(json.dumps({"text": prose(number)}).encode()),
+}
 
 
-def test_a_file_that_changes_while_it_is_read_is_named(data: Path, tmp_path: Path) -> None:
-    path = data / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": prose(number)}) + "\n" for number in range(3)))
-    of = Source.model_validate(source(data, "jsonl"))
-    (unit,) = plan(of, find(of), tmp_path)
-    reading = read(unit, Rules())
-    first = next(reading)[1]
-    os.utime(path, ns=(1, 1))
-    rest = [record for _, record in reading]
-    assert [record.reason for record in (first, *rest)] == [None, None, None, "unreadable"]
-    assert len({record.key for record in (first, *rest)}) == 4
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_file_that_changes_while_it_is_read_is_read_again_once(
+    name: str, moment: str, times: int, data: Path, build, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(number: int) -> None:
+        made = CHANGES[name](number)
+        (data / name).write_bytes(made if isinstance(made, bytes) else made.encode())
+        os.utime(data / name, ns=(number, number))
+
+    changes = iter([10]) if times == 1 else count(10, 10)
+
+    def disturbed(read: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def reading(*given: Any) -> Iterator[Any]:
+            found = read(*given)
+            for number, one in enumerate(found):
+                if moment == "meanwhile" and number == 0 and (new := next(changes, None)):
+                    change(new)
+                yield one
+
+        return reading
+
+    def planned(*given: Any) -> Any:
+        found = plan(*given)
+        if moment == "before" and (new := next(changes, None)):
+            change(new)
+        return found
+
+    if name.endswith(".gz"):
+        monkeypatch.setattr(units, "inflate", disturbed(units.inflate))
+    else:
+        monkeypatch.setattr(readers, "_read_piece", disturbed(readers._read_piece))
+        monkeypatch.setattr(pipeline, "plan", planned)
+    (data / "other.txt").write_text(prose(99))
+    change(1)
+    of = recipe({"name": "s", "paths": [str(data)]}, dedup="exact = false\nminhash = false")
+    if moment == "before" and name.endswith(".gz"):
+        pytest.skip("what a packed file holds is read while the work is planned")
+    if times == 2:
+        with pytest.raises(FileChanged):
+            build(of)
+        assert FileChanged.exit_code and not run.corpus.exists()
+        return
+    documents, rejected, _ = build(of)
+    expected = {"a.jsonl": [prose(number) for number in (10, 11, 12)], "a.csv": [prose(10, 40).replace("\n", " ")]}
+    assert sorted(row["text"] for row in documents) == sorted([prose(99), *expected.get(name, [prose(10)])])
+    assert rejected == []
 
 
 def test_html_of_other_charsets(data: Path, tmp_path: Path) -> None:

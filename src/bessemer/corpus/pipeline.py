@@ -59,12 +59,13 @@ from bessemer.corpus.work import (
     publishing,
     require_publishable,
 )
-from bessemer.errors import InputError
+from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe
 from bessemer.run import RunFolder, mark_stage, write_json
 from bessemer.storage import patient
 from bessemer.store_path import StorePath, get_folder
+from bessemer.terminal import warn
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
 MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
@@ -84,8 +85,9 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """Build the corpus of a run and publish it as `run.corpus`, replacing an older one at the end. Returns the totals
     of statistics.json, and the seconds of each step under `steps`.
 
-    Finished work of an earlier build with the same inputs is reused. Raises InputError for sources that are unusable or
-    empty after cleaning, OSError for a full or read-only disk; `run.corpus` is then unchanged.
+    Finished work of an earlier build with the same inputs is reused. A file that changes while it is read is read again, once.
+    Raises InputError for sources that are unusable or empty after cleaning, FileChanged, OSError for a full or read-only disk;
+    `run.corpus` is then unchanged.
     """
     started = time.perf_counter()
     corpus = recipe.corpus
@@ -96,16 +98,25 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     if corpus.publish is not None:
         require_publishable(run.corpus, corpus.publish)
     with worker.kept_workers(run.path):
-        listings = listings_of(corpus, run)
-        inputs = digest_of_files(corpus, {name: files.read for name, files in listings.items()})
-        work = open_work(run, inputs, corpus.work)
         try:
-            summary = _build(recipe, run, work, listings, inputs, started)
-        except InputError:  # another recipe, which starts in another folder, has to be written
-            close_work(run.corpus)
-            raise
+            summary = _build_from_files(recipe, run, started)
+        except FileChanged as error:
+            warn(f"{error}; reading it again")
+            summary = _build_from_files(recipe, run, started)
     close_work(run.corpus)
     return summary
+
+
+def _build_from_files(recipe: Recipe, run: RunFolder, started: float) -> dict[str, Any]:
+    """Build the corpus of the files that there are now. Raises FileChanged for one that changes meanwhile."""
+    listings = listings_of(recipe.corpus, run)
+    inputs = digest_of_files(recipe.corpus, {name: files.read for name, files in listings.items()})
+    work = open_work(run, inputs, recipe.corpus.work)
+    try:
+        return _build(recipe, run, work, listings, inputs, started)
+    except InputError:  # another recipe, which starts in another folder, has to be written
+        close_work(run.corpus)
+        raise
 
 
 def _build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from bessemer import storage
@@ -13,14 +14,11 @@ from bessemer.corpus.encodings import decode_html, decode_text, foreign_format, 
 from bessemer.corpus.inflate import Damaged, inflate, start_of
 from bessemer.corpus.rules.table import against
 from bessemer.corpus.tables import MAX_RECORD_BYTES, not_utf8
-from bessemer.corpus.units import Piece, Unit, stamp
-from bessemer.recipe import Extract, Rules, Source
+from bessemer.corpus.units import Piece, Unit, require_unchanged
+from bessemer.recipe import Extract, Rules
 from bessemer.recipe.endings import NEVER_COMPRESSED, TOPICS, compression_of
 
 BINARY_BYTES = 8000  # a file of code with a NUL among its first bytes is none; git looks at as many
-CHANGED = "changed since the files were listed; run the command again to read it as it is now"
-
-WHOLE_FILES = ("text", "code", "html", "descriptions")
 
 
 def read(
@@ -29,8 +27,8 @@ def read(
     """The records of a unit, each with its piece. Never raises for bad data. passed_over: counts those that hold no document by
     nature, by type.
 
-    A missing, unreadable or changed file yields one rejected record per piece. Raises BessemerError when an object
-    store fails, InputError when the library of [corpus.extract] is not installed.
+    A missing or unreadable file yields one rejected record per piece. Raises FileChanged for a file that is not the one that was
+    listed, BessemerError when an object store fails, InputError when the library of [corpus.extract] is not installed.
     """
     settings = settings or Extract()
     if unit.format in ("html", "warc"):
@@ -45,24 +43,13 @@ def _read_unchanged(
     unit: Unit, piece: Piece, rules: Rules, settings: Extract, passed_over: Counter[str] | None
 ) -> Iterator[Record]:
     """The records of a piece, as long as the file is the one that was listed."""
-    key = f"{piece.start}!"
-    changed = Record(key, piece.size, reason="unreadable", detail=CHANGED)
     try:
-        if _has_changed(piece, unit.source):
-            yield changed
-        elif unit.format in WHOLE_FILES:  # few and small: looked at before they are handed out
-            records = list(_read_piece(unit, piece, rules, settings, passed_over))
-            yield from [changed] if _has_changed(piece, unit.source) else records
-        else:
-            yield from _read_piece(unit, piece, rules, settings, passed_over)
-            if _has_changed(piece, unit.source):
-                yield Record(f"{piece.start}~", 0, reason="unreadable", detail=CHANGED)
+        require_unchanged(piece, unit.source)
+        yield from _read_piece(unit, piece, rules, settings, passed_over)
+        with suppress(FileNotFoundError):  # all of it was read before it vanished
+            require_unchanged(piece, unit.source)
     except OSError as error:
-        yield Record(key, 0, reason="unreadable", detail=error.strerror or str(error))
-
-
-def _has_changed(piece: Piece, source: Source) -> bool:
-    return bool(piece.stamp) and piece.stamp != stamp(*storage.version(piece.path, source))
+        yield Record(f"{piece.start}!", piece.size, reason="unreadable", detail=error.strerror or str(error))
 
 
 def _read_piece(

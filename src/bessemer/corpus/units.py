@@ -16,7 +16,7 @@ from bessemer.corpus.files import File, by_format
 from bessemer.corpus.inflate import MAX_EXPANSION, CompressedMember, Damaged, inflate, start_of
 from bessemer.corpus.record_files import HEAD_BYTES, look
 from bessemer.corpus.tables import parquet_layout
-from bessemer.errors import InputError
+from bessemer.errors import FileChanged, InputError
 from bessemer.recipe import Source
 from bessemer.recipe.endings import compression_of, without_compression
 
@@ -226,6 +226,8 @@ class FilePlanner:
                     if STOP.is_set() or (room is not None and size >= room):
                         ended = False
                         break
+                if file.mtime_ns:
+                    require_unchanged(file, self.source)
             except Damaged as error:
                 damage = f"{error}, after {size} bytes" + " of text" * in_lines
             if in_lines and (damage or not ended):  # a line that was cut is no record
@@ -282,6 +284,15 @@ class FilePlanner:
 def stamp(size: int, mtime_ns: int) -> str:
     """Identifies the version of a file that was listed."""
     return f"{size} {mtime_ns}"
+
+
+def require_unchanged(file: File | Piece, source: Source) -> None:
+    """Raise FileChanged where a file is not the one that was listed; OSError where it is gone."""
+    listed = file.stamp if isinstance(file, Piece) else stamp(file.size, file.mtime_ns)
+    if listed and listed != stamp(*storage.version(file.path, source)):
+        raise FileChanged(
+            f"corpus.sources.{source.name}: {file.name} changed while it was read; a file has to be whole before"
+        )
 
 
 def _place(piece: Piece) -> tuple[str, int]:
