@@ -118,7 +118,8 @@ def _show(recipe: Recipe, basis: Basis, choices: list[Choice], is_raw: bool) -> 
     say(f"  {_heading(basis, is_raw)}:")
     for choice in choices:
         say(f"    [dim]{choice}[/]")
-    if basis.text_bytes < sizing.BEATS_NGRAM_BYTES and recipe.train.objective == "causal" and not recipe.chat_parts:
+    is_causal = recipe.is_pretraining and recipe.train.objective == "causal" and not recipe.chat_parts
+    if is_causal and basis.text_bytes < sizing.BEATS_NGRAM_BYTES:
         say(
             f"  [yellow]with less than {size(sizing.BEATS_NGRAM_BYTES)} of text a byte 5-gram may predict it better "
             "than a model; the evaluation compares them[/]"

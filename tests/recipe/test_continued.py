@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bessemer import preflight
 from bessemer.cli import run_command
 from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
+from bessemer.model.huggingface.export import ExportFiles, export
+from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
+from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.measure import RunTiming
-from tests.conftest import recipe_text
+from tests.conftest import recipe_text, write_text
+from tests.model.samples import config, stirred
 
 
 @pytest.fixture
@@ -122,3 +129,74 @@ def test_a_continued_training_is_validated_before_its_first_step(
     assert rows[0]["step"] == 0 and [row["step"] for row in rows].count(0) == 1
     assert rows[0]["loss"] == pytest.approx(before[-1]["loss"], rel=1e-6)
     assert rows[0]["tokens"] == 0
+
+
+CLUSTER = ("--gpus", "1xH100", "--tokens", "1000000")
+
+
+def planned_recipe(kind: str, base: Path, theirs: Path, folder: Path) -> Path:
+    """A recipe over its own text that pretrains, classifies, starts from a run or from a model in the Hugging Face layout."""
+    write_text(folder / "text")
+    text = recipe_text(folder)
+    if kind == "classify":
+        for name in ("prose", "code"):
+            text = text.replace(f'name = "{name}"', f'name = "{name}"\nlabel = "{name}"')
+        text = text.replace("[train]", '[train]\nobjective = "classify"')
+    elif kind != "pretraining":
+        rate, model = "[train.optimizer]\nlearning_rate = 0.01\n", text[text.index("[model]") : text.index("[train]")]
+        tokenizer = text[text.index("[tokenizer]") : text.index("[model]")]
+        text = (
+            text.replace(rate, "")
+            .replace(model, "")
+            .replace(tokenizer, "[tokens]\nheld_out = 0.2\nsequence_length = 32\n")
+        )
+        if kind == "start":
+            text = text.replace("[train]", f'[train]\nstart = "{base}"')
+        else:
+            text += f'[model]\nfrom = "hf:{theirs}"\n'
+    (folder / "planned.toml").write_text(text)
+    return folder / "planned.toml"
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 of random weights in the Hugging Face layout."""
+    folder = tmp_path_factory.mktemp("theirs")
+    texts = [path.read_text() for path in sorted(write_text(folder / "text").rglob("*.*"))]
+    tokenizer = Tokenizer.train(texts, 400, "<|endoftext|>")
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    model = stirred(config(**{**FAMILIES["qwen3"].options, "vocabulary": 400, "sequence_length": 64}))
+    sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))
+    export(model, ExportFiles(folder / "tokenizer.json", tokenizer.end_of_text), folder / "model", sample, [])
+    return folder / "model"
+
+
+def planned(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> dict[str, Any]:
+    assert run_command(["plan", str(path), *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("words", [CLUSTER, ()], ids=("of a cluster", "of this machine"))
+@pytest.mark.parametrize("kind", ["pretraining", "start", "from", "classify"])
+def test_only_a_pretraining_is_planned_by_the_scaling_laws(
+    kind: str, words: tuple[str, ...], base: Path, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = planned_recipe(kind, base, theirs, tmp_path / "own"), tmp_path / "plan.html"
+    found, by_laws = planned(capsys, path, *words, "--html", str(page)), kind == "pretraining"
+    assert (found["chinchilla"] is not None, "Scaling laws" in page.read_text()) == (by_laws, by_laws)
+    if words:
+        assert (found["batch"] is not None, bool(found["known_models"])) == (by_laws, by_laws)
+    assert run_command(["plan", str(path), *words]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert ("scaling" in rows) == by_laws and "training" in rows
+
+
+def test_a_plan_has_the_rate_of_continued_training(
+    base: Path, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = {}
+    for kind in ("pretraining", "start", "from"):
+        rates[kind] = planned(capsys, planned_recipe(kind, base, theirs, tmp_path / kind), *CLUSTER)["learning_rate"]
+    assert rates["pretraining"] == 0.01 and rates["start"] == pytest.approx(0.001)
+    assert 0 < rates["from"] < 0.002

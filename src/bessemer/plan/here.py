@@ -110,8 +110,8 @@ def bubble(layout: Parallel, micro_batches: int) -> float:
 
 
 def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:
-    """Where the plan stands by the scaling laws, which are of models that predict text: nothing of a classifier."""
-    if recipe.train.objective == "classify":
+    """Where the plan stands by the scaling laws, which are of pretraining."""
+    if not recipe.is_pretraining:
         return {"chinchilla": None}
     found = standing(parameters, tokens)
     return {"chinchilla": {**found.to_dict(), "sentence": found.sentence}}

@@ -56,7 +56,8 @@ class Goal:
         """For a reader: that the tokens are the default. Empty where tokens, steps or minutes are given."""
         if not self.tokens_by_size or self.recipe.train.minutes is not None:
             return ""
-        return f" (by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter)"
+        note = f"by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter"
+        return f" ({note}{'' if self.recipe.is_pretraining else ', as of a pretraining: say train.tokens'})"
 
 
 def goal_of(
@@ -91,7 +92,9 @@ def goal_of(
         copies = framework.copies_keys
         default, length = resolved.batches.full, resolved.tokens.sequence_length
         horizon = resolved.batches.tokens_before(resolved.train.steps or 0)
-        sequences, too_large = proposed_batch(default, horizon, config, cluster, copies_keys=copies)
+        sequences, too_large = dividing_batch(default, config, cluster, copies_keys=copies), ""
+        if recipe.is_pretraining:
+            sequences, too_large = proposed_batch(default, horizon, config, cluster, copies_keys=copies)
         if sequences != default:
             recipe = recipe.changed(train={"global_batch_tokens": sequences * length})
             resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)

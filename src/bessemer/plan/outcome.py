@@ -52,8 +52,8 @@ class PlanResult:
     running: failures.Outlook
     save: failures.CheckpointCost
     loading: money.Loading
-    standing: Standing
-    batch: BatchOutlook
+    standing: Standing | None
+    batch: BatchOutlook | None
     known: tuple[KnownModel, ...]
     repeated: Repetition | None = None
     found: LayoutSearchResult | None = None
@@ -162,6 +162,7 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
             f"at this speed a device, a run of a year takes about {amount(math.ceil(years * cluster.devices))} of them"
         )
         goal = replace(goal, notes=(*goal.notes, note))
+    by_laws = config.active_parameters, goal.tokens
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,
@@ -173,9 +174,9 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
         ),
-        standing=standing(config.active_parameters, goal.tokens, repeated),
-        batch=batch_outlook(config.active_parameters, goal.tokens, min(job.tokens, goal.tokens)),
-        known=nearest(config.active_parameters, goal.tokens),
+        standing=standing(*by_laws, repeated) if goal.recipe.is_pretraining else None,
+        batch=batch_outlook(*by_laws, min(job.tokens, goal.tokens)) if goal.recipe.is_pretraining else None,
+        known=nearest(*by_laws) if goal.recipe.is_pretraining else (),
         repeated=repeated,
         found=found,
     )  # fmt: skip
@@ -272,12 +273,13 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
         "device_memory_bytes": round(job.cluster.device.memory),
-        "chinchilla": out.standing.to_dict(),
+        "chinchilla": out.standing and out.standing.to_dict(),
         "known_models": [asdict(model) for model in out.known],
         "failures": asdict(out.running),
         "checkpoint": asdict(out.save),
         "loading": asdict(out.loading),
-        "batch": asdict(out.batch),
+        "batch": out.batch and asdict(out.batch),
+        "learning_rate": goal.recipe.train.optimizer.learning_rate,
     }
     if out.found is not None and (searched or goal.chooses_layout):
         found["search"] = {**search_dict(out.found), "given": sorted(goal.given)}

@@ -80,8 +80,8 @@ def pictures(of: outcome.PlanResult) -> dict[str, Any]:
         "memory": memory_bars(of.job),
         "timeline": timeline(of.step, of.job.layout),
         "pipeline": pipeline_picture(of.job, of.step),
-        "surface": loss_surface(of.job.model.active_parameters, of.goal.tokens),
-        "laws": law_opinions(of.job.model.active_parameters, of.goal.tokens),
+        "surface": of.standing and loss_surface(of.job.model.active_parameters, of.goal.tokens),
+        "laws": of.standing and law_opinions(of.job.model.active_parameters, of.goal.tokens),
         "checkpoints": checkpoints(of.running, of.save),
         "layouts": layouts(of.found, of.job) if of.found is not None else None,
     }

@@ -47,17 +47,12 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
     kept = {name.replace("_", " "): value for name, value in memory.items() if name != "total" and value}
     held = ", ".join(f"{name} {size(value)}" for name, value in kept.items())
     where = f" on stage {of.memory.place + 1} of {job.layout.pipeline}" if job.layout.pipeline > 1 else ""
-    run, bill, batch = of.running, of.bill, of.batch
+    run, bill = of.running, of.bill
     chosen = _chosen(of) if of.found and goal.chooses_layout else ""
     split = ", ".join(f"{PART_NAMES.get(name, name)} {short(parts[name], 3)}" for name in shown)
     per_token = step.model_flops / job.tokens
-    by_law = laws.optimal_tokens(config.active_parameters).values()
-    critical = [each.value for each in batch.critical.values()]
-    rates = [each.value for each in batch.learning_rates.values()]
-    ranges, sentence = of.intervals, of.standing.sentence
+    ranges = of.intervals
     as_time = durations_like(of.expected.seconds.high)
-    if isinstance(config, MixtureConfig):
-        sentence = sentence.replace("tokens a parameter", "tokens an active parameter")
     rows = {
         "evidence": evidence_line(job),
         "model": model_line(config),
@@ -84,9 +79,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective{_failure_rate(of)}",
         "money": _money(of)
         + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else NO_WATTS),
-        "scaling": sentence + f"; the laws ask for {amount(min(by_law))} to {amount(max(by_law))} tokens",
-        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
-        f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
+        **_by_laws(of),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)} at "
         f"{size(of.goal.recipe.cluster.storage_bandwidth * GB)}/s a node{_assumed(of)}",
         "framework": job.framework.name,
@@ -100,6 +93,25 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         often = f"each token {again.epochs:,.1f} times: {worth}; one more time {percent(again.last_epoch_worth)}"
         rows["repeated"] = often if again.epochs > 1 else "no token: as many that differ are there, or more"
     return rows
+
+
+def _by_laws(of: PlanResult) -> dict[str, str]:
+    """What the scaling laws say of a pretraining; of another training its batch and learning rate."""
+    if of.standing is None or of.batch is None:
+        kind = " of continued training" if of.goal.recipe.is_continued else ""
+        rate = of.goal.recipe.train.optimizer.learning_rate
+        return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}{kind}"}
+    sentence, batch = of.standing.sentence, of.batch
+    if isinstance(of.job.model, MixtureConfig):
+        sentence = sentence.replace("tokens a parameter", "tokens an active parameter")
+    tokens = laws.optimal_tokens(of.job.model.active_parameters).values()
+    critical = [each.value for each in batch.critical.values()]
+    rates = [each.value for each in batch.learning_rates.values()]
+    return {
+        "scaling": f"{sentence}; the laws ask for {amount(min(tokens))} to {amount(max(tokens))} tokens",
+        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
+        f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
+    }
 
 
 def _chosen(of: PlanResult) -> str:
@@ -413,7 +425,7 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
             "exchange is hidden", "plan/estimate/frameworks.toml",
         )]  # fmt: skip
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
-    return [
+    rows = [
         ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
         ("Best large matmul",
          f"{device.achievable_flops(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps",
@@ -442,8 +454,12 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
          "cluster.price sets one" if bill.price is None else priced),
         ("Energy", f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}",
          f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
-        ("Verdict on the tokens",
-         f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that", RULE.source),
-        ("Predicted loss", REPLICATION.name,
-         f"{REPLICATION.source}; on other text, and with another tokenizer, only differences carry over"),
     ]  # fmt: skip
+    if of.standing is not None:
+        optimal = f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that"
+        carried = f"{REPLICATION.source}; on other text, and with another tokenizer, only differences carry over"
+        rows += [
+            ("Verdict on the tokens", optimal, RULE.source),
+            ("Predicted loss", REPLICATION.name, carried),
+        ]
+    return rows

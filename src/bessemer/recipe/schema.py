@@ -175,6 +175,11 @@ class Recipe(Section):
         return self.model.from_ is not None or self.train.start is not None
 
     @property
+    def is_pretraining(self) -> bool:
+        """Whether a language model is trained from nothing, as the scaling laws assume."""
+        return not self.is_continued and self.train.objective != "classify"
+
+    @property
     def sources(self) -> tuple[Source | TokenSource, ...]:
         """The sources of text, then those of foreign tokens."""
         return *self.corpus.sources, *self.tokens.sources

@@ -32,7 +32,8 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
     return compose(
         name, pictures.pictures(of), headline=_headline(of), tiles=_tiles(of), rows=plan_rows(of), what_if=what_if,
         notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
-        origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}", verdict=of.standing.sentence,
+        origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}",
+        verdict=of.standing.sentence if of.standing else "",
         assumed=assumptions(of),
     )  # fmt: skip
 
@@ -77,7 +78,7 @@ def _tiles(of: PlanResult) -> list[Json]:
     job, bill, step = of.job, of.bill, of.step
     count, flops = job.cluster.devices, rate(step.model_flops / step.seconds / job.cluster.devices)
     priced, run = bill.cost is not None, of.expected.seconds
-    return [
+    tiles = [
         tile("Expected time", duration(run.expected),
              f"{duration(run.low)} to {duration(run.high)}, ideal {duration(of.seconds)}"),
         tile("Cost", f"${amount(bill.cost or 0.0)}", f"${bill.price:.2f} a device-hour") if priced
@@ -86,5 +87,7 @@ def _tiles(of: PlanResult) -> list[Json]:
         tile("Tokens/s a device", amount(step.tokens_per_second / count), f"MFU {step.mfu:.1%}, {flops}"),
         tile("Memory", size(of.memory.total),
              f"of {size(job.cluster.device.memory)}" + ("" if of.verdict.fits else ": too much")),
-        tile("Tokens a parameter", f"{of.standing.tokens_per_parameter:,.3g}", of.standing.sentence.partition(":")[0]),
     ]  # fmt: skip
+    if (found := of.standing) is not None:
+        tiles.append(tile("Tokens a parameter", f"{found.tokens_per_parameter:,.3g}", found.sentence.partition(":")[0]))
+    return tiles
