@@ -134,7 +134,7 @@ def _is_for_a_cluster(args: argparse.Namespace) -> bool:
 
 def _devices(args: argparse.Namespace) -> Any:
     from bessemer.layout import devices
-    from bessemer.plan.tables import devices_table
+    from bessemer.layout.devices import devices_table
 
     catalogue = list(devices.catalogue(Path(args.catalogue) if args.catalogue else None).values())
     if not args.json:

@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.recipe.parallel import FASTEST
+from bessemer.terminal import text_table
 
 CATALOGUE = Path(__file__).with_name("devices.toml")
 GENERATIONS = {
@@ -287,3 +288,19 @@ def peak_flops(device_name: str) -> float | None:
     """Published dense bf16 peak of a device by the name its driver gives it (layout/devices.toml); None when it is not listed."""
     device = match(device_name, catalogue())
     return device.flops.get("bf16") if device else None
+
+
+def devices_table(devices: Sequence[DeviceSpec]) -> str:
+    """The catalogue."""
+    rows = []
+    for one in devices:
+        peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
+        price = f"{one.price:.2f}" if one.price is not None else "-"
+        rows.append(
+            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra_bandwidth / 1e9:.0f}",
+             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}" if one.watts else "-", price,
+             one.price_date or "")
+        )  # fmt: skip
+    titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
+    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"
+    return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bessemer.layout.devices import DeviceSpec
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money, shapes
 from bessemer.plan.estimate.job import PHYSICS, Job, Layout
@@ -376,22 +375,6 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
         asked = ", ".join(f"{name} {date}" for name, date in dates.items())
         notes.append(f"the prices were not asked at one time ({asked}): compare hours, or give --price")
     return "\n".join([*text_table(heads, rows), *(["", *notes] if notes else [])])
-
-
-def devices_table(devices: Sequence[DeviceSpec]) -> str:
-    """The catalogue."""
-    rows = []
-    for one in devices:
-        peaks = [f"{one.flops[kind] / 1e12:.0f}" if kind in one.flops else "-" for kind in ("bf16", "fp8")]
-        price = f"{one.price:.2f}" if one.price is not None else "-"
-        rows.append(
-            (one.name, *peaks, f"{one.memory / 1e9:.0f}", f"{one.bandwidth / 1e9:,.0f}", f"{one.intra_bandwidth / 1e9:.0f}",
-             f"{one.inter_bandwidth / 1e9:.1f}", str(one.per_node), f"{one.watts:.0f}" if one.watts else "-", price,
-             one.price_date or "")
-        )  # fmt: skip
-    titles = ("device", "bf16", "fp8", "GB", "GB/s", "intra", "inter", "node", "watts", "$/h", "asked")
-    units = "TFLOP/s dense; memory, its bandwidth and links one way, GB and GB/s; sources in layout/devices.toml"
-    return "\n".join([*text_table(titles, rows, "lrrrrrrrrrl"), "", units])
 
 
 def models_table() -> str:
