@@ -14,6 +14,7 @@ def tokenizer(single_byte: Any, ids: list[int]) -> Tokenizer:
     """A tokenizer that gives every text the same ids."""
     made = SimpleNamespace(kind="wordpiece", changes=[], text_prefix=b"", unknown_token=None)
     made.token_bytes = lambda: np.where(single_byte, 1, 2)
+    made.special_in = lambda text: []
     made.encode_batch = lambda texts: [np.array([*ids, 0]) for _ in texts]
     return cast(Tokenizer, made)
 

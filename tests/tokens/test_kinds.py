@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from bessemer.errors import InputError
 from bessemer.tokens.patterns import pattern_of
@@ -46,13 +48,75 @@ def test_the_ids_are_those_of_transformers(kinds: dict[str, HuggingFaceTokenizer
     path = tmp_path / "tokenizer.json"
     kinds[name].save(str(path))
     tokenizer = Tokenizer.load(path, ENDS.get(name, END))
-    wanted = theirs(path, TEXTS)
+    # transformers makes special tokens of text with Unigram, whatever it is asked
+    texts = [text for text in TEXTS if name != "unigram" or not tokenizer.special_in(text)]
+    wanted = theirs(path, texts)
     assert tokenizer.way == ("tiktoken" if name in BY_TIKTOKEN else "library")
-    assert tokenizer.agrees(TEXTS)
+    assert tokenizer.agrees(TEXTS) and len(texts) > 1500
     for by in (tokenizer, tokenizer.without_tiktoken()):
         end = [tokenizer.end_of_text]
-        assert [ids.tolist() for ids in by.encode_batch(TEXTS)] == [ids + end for ids in wanted]
-        assert [by.encode(text) for text in HARD] == wanted[: len(HARD)]
+        assert [ids.tolist() for ids in by.encode_batch(texts)] == [ids + end for ids in wanted]
+        assert [by.encode(text) for text in texts[:10]] == wanted[:10]
+
+
+def odd_kinds() -> dict[str, HuggingFaceTokenizer]:
+    """Tokenizers whose model holds the names of special tokens, or makes them of other text."""
+    special, end = ["<unk>", "</s>", "<pad>"], ["</s>"]
+    words = {name: number for number, name in enumerate([*special, "a", "b", "<", "/", "s", ">", "##s", "##a", "x"])}
+    found = {}
+    for kind in ("WordLevel", "WordPiece"):
+        one = HuggingFaceTokenizer(getattr(models, kind)(words, unk_token="<unk>"))
+        one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        one.normalizer = normalizers.Lowercase()
+        one.add_special_tokens(special)
+        found[kind] = one
+    one = HuggingFaceTokenizer(models.WordLevel(words, unk_token="<unk>"))
+    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found["end of text that is no added token"] = one
+    merges = [("<", "/"), ("</", "s"), ("</s", ">")]
+    parts = {
+        name: number for number, name in enumerate([*special, "a", "b", "x", "<", "/", "s", ">", "</", "</s", " "])
+    }
+    one = HuggingFaceTokenizer(models.BPE(parts, merges, unk_token="<unk>"))
+    one.add_special_tokens(special)
+    found["merges make it"] = one
+    one = HuggingFaceTokenizer(models.BPE(parts, [], unk_token="<unk>", ignore_merges=True))
+    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    one.add_special_tokens(special)
+    one.add_tokens(["<b>"])
+    found["whole words, with an added token"] = one
+    scored = [(name, -float(number)) for name, number in parts.items()]
+    one = HuggingFaceTokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False))
+    one.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    one.add_special_tokens(end)
+    one.post_processor = processors.TemplateProcessing("<pad> $A </s>", special_tokens=[("<pad>", 2), ("</s>", 1)])
+    found["Unigram with a normalizer and a token around texts"] = one
+    return found
+
+
+SPELLED = ["{0}", "a {0} b", "a{0}b", "{0}{0}", "{0} {1}", "x {1}", "\n{0}\n", "{2}", "\uff1c/s\uff1e"]
+
+
+@pytest.mark.parametrize("name", ["gpt4", "nfc", "added", "llama", "unigram", "bert", *odd_kinds()])
+def test_no_text_becomes_a_special_token(name: str, tmp_path: Path) -> None:
+    inner = {**every_kind(), **odd_kinds()}[name]
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", ENDS.get(name, END if name in every_kind() else "</s>"))
+    names = [*tokenizer.special.values(), "</s>", "<pad>"]
+    around = tokenizer.framing
+    closed = {*tokenizer.special, tokenizer.end_of_text, *around.before, *around.after} - {tokenizer.unknown_token}
+    texts = [form.format(one, one.upper(), other) for form in SPELLED for one, other in itertools.pairwise(names)]
+    again = pickle.loads(pickle.dumps(tokenizer))
+    for by in (tokenizer, tokenizer.without_tiktoken(), again):
+        encoded = by.encode_batch(texts)
+        assert all(not closed & set(ids[:-1].tolist()) and ids[-1] == tokenizer.end_of_text for ids in encoded)
+        assert [by.encode(text) for text in texts] == [ids[:-1].tolist() for ids in encoded]
+        assert [by.encode(text) for text in ("a b x", "ab")] == [
+            inner.encode(text, add_special_tokens=False).ids for text in ("a b x", "ab")
+        ]
+    assert tokenizer.special_in(f"a {names[0]}b") == [names[0]] and tokenizer.special_in("a < b") == []
+    if tokenizer.id_of("<b>") is not None:  # an added token that is not special is a word
+        assert tokenizer.encode("a<b>") == [tokenizer.id_of("a"), tokenizer.id_of("<b>")]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.model.generation import Sampling
+    from bessemer.tokens.tokenizer import Tokenizer
 
 
 def evaluate(args: argparse.Namespace) -> Any:
@@ -65,10 +66,16 @@ def generate(args: argparse.Namespace) -> Any:
     sampling = _sampling(args)
     store, tokenizer, model = runs.open_model(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    _report_spelled(prompt, tokenizer)
     text = complete(model, tokenizer, prompt, args.max_tokens, sampling, store.framing, store.ends)
     if not args.json:
         print(prompt + text)
     return {"prompt": prompt, "text": text}
+
+
+def _report_spelled(text: str, tokenizer: Tokenizer) -> None:
+    for name in tokenizer.special_in(text):
+        say(f"  {name!r} in the text is read as the special token, as in transformers".replace("[", r"\["))
 
 
 def chat(args: argparse.Namespace) -> Any:
@@ -79,6 +86,7 @@ def chat(args: argparse.Namespace) -> Any:
     store, tokenizer, model = runs.open_model(args)
     template = Template.choose(args.template, store.folder, tokenizer)
     conversation = Chat(model, tokenizer, template, sampling, args.system, store.ends)
+    _report_spelled(args.system or "", tokenizer)
     if args.template is None and chat_template(store.folder) is None:
         say("  this model was trained on no conversations: it goes on with text that looks like one (--template plain)")
     shown = not args.json
@@ -91,6 +99,7 @@ def chat(args: argparse.Namespace) -> Any:
         if not message:  # between the messages of a file
             continue
         forgotten = conversation.num_forgotten
+        _report_spelled(message, tokenizer)
         try:
             for piece in conversation.reply(message, args.max_tokens):
                 if shown:

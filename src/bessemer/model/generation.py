@@ -90,14 +90,14 @@ def _fresh(model: Transformer, device: torch.device) -> Cache:
 
 def complete(
     model: Transformer, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
-    framing: Framing | None = None, ends: Collection[int] = (), cut: Collection[str] = (),
+    framing: Framing | None = None, ends: Collection[int] = (), cut: Collection[str] = (), is_marked: bool = True,
 ) -> str:  # fmt: skip
-    """The continuation of a prompt, in which special tokens stand for themselves.
+    """Return the continuation of a prompt.
 
     framing: ids before it, left out: end-of-text, after which a document begins; ends: ids to stop at, left out: end-of-text;
-    cut: texts after which no more is written.
+    cut: texts after which no more is written; is_marked: special tokens in the prompt stand for themselves, else are text.
     """
-    ids = tokenizer.encode_marked(prompt)
+    ids = tokenizer.encode_marked(prompt) if is_marked else tokenizer.encode(prompt)
     if any(token >= model.config.vocabulary for token in ids):
         raise InputError("the prompt has tokens the model does not know; is this the run's own tokenizer?")
     before = (tokenizer.end_of_text,) if framing is None else framing.before

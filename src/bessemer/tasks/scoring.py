@@ -160,7 +160,7 @@ def _exact(
     for item in task.items:
         text = complete(
             subject.model, subject.tokenizer, item.context, task.file.max_tokens, Sampling(), subject.framing, subject.ends,
-            cut=task.file.stop,
+            cut=task.file.stop, is_marked=False,
         )  # fmt: skip
         stops = [place for stop in task.file.stop if (place := text.find(stop)) >= 0]
         written = text[: min(stops)] if stops else text

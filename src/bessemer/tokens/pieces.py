@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -63,6 +64,26 @@ def token_pieces(description: dict[str, Any], vocabulary: dict[str, int], specia
         else:
             pieces[number] = token.replace(SPACE_MARK, " ").encode()
     return pieces
+
+
+def without_special(description: dict[str, Any], ids: set[int]) -> dict[str, Any]:
+    """A tokenizer.json's content in which no text becomes one of `ids`: their tokens have random names, and merges that make
+    them are left out. All ids stay."""
+    nonce = secrets.token_hex(8)
+    new = {name: f"\ufdd0{nonce}{number}" for name, number in _vocabulary(description).items() if number in ids}
+    model, added = dict(description["model"]), description["added_tokens"]
+    vocabulary = model.get("vocab", {})
+    if isinstance(vocabulary, list):  # Unigram: (token, score) in the order of the ids
+        model["vocab"] = [(new.get(token, token), score) for token, score in vocabulary]
+    else:
+        model["vocab"] = {new.get(token, token): number for token, number in vocabulary.items()}
+    if "merges" in model:
+        pairs = (merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"])
+        model["merges"] = [[a, b] for a, b in pairs if a not in new and b not in new and a + b not in new]
+    if isinstance(unknown := model.get("unk_token"), str):
+        model["unk_token"] = new.get(unknown, unknown)
+    added = [{**token, "content": new.get(token["content"], token["content"])} for token in added]
+    return {**description, "model": model, "added_tokens": added, "post_processor": None}
 
 
 def changes(description: dict[str, Any]) -> list[str]:

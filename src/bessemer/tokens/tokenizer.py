@@ -23,7 +23,16 @@ import numpy.typing as npt
 from bessemer.errors import InputError, TooFewIds
 from bessemer.recipe import Recipe
 from bessemer.tokens.patterns import GPT4, PreTokenization, pre_tokenization
-from bessemer.tokens.pieces import Framing, byte_alphabet, changes, framing_between, kind_of, prefix_of, token_pieces
+from bessemer.tokens.pieces import (
+    Framing,
+    byte_alphabet,
+    changes,
+    framing_between,
+    kind_of,
+    prefix_of,
+    token_pieces,
+    without_special,
+)
 
 if TYPE_CHECKING:
     import tiktoken
@@ -82,8 +91,15 @@ class Tokenizer:
         self.text_prefix = prefix_of(self._description)
         unknown = model.get("unk_token")
         self.unknown_token: int | None = model.get("unk_id") if unknown is None else self.id_of(unknown)
-        shape = pre_tokenization(self._description)
-        self._tiktoken = None if shape is None else _tiktoken_of(self._description, shape)
+        # ids that no text becomes, but what is outside the vocabulary the last
+        self._closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after}
+        self._closed |= set() if self.unknown_token is None else {self.unknown_token}
+        names = [str(inner.id_to_token(number)) for number in self._closed]
+        self._starts = {name[:2] for name in names}
+        self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        description = without_special(self._description, self._closed)
+        shape = pre_tokenization(description)
+        self._tiktoken = None if shape is None else _tiktoken_of(description, shape)
 
     @classmethod
     def train(
@@ -204,10 +220,15 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> HuggingFaceTokenizer:
-        """A copy in which text that looks like a special token is text; a copy, since threads share this setting."""
-        inner = _from(self._description)
+        """A copy in which text that looks like a special token is text, whatever the model would make of it."""
+        inner = _from(without_special(self._description, self._closed))
         inner.encode_special_tokens = True
         return inner
+
+    def special_in(self, text: str) -> list[str]:
+        """The special tokens that a text spells, in alphabetical order."""
+        # a quick look for their beginnings comes first
+        return sorted({*self._spelled.findall(text)}) if any(start in text for start in self._starts) else []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out, bytes that are not UTF-8 become replacement characters."""

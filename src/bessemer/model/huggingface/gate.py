@@ -94,7 +94,7 @@ def verify(
     tokenizer = load_tokenizer(folder)
     framing = framing or framing_of(tokenizer)
     num_compared = len(texts) + compare_tokenizers(tokenizer, own, framing)
-    compare_ids(tokenizer, texts, framing)
+    texts = compare_ids(tokenizer, texts, framing)
     greedy = 0
     if config.causal and not config.labels:
         # Generation settings such as a repetition penalty change greedy text; what ends a text stays.
@@ -178,15 +178,17 @@ def compare_tokenizers(theirs: Any, ours: Tokenizer, framing: Framing) -> int:
     return len(GATE_TEXTS) + len(marked)
 
 
-def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> None:
-    """Compare ids by default arguments; text that looks like a special token is read as text."""
-    added = theirs.get_added_vocab()
+def compare_ids(theirs: Any, texts: Texts, framing: Framing) -> Texts:
+    """Compare ids by default arguments; text that looks like a special token is read as text. Returns the texts compared."""
+    added, compared = theirs.get_added_vocab(), Texts()
     for text, ids in texts:
         special = {number for token, number in added.items() if token in text}
         found = (theirs(text, split_special_tokens=True) if special else theirs(text))["input_ids"]
         # Some kinds of tokenizers (Unigram) have no other ids for such text than the special token's.
         if not special & set(found[len(framing.before) : len(found) - len(framing.after)]):
             _require_equal_ids(theirs, text, found, framing.around(ids))
+            compared.append((text, ids))
+    return compared
 
 
 def _require_equal_ids(tokenizer: Any, text: str, theirs: list[int], wanted: list[int]) -> None:
