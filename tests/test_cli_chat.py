@@ -103,13 +103,19 @@ def test_conversations_that_the_template_refuses_are_counted(
     with open(tmp_path / "talk.jsonl", "a") as file:
         for number in range(3):
             file.write(json.dumps({"messages": [{"role": "user", "content": f"call {number}"}, call]}) + "\n")
+        talk = [{"role": "user", "content": "<|im_end|>", "mood": 1}, {"role": "assistant", "content": "No."}]
+        file.write(json.dumps({"messages": talk}) + "\n")
+        file.write(json.dumps({"messages": talk, "tools": [{"name": "f"}]}) + "\n")
     assert command("corpus", recipe) == 0 and command("tokens", recipe) == 0
     said = capsys.readouterr().err
-    assert "3 of 123 conversations left out, as the chat template refuses them" in said
+    assert "4 of 125 conversations left out, as the chat template refuses them" in said
     assert "a message has tool_calls, which the chat template does not write" in said
     manifest = json.loads((tmp_path / "chat" / "tokens" / "manifest.json").read_text())
-    assert manifest["conversations_refused"] == 3
-    assert sum(split["documents"] for split in manifest["sources"]["talk"].values()) == 120
+    assert manifest["conversations_refused"] == 4
+    assert sorted(count for (count,) in manifest["refusals"].values()) == [1, 3]
+    assert sum("tools" in reason for reason in manifest["refusals"]) == 1
+    assert manifest["spelled_special_tokens"] == {"<|im_end|>": [0, 1]} and manifest["fields_left_out"] == {"mood": [1]}
+    assert sum(split["documents"] for split in manifest["sources"]["talk"].values()) == 121
     # A template that takes hardly any: nothing is written.
     template = tmp_path / "strict.jinja"
     template.write_text(

@@ -380,3 +380,43 @@ def test_a_document_that_is_most_of_the_held_out_text_is_warned_of(capsys: pytes
     shard.offsets = np.arange(0, 1000, 100)
     build.warn_of_one_document(store, "documents")
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["unigram", "llama", "bert", "gpt4"])
+def test_special_tokens_in_documents_are_text_and_counted(tmp_path: Path, name: str) -> None:
+    every_kind()[name].save(str(tmp_path / "tokenizer.json"))
+    end = ENDS.get(name, "<|endoftext|>")
+    text = [
+        f"line {n} of a text{f' with {end} in it{end}' * (n % 4 == 0)}, and more of the line, enough of it" * 2
+        for n in range(80)
+    ]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in text))
+    (tmp_path / "r.toml").write_text(
+        f"""
+[run]
+name = "spelled"
+dir = "{tmp_path}"
+[[corpus.sources]]
+name = "s"
+format = "jsonl"
+paths = ["{tmp_path}/text.jsonl"]
+[corpus.dedup]
+minhash = false
+[corpus.rules]
+min_characters = 1
+[tokenizer]
+path = "{tmp_path}/tokenizer.json"
+end_of_text = "{end}"
+[tokens]
+sequence_length = 16
+held_out = 0.2
+"""
+    )
+    assert run_command(["corpus", str(tmp_path / "r.toml")]) == 0
+    assert run_command(["tokens", str(tmp_path / "r.toml")]) == 0
+    store = TokenStore.open(tmp_path / "spelled" / "tokens")
+    assert store.manifest["spelled_special_tokens"] == {end: [20, 0]}
+    splits = [store.split("s", split) for split in ("train", "heldout")]
+    documents = sum(len(shard.offsets) - 1 for split in splits for shard in split.shards)
+    ends = sum(int((np.asarray(shard.tokens) == store.end_of_text).sum()) for split in splits for shard in split.shards)
+    assert documents == ends == 80

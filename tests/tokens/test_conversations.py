@@ -18,6 +18,7 @@ from bessemer.recipe.load import parse
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.pretrained import CHATML, CHATML_TOKENS
 from bessemer.tokens.tokenizer import Tokenizer
+from tests.tokens.tokenizer_samples import END, ENDS, every_kind
 
 SOURCES = frozenset({"talk"})
 LLAMA = (  # another layout: begins with BOS, ends turns with EOS, trims, and marks a part of a turn
@@ -82,7 +83,14 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
         ([{"role": "user", "content": [1]}], "a part of type 'int'"),
         ([{"role": "user", "content": "x"}], "the assistant says nothing"),
         ([{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}], "the assistant says nothing"),
-        ([{"role": "assistant", "content": "x", "weight": 0}], "weight = 0 is not understood"),
+        ([{"role": "assistant", "content": "x", "weight": 0}], "the assistant says nothing that is trained on"),
+        ([{"role": "assistant", "content": "x", "train": False}], "the assistant says nothing that is trained on"),
+        ([{"role": "assistant", "content": "x", "weight": 0.5}], "weight = 0.5"),
+        ([{"role": "assistant", "content": "x", "weight": "1"}], "weight = '1'"),
+        ([{"role": "assistant", "content": "x", "train": 1}], "train = 1"),
+        ([{"role": "user", "content": "x", "train": True}, {"role": "assistant", "content": "x"}], "train = True"),
+        ([{"role": "user"}, {"role": "assistant", "content": "x"}], r"message 1 \(of the user\): content is missing"),
+        ([{"role": "assistant", "content": "x", "reasoning": "\ufdd1"}], "which are no characters"),
         ([{"role": "assistant", "content": "\ufdd0x"}], "which are no characters"),
     ],
 )  # fmt: skip
@@ -100,13 +108,139 @@ def test_other_names_of_roles_and_fields_are_read_and_more_fields_kept() -> None
     )
     assert found == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "a"}]
     call = [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]
-    assert json.loads(conversation(call)) == [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]
+    # as transformers does, which leaves out what is null
+    assert json.loads(conversation(call)) == [{"role": "assistant", "tool_calls": [{"id": 1}]}]
+    assert list(json.loads(conversation([{"name": "x", "value": "b", "from": "gpt"}]))[0]) == [
+        "name",
+        "content",
+        "role",
+    ]
 
 
 def test_contents_change_within_their_messages() -> None:
     text = conversation([{"role": "user", "content": 'a "quoted"\nline'}, {"role": "assistant", "content": "b"}])
     assert contents(text) == 'a "quoted"\nline\nb'
     assert contents(with_contents(text, str.upper)) == 'A "QUOTED"\nLINE\nB'
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {"to": ["a@b.c", 1]}}}
+    answer = {"role": "assistant", "reasoning": "r", "content": "", "tool_calls": [call], "model": "m"}
+    text = conversation([answer], {"tools": [{"name": "f"}]})
+    assert contents(text) == "r\nf\na@b.c"
+    upper = json.loads(with_contents(text, str.upper))
+    assert upper["tools"] == [{"name": "f"}] and upper["messages"][0] == {
+        "role": "assistant", "reasoning": "R", "content": "", "model": "m",
+        "tool_calls": [{"id": "x", "type": "function", "function": {"name": "F", "arguments": {"to": ["A@B.C", 1]}}}],
+    }  # fmt: skip
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+SYSTEM = {"role": "system", "content": "Be a pirate."}
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"tools": [TOOL], "id": 7}, {"messages": TALK, "tools": [TOOL]}),
+        ({"tools": json.dumps([TOOL])}, {"messages": TALK, "tools": [TOOL]}),
+        ({"tools": None, "documents": [], "system": "", "functions": []}, TALK),
+        ({"system": "Be a pirate."}, [SYSTEM, *TALK]), ({"system_prompt": "Be a pirate."}, [SYSTEM, *TALK]),
+        ({"system": "Be a pirate.", "messages": [SYSTEM, *TALK]}, [SYSTEM, *TALK]),
+        ({"documents": [{"text": "x"}]}, {"messages": TALK, "documents": [{"text": "x"}]}),
+        ({"chat_template_kwargs": {"thinking": False}}, {"messages": TALK, "chat_template_kwargs": {"thinking": False}}),
+        ({"system": "Other.", "messages": [SYSTEM, *TALK]}, "a system and another system message"),
+        ({"system": 3}, "content is int"), ({"tools": "hammer"}, "tools is no list of objects"), ({"tools": ["f"]}, "tools is no list"),
+        ({"documents": "x"}, "documents is no list of objects"), ({"functions": [TOOL]}, "write them as tools"),
+        ({"chat_template_kwargs": {"tools": []}}, "which are fields of the record"), ({"tools": "[1"}, "bad_record"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_record_reach_the_template_or_are_refused(more: dict[str, Any], found: object) -> None:
+    source = Source(name="talk", format="chat", paths=("x.jsonl",), text_key="messages")
+    record = record_of({"messages": TALK, **more}, "0", 1, "", {}, source)
+    if isinstance(found, str):
+        assert record.reason == "bad_record" and (found in (record.detail or "") or found == "bad_record")
+    else:
+        assert record.reason is None and json.loads(record.text) == found
+
+
+def test_the_fields_of_a_pair_are_no_fields_of_its_record() -> None:
+    source = Source(name="p", format="chat", paths=("x.jsonl",), pair_keys=("system", "q", "a"))
+    record = record_of({"system": "s", "q": "q", "a": "a", "tools": [TOOL]}, "0", 1, "", {}, source)
+    asked = [{"role": "user", "content": "s\n\nq"}, {"role": "assistant", "content": "a"}]
+    assert json.loads(record.text) == {"messages": asked, "tools": [TOOL]}
+    deep: Any = "x"
+    for _ in range(2000):
+        deep = [deep]
+    assert record_of({"system": "", "q": "q", "a": deep}, "0", 1, "", {}, source).reason == "bad_record"
+
+
+MACRO = (  # marks in a macro, the end of the turn apart from what is said, and another mark without text
+    "{% macro answer(m) %}{% generation %}{{ m.content | trim }}{% endgeneration %}{% endmacro %}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.role == 'assistant' %}{{ answer(m) }}{% generation %}<|im_end|>{% endgeneration %}{% generation %}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+ONE_SPAN = "{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}"
+
+
+@pytest.mark.parametrize("off", [{"train": False}, {"weight": 0}, {"weight": 0.0}])
+@pytest.mark.parametrize("template", [CHATML, MACRO])
+@pytest.mark.parametrize("silent", [(0,), (1,), (2,), (0, 2), (0, 1)])
+def test_messages_that_are_not_trained_on(
+    tokenizer: Tokenizer, off: dict[str, Any], template: str, silent: tuple[int, ...]
+) -> None:
+    answers = ["same", "same", " other\n"]
+    talk: list[dict[str, Any]] = []
+    for number, answer in enumerate(answers):
+        more = off if number in silent else {"train": True} if number == 1 else {"weight": 1}
+        talk += [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer, **more}]
+    ids, is_trained = ChatTemplate(SOURCES, template, {}, tokenizer).encode(conversation(talk), "it")
+    plain, all_trained = ChatTemplate(SOURCES, template, {}, tokenizer).encode(
+        conversation([{"role": one["role"], "content": one["content"]} for one in talk]), "it"
+    )
+    assert ids.tolist() == plain.tolist()
+    runs = np.flatnonzero(np.diff(np.concatenate([[0], all_trained.astype(int), [0]]))).reshape(-1, 2)
+    assert len(runs) == 3
+    for number, (start, end) in enumerate(runs):
+        assert is_trained[start:end].tolist() == [number not in silent] * (end - start)
+    assert is_trained.sum() == sum(end - start for number, (start, end) in enumerate(runs) if number not in silent)
+
+
+def test_a_template_that_does_not_tell_messages_apart_is_refused_where_not_all_are_trained_on(
+    tokenizer: Tokenizer,
+) -> None:
+    template = ChatTemplate(SOURCES, ONE_SPAN, {}, tokenizer)
+    silent = [{"role": "assistant", "content": "x", "train": False}, {"role": "assistant", "content": "y"}]
+    assert template.encode(conversation([{"role": "assistant", "content": "x"}]), "it")[1].any()
+    with pytest.raises(InputError, match="it: .*which message is trained on"):
+        template.encode(conversation(silent), "it")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bert", "llama", "gpt4"])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("The red fox.", "For no reason.\n", "It sees  "),
+        ("  one\n\n  two  \n", "ok"),
+        ("\n ", "x"),
+        ("caf\u00e9 \U0001f642", "\u4e16"),
+    ],
+)
+def test_what_ends_in_white_space_is_trained_on(kind: str, answers: tuple[str, ...]) -> None:
+    end = ENDS.get(kind, END)
+    tokenizer = Tokenizer(every_kind()[kind], end)
+    source = "{% for m in messages %}{{ eos_token }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    talk = [
+        part for one in answers for part in ({"role": "user", "content": "Why?"}, {"role": "assistant", "content": one})
+    ]
+    ids, is_trained = ChatTemplate(SOURCES, source, {"eos_token": end}, tokenizer).encode(conversation(talk), "it")
+    turn = np.cumsum(ids == tokenizer.end_of_text)
+    for number, answer in enumerate(answers):
+        inside = (turn == 2 * number + 2) & (ids != tokenizer.end_of_text)
+        assert (
+            is_trained[inside].all()
+            and tokenizer.decode(ids[inside].tolist()).split() == tokenizer.decode(tokenizer.encode(answer)).split()
+        )
+        assert inside.any() or not answer.strip()
+        assert not is_trained[(turn == 2 * number + 1) | (ids == tokenizer.end_of_text)].any()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Conversations as documents: the messages of a record, checked, as JSON. The tokens stage renders them by a chat template.
 
+A document is the list of messages, or an object with the list under `messages` and what else the template gets.
+
 What edits or judges running text does not apply to them: language, rules, paragraphs and spans. Personal data is replaced within
 each message; duplicates and evaluation sets are looked for as in any document.
 """
@@ -7,28 +9,62 @@ each message; duplicates and evaluation sets are looked for as in any document.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
 OTHER_ROLES = {
     "developer": "system", "human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool",
 }  # fmt: skip
+OTHER_KEYS = {"from": "role", "value": "content"}  # of a message in ShareGPT's form
+SYSTEM_KEYS = ("system", "system_prompt")  # fields of a record
+OPTIONS = "chat_template_kwargs"  # of a record: more inputs of the template
+REASONING = ("reasoning_content", "thinking", "reasoning")  # of which transformers takes the first
+# Fields of a message that hold what was said
+SPOKEN = ("content", *REASONING, "tool_calls", "function_call", "refusal")
+LABELS = ("id", "type", "index")  # keys within them that hold none of it
 # of no text (Unicode 3.2, noncharacters): the tokens stage marks with them who speaks
 NO_CHARACTERS = ("\ufdd0", "\ufdd1")
 Message = dict[str, Any]
 
 
-def conversation(value: object) -> str:
+def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
     """The messages of a record as JSON: a list of {"role", "content"}, or of ShareGPT's {"from", "value"}; other fields of a
-    message, as `tool_calls`, are kept for the template. Raises ValueError with what is wrong."""
+    message, as `tool_calls`, are kept for the template. Raises ValueError with what is wrong.
+
+    record: the other fields; of them the template gets `tools`, `documents` and `chat_template_kwargs`, and `system` or
+    `system_prompt` as the first message."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
-    said = [one for one in messages if one["role"] == "assistant" and (one["content"].strip() or one.get("tool_calls"))]
-    if not said:
-        raise ValueError("the assistant says nothing, so that there is nothing to learn")
-    return _as_text(messages)
+    if not any(_says(one) and is_trained(one) for one in messages if one["role"] == "assistant"):
+        raise ValueError("the assistant says nothing that is trained on, so that there is nothing to learn")
+    record = {key: found for key, found in (record or {}).items() if found not in (None, "", [], {})}
+    if "functions" in record:
+        raise ValueError("the record has functions, which templates do not know; write them as tools")
+    for key in (key for key in SYSTEM_KEYS if key in record):
+        first = _message({"role": "system", "content": record[key]}, 1)
+        if messages[0]["role"] == "system" and messages[0] != first:
+            raise ValueError(f"the record has a {key} and another system message; keep one of them")
+        messages = [first, *messages[messages[0] == first :]]
+    inputs = {key: _input(key, record[key]) for key in ("tools", "documents", OPTIONS) if key in record}
+    return _as_text({"messages": messages, **inputs} if inputs else messages)
+
+
+def _input(key: str, value: object) -> object:
+    """What a template gets under a name: a list of objects, or an object of options; also as JSON in a string."""
+    found = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
+    options = [found] if key == OPTIONS else found
+    if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):
+        raise ValueError(f"the record's {key} is no {'object' if key == OPTIONS else 'list of objects'}")
+    if key == OPTIONS and not {"messages", "tools", "documents"}.isdisjoint(options[0]):
+        raise ValueError(f"the record's {key} has messages, tools or documents, which are fields of the record")
+    return found
+
+
+def is_trained(message: Message) -> bool:
+    """False for a message with `train` false or a `weight` of 0."""
+    return message.get("train") is not False and message.get("weight") != 0
 
 
 def pair(questions: list[object], answer: object) -> list[Message]:
@@ -42,61 +78,90 @@ def pair(questions: list[object], answer: object) -> list[Message]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
 
+def record_in(text: str) -> dict[str, Any]:
+    """A conversation as an object: its messages, and what else the template gets."""
+    found = json.loads(text)
+    return {"messages": found} if isinstance(found, list) else found
+
+
+def changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A field of a message with each string in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [changed(one, change) for one in value]
+    if isinstance(value, dict):
+        return {key: one if key in LABELS else changed(one, change) for key, one in value.items()}
+    return value
+
+
+def strings(value: object) -> list[str]:
+    """The strings in a field of a message."""
+    found: list[str] = []
+    changed(value, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
+    return found
+
+
 def contents(text: str) -> str:
     """What was said in a conversation, as running text."""
-    return "\n".join(message["content"] for message in json.loads(text) if message["content"])
+    said = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
+    return "\n".join(part for part in strings(said) if part)
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
-    """A conversation with the content of each message changed."""
-    messages: list[Message] = json.loads(text)
-    return _as_text([{**one, "content": change(one["content"]) if one["content"] else ""} for one in messages])
+    """A conversation with what was said in each message changed."""
+    record = record_in(text)
+    for message in record["messages"]:
+        for key in message.keys() & {*SPOKEN}:
+            message[key] = changed(message[key], lambda part: change(part) if part else part)
+    return _as_text(record if len(record) > 1 else record["messages"])
 
 
 def with_strings(text: str, change: Callable[[str], str]) -> str:
-    """A conversation with every string of its messages changed: contents, reasoning, arguments of tools."""
+    """A conversation with every string of it changed: contents, reasoning, arguments and descriptions of tools."""
+    return _as_text(changed(json.loads(text), change))
 
-    def changed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: changed(one) for name, one in value.items()}
-        return [*map(changed, value)] if isinstance(value, list) else change(value) if isinstance(value, str) else value
 
-    return _as_text(changed(json.loads(text)))
+def _says(message: Message) -> bool:
+    said = [message.get(key) for key in SPOKEN]
+    return any(one.strip() if isinstance(one, str) else one for one in said)
 
 
 def _message(value: object, number: int) -> Message:
     if not isinstance(value, dict):
         raise ValueError(f"message {number} is {type(value).__name__}, not an object with role and content")
-    message = dict(value)
-    role, content = message.pop("role", message.pop("from", None)), message.pop("content", message.pop("value", None))
+    names = {key: name for key, name in OTHER_KEYS.items() if name not in value}
+    message: Message = {str(names.get(key, key)): one for key, one in value.items() if one is not None}
+    role = message.get("role")
     role = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
         raise ValueError(f"message {number}: role {role!r} is none of {', '.join(ROLES)}"[:200])
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if isinstance(content, list):
-        content = "".join(_text_part(part, number, role) for part in content)
+    message["role"], where = role, f"message {number} (of the {role})"
+    if isinstance(content := message.get("content", ""), list):
+        content = message["content"] = "".join(_text_part(part, where) for part in content)
     if not isinstance(content, str):
-        kind = "missing" if content is None else f"{type(content).__name__}, not text"
-        raise ValueError(f"message {number} (of the {role}): content is {kind}")
-    if message.get("weight", 1) != 1:
+        raise ValueError(f"{where}: content is {type(content).__name__}, not text")
+    if "content" not in message and not _says(message):
+        raise ValueError(f"{where}: content is missing")
+    train, weight = message.get("train", True), message.get("weight", 1)
+    if not isinstance(train, bool) or weight not in (0, 1) or (train and "train" in message and role != "assistant"):
         raise ValueError(
-            f"message {number} (of the {role}): weight = {message['weight']!r} is not understood; take it out"
+            f"{where}: train = {train!r}, weight = {weight!r} are not understood: true or false of an assistant, 0 or 1"
         )
-    if any(mark in content for mark in NO_CHARACTERS):
-        raise ValueError(f"message {number} (of the {role}): it holds U+FDD0 or U+FDD1, which are no characters")
-    return {"role": role, "content": content, **message}
+    if any(mark in part for mark in NO_CHARACTERS for part in strings(message)):
+        raise ValueError(f"{where}: it holds U+FDD0 or U+FDD1, which are no characters")
+    return message
 
 
-def _text_part(part: object, number: int, role: str) -> str:
+def _text_part(part: object, where: str) -> str:
     """The text of one part of a message whose content is a list of parts."""
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
         return str(part["text"])
     kind = part.get("type", "unknown") if isinstance(part, dict) else type(part).__name__
-    raise ValueError(f"message {number} (of the {role}): a part of type {kind!r}, where only text is read"[:200])
+    raise ValueError(f"{where}: a part of type {kind!r}, where only text is read"[:200])
 
 
-def _as_text(messages: list[Message]) -> str:
-    return json.dumps(messages, ensure_ascii=False)
+def _as_text(conversation: object) -> str:
+    return json.dumps(conversation, ensure_ascii=False)

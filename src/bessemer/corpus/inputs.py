@@ -22,7 +22,7 @@ from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
 from bessemer.run import RunFolder, read_json_again, stage_facts
 from bessemer.store_path import StorePath, remove_tree
 
-VERSION = 5  # increased when the same sources would give other documents, or the folder another layout
+VERSION = 6  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
 FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
 

@@ -115,8 +115,9 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
             if source.pair_keys is not None:
                 found = (field_in(value, of) for of in source.pair_keys[:-1])
                 text = pair([None if there is None else there[inner] for there, inner in found], text)
-            text = conversation(text)
-        except (ValueError, RecursionError) as error:
+            rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
+            text = conversation(text, rest)
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
             fields = source.pair_keys or (source.text_key,)
             said = f"field{'s' * (len(fields) > 1)} {', '.join(map(repr, fields))}: {error}"
             return Record(key, size, shown[:4000], "bad_record", said[:300])

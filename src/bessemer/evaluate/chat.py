@@ -8,7 +8,7 @@ from pathlib import Path
 from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.pretrained import CHATML, chat_template, template_environment, template_error, template_names
+from bessemer.tokens.pretrained import CHATML, JinjaTemplate, chat_template, template_names
 from bessemer.tokens.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -92,15 +92,12 @@ class Template:
     """A chat template (Jinja, as in `transformers`) and the strings at which a reply ends."""
 
     def __init__(self, source: str, stops: tuple[str, ...], names: dict[str, str]) -> None:
-        if (error := template_error(source)) is not None:
-            raise InputError(f"chat template: {error}")
-        self._template = template_environment().from_string(source)
-        self.stops, self._names = stops, names
+        self.stops, self._template = stops, JinjaTemplate(source, names)
 
     @classmethod
     def choose(cls, wanted: str | None, folder: Path, tokenizer: Tokenizer) -> Template:
         """The template of a name or a file; none: the one that lies beside the tokenizer, else `plain`."""
-        names = template_names(folder)
+        names = template_names(folder, tokenizer.end_of_text_token)
         # Any special token of the vocabulary ends a reply: that is what they are for.
         marks = tuple(dict.fromkeys((tokenizer.end_of_text_token, *tokenizer.special.values())))
         own = chat_template(folder) if wanted is None else None
@@ -117,12 +114,7 @@ class Template:
 
     def render(self, messages: list[Message]) -> str:
         """The conversation as text, ending where the reply begins."""
-        from jinja2 import TemplateError
-
-        try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._names)
-        except TemplateError as error:
-            raise InputError(f"chat template: {error}") from None
+        return self._template.render(messages, add_generation_prompt=True)
 
 
 def _without_beginning_of(text: str, stops: tuple[str, ...]) -> str:

@@ -309,12 +309,13 @@ def pre_tokenizer(description: dict[str, Any]) -> str:
 
 
 def modelfile(
-    file: str, positions: int, stops: Sequence[str], generation: Mapping[str, Any], chat_template: str | None
-) -> str:
+    file: str, positions: int, stops: Sequence[str], generation: Mapping[str, Any], chat_template: str | None,
+    system: str | None = None,
+) -> str:  # fmt: skip
     """The Modelfile of a GGUF file in the same folder.
 
     positions: of the context; stops: texts that end a reply; generation: of a generation_config.json; chat_template: Jinja,
-    None: a model that continues text.
+    None: a model that continues text; system: the prompt that it writes where there is none.
     """
     lines = [f"FROM ./{file}", f"PARAMETER num_ctx {positions}"]
     for theirs, name in PARAMETERS.items():
@@ -323,6 +324,8 @@ def modelfile(
     template = PLAIN if chat_template is None else CHATML if "<|im_start|>" in chat_template else None
     if template is not None:
         lines.append(f'TEMPLATE """{template}"""')
+    if system is not None:
+        lines.append(f'SYSTEM """{system}"""')
     if template == CHATML:
         stops = [*stops, "<|im_end|>"]
     lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in dict.fromkeys(stops)]

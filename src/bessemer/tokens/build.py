@@ -48,7 +48,7 @@ from bessemer.tokens.shards import SPLITS, TokenStore, require_equal_tokenizers,
 from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, is_distributed, new_writers
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
-FORMAT = 2  # raised when shards are written differently, so that older ones are built again
+FORMAT = 3  # raised when shards are written differently, so that older ones are built again
 PROGRESS = "progress.json"  # in the work folder: how far it is
 RECORD_BYTES = 64 << 20  # of text between two records of progress: the most that a kill loses
 # Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
@@ -153,6 +153,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         manifest = _manifest(recipe, tokenizer, writers, labels)
         if chats is not None:
             _describe_chats(manifest, recipe, chats, tokenizer, writers, done)
+        manifest |= done.described()
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
         names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
@@ -179,10 +180,9 @@ def _describe_chats(
     manifest: dict[str, Any], recipe: Recipe, chats: ChatTemplate, tokenizer: Tokenizer, writers: Writers, done: EncodedCounts
 ) -> None:  # fmt: skip
     """Put into the manifest how many conversations were refused and where a turn ends, and say what is wrong with either."""
-    if done.refused:
+    if done.refusals:
         taken = sum(writers[name, split].documents for name in recipe.chat_parts for split in SPLITS)
-        report_refused(done.refused, taken, done.refusal)
-        manifest["conversations_refused"] = done.refused
+        manifest["conversations_refused"] = report_refused(done.refusals, taken, done.refusal)
     if chats.turn_end not in tokenizer.special:
         warn(
             "no special token ends the assistant's turn, so a model that is trained on these tokens does not stop by itself; "

@@ -6,31 +6,31 @@ mask are those of `transformers`: apply_chat_template(..., return_assistant_toke
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.corpus.conversation import NO_CHARACTERS
+from bessemer.corpus.conversation import NO_CHARACTERS, OPTIONS, REASONING, SPOKEN, changed, is_trained, record_in
 from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, warn
-from bessemer.tokens.pretrained import (
-    CHATML,
-    chat_template,
-    folder_of,
-    template_environment,
-    template_error,
-    template_names,
-)
+from bessemer.tokens.pretrained import CHATML, JinjaTemplate, carried_files, chat_template, folder_of, template_names
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
+Spans = list[tuple[int, int]]
+NONCE = f"w{secrets.token_hex(4)}x"  # that no text has
+WORD = re.compile(NONCE + r"(\d+)q")
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
+NOT_WRITTEN = "{} has {}, which the chat template does not write"
 ADVICE = (
     "name a template by tokens.chat_template, a file or chatml, in which what the assistant says stands between "
     "{% generation %} and {% endgeneration %}"
@@ -67,23 +67,30 @@ def chat_line(recipe: Recipe, store: TokenStore) -> str:
     return share + (f"; {counted(cut, 'conversation')} longer than a sequence cut" if cut else "")
 
 
-def report_refused(refused: int, taken: int, first: str) -> None:
-    """Warn of conversations that the template refuses, and raise InputError where it refuses most. first: the reason for one."""
+def report_refused(refusals: Mapping[str, Sequence[int]], taken: int, first: str) -> int:
+    """Warn of conversations that the template refuses, and raise InputError where it refuses most; returns their number.
+
+    refusals: their number by reason; first: the reason for one, with its document.
+    """
+    refused = sum(count for (count,) in refusals.values())
     said = f"{refused:,} of {counted(refused + taken, 'conversation')} left out, as the chat template refuses them; {first}"
+    if len(refusals) > 1:
+        said += "; in all: " + ", ".join(f"{reason} ({count:,})" for reason, (count,) in refusals.items())
     if refused > taken:
         raise InputError(f"{said}; give a template that takes them by tokens.chat_template")
     warn(said)
+    return refused
 
 
 class ChatTemplate:
     """Renders conversations. sources: the names under which they are stored; source: Jinja; names: of special tokens."""
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
-        if (error := template_error(source)) is not None:
-            raise InputError(f"chat template: {error}; {ADVICE}")
         self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
-        self._template = template_environment(MARKS).from_string(source)
-        self._writes_calls = "tool_calls" in source
+        try:
+            self._template = JinjaTemplate(source, names, MARKS)
+        except InputError as error:
+            raise InputError(f"{error}; {ADVICE}") from None
         ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
             raise InputError(f"chat template: it does not mark what the assistant says; {ADVICE}")
@@ -93,54 +100,113 @@ class ChatTemplate:
     @classmethod
     def of_recipe(cls, recipe: Recipe, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The template of a recipe; None without conversations. Raises InputError for one that cannot be used."""
-        sources, names = recipe.chat_parts, dict.fromkeys(("bos_token", "eos_token"), tokenizer.end_of_text_token)
-        if not sources:
+        if not recipe.chat_parts:
             return None
-        if recipe.tokenizer.path is not None:
-            names |= {key: name for key, name in template_names(folder_of(recipe.tokenizer.path)).items() if name}
-        return cls(sources, template_source(recipe), names, tokenizer)
+        folder = next((path.parent for path in carried_files(recipe)), Path(os.devnull))
+        names = template_names(folder, tokenizer.end_of_text_token)
+        return cls(recipe.chat_parts, template_source(recipe), names, tokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it is made of: a compiled template is not pickled."""
         return ChatTemplate, (self.sources, self.source, self._names, self._tokenizer)
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """The ids of a conversation (JSON of its messages), end-of-text last, and which of them the assistant said.
+        """The ids of a conversation (`corpus.conversation`), end-of-text last, and which of them the assistant said.
 
-        what: names it in an error. Raises InputError where the template refuses it.
+        what: names it in an error. Raises InputError where the template refuses it or does not write all of it.
         """
-        from jinja2 import TemplateError
-
-        messages = json.loads(text)
-        if not self._writes_calls and any(message.get("tool_calls") for message in messages):
-            raise InputError(
-                f"{what}: a message has tool_calls, which the chat template does not write; name one that does by "
-                "tokens.chat_template, or take the conversation out"
-            )
+        record = record_in(text)
         try:
-            marked = self._template.render(messages=messages, add_generation_prompt=False, **self._names)
-        except (TemplateError, TypeError) as error:
-            raise InputError(f"{what}: chat template: {error}") from None
-        plain, spans = _spans(marked)
+            if "tool_calls" not in self.source and any(one.get("tool_calls") for one in record["messages"]):
+                raise InputError(NOT_WRITTEN.format("a message", "tool_calls"))
+            plain, spans = _spans(self._render(record))
+            spans = self._trained(record, spans)
+        except InputError as error:
+            raise InputError(f"{what}: {error}") from None
         encoding = self._tokenizer.encode_with_places(plain)
-        ids = np.array(encoding.ids, dtype=np.uint32)
+        ids, places_T2 = np.array(encoding.ids, dtype=np.uint32), np.array(encoding.offsets).reshape(-1, 2)
         is_trained = np.zeros(len(ids), dtype=np.bool_)
         for start, end in spans:
-            first, last = (encoding.char_to_token(place) for place in (start, end - 1))
-            if first is not None and last is not None:
-                is_trained[first : last + 1] = True
+            is_trained |= (places_T2[:, 0] < end) & (places_T2[:, 1] > start)
         if not len(ids) or ids[-1] != self._tokenizer.end_of_text:
             ids, is_trained = np.append(ids, np.uint32(self._tokenizer.end_of_text)), np.append(is_trained, False)
         return ids, is_trained
 
+    def unwritten(self, text: str) -> set[str]:
+        """Options and fields of messages that the template does not know and that hold nothing that was said."""
+        record = record_in(text)
+        keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
+        return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
 
-def _spans(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    def _render(self, record: dict[str, Any]) -> str:
+        inputs = {key: record[key] for key in ("tools", "documents") if key in record}
+        return self._template.render(record["messages"], **record.get(OPTIONS, {}), **inputs)
+
+    def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
+        """Those of the spans that are trained on. Raises InputError where the template does not write something of the record.
+
+        The record is rendered again with a word after each string in it, by which the string is found in the result.
+        """
+        messages, (probe, words) = record["messages"], _with_words(record)
+        text, probed = _spans(self._render(probe))
+        found = [(match.start(), words[int(match[1])]) for match in WORD.finditer(text)]
+        written = {word.group for _, word in found}
+        if lost := next((word for word in words if word.group not in written), None):
+            role = "" if lost.number is None else messages[lost.number]["role"]
+            raise InputError(NOT_WRITTEN.format(f"a message of the {role}" if role else "the record", lost.field))
+        out = {number for number, message in enumerate(messages) if not is_trained(message)}
+        if not out:
+            return spans
+        kept: Spans = []
+        places = [(place, word.number in out) for place, word in found if word.number is not None]
+        for number, (start, end) in enumerate(probed):
+            before = [is_out for place, is_out in places if place < start][-1:]
+            is_out = {is_out for place, is_out in places if start <= place < end} or {*before}
+            if len(is_out) > 1 or len(spans) != len(probed):
+                raise InputError("the chat template does not say which message is trained on, where not all are")
+            kept += [] if True in is_out else [spans[number]]
+        return kept
+
+
+class _Word(NamedTuple):
+    """A word after a string of a conversation. number: of the message, None of the record; group: one of it must be written."""
+
+    field: str
+    number: int | None
+    group: object
+
+
+def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[_Word]]:
+    """The record with a word after each string that a template has to write, and what each word stands for."""
+    words: list[_Word] = []
+
+    def add(value: Any, field: str, number: int | None, group: object = None, always: bool = False) -> Any:
+        def with_word(part: str) -> str:
+            if not part.strip() and not always:
+                return part
+            words.append(_Word(field, number, len(words) if group is None else group))
+            return f"{part}{NONCE}{len(words) - 1}q"
+
+        return changed(value, with_word)
+
+    messages = [dict(message) for message in record["messages"]]
+    for number, message in enumerate(messages):
+        for key, value in message.items():  # the name of a tool is that of the call before
+            if key in SPOKEN or (key == "name" and message["role"] != "tool"):
+                group = "reasoning" if key in REASONING else None
+                message[key] = add(value, key, number, group, not is_trained(message))
+    probe = {**record, "messages": messages}
+    for key in [key for key in record if key in ("tools", "documents")]:
+        probe[key] = [add(one, key, None, (key, number)) for number, one in enumerate(record[key])]
+    return probe, words
+
+
+def _spans(marked: str) -> tuple[str, Spans]:
     """The text without marks, and where what was marked begins and ends in it, in characters."""
     first, *parts = marked.split(MARKS[0])
     text, spans = first, []
     for part in parts:
         said, _, rest = part.partition(MARKS[1])
-        if said:
-            spans.append((len(text), len(text) + len(said)))
+        spans.append((len(text), len(text) + len(said)))
         text += said + rest
     return text, spans

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bessemer.corpus.conversation import contents
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import key_of
+from bessemer.terminal import warn
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document
 from bessemer.tokens.pieces import Framing
@@ -64,23 +66,43 @@ def _rates(row: list[int]) -> dict[str, Any]:
 
 @dataclass
 class EncodedCounts:
-    """Counts of encoded documents. counted: bytes of the tokens of texts; unknown: tokens for text outside the vocabulary;
-    text: bytes of the texts; refused: conversations that the chat template refuses, and refusal: why the first; tally: the
-    fertility of the documents that are in its sample."""
+    """Counts of encoded documents.
+
+    counted: bytes of the tokens of texts; unknown: tokens for text outside the vocabulary; text: bytes of the texts; refusals:
+    conversations that the chat template refuses, by reason, and refusal: why the first; unwritten: conversations by field that
+    the template does not know; spelled: by special token, documents and conversations whose text spells it; tally: the
+    fertility of the documents in its sample.
+    """
 
     documents: int = 0
     counted: int = 0
     unknown: int = 0
     text: int = 0
-    refused: int = 0
     refusal: str = ""
+    refusals: Tally = field(default_factory=dict)
+    unwritten: Tally = field(default_factory=dict)
+    spelled: Tally = field(default_factory=dict)
     tally: Tally = field(default_factory=dict)
 
     def add(self, other: EncodedCounts) -> None:
-        for name in ("documents", "counted", "unknown", "text", "refused"):
+        for name in ("documents", "counted", "unknown", "text"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusal = self.refusal or other.refusal
-        merge(self.tally, other.tally)
+        for name in ("refusals", "unwritten", "spelled", "tally"):
+            merge(getattr(self, name), getattr(other, name))
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest says of text that is not what it looks like; of what changes the training a person is told."""
+        controls = [name for name, (_, conversations) in sorted(self.spelled.items()) if conversations]
+        if controls:
+            warn(
+                f"messages spell the special tokens {', '.join(controls)}, which they become, as in transformers; take them "
+                "out of conversations that you do not trust (tokens/manifest.json counts them: spelled_special_tokens)"
+            )
+        if self.unwritten:
+            warn(f"the chat template does not know {', '.join(sorted(self.unwritten))} of messages, and leaves it out")
+        tables = {"spelled_special_tokens": self.spelled, "fields_left_out": self.unwritten, "refusals": self.refusals}
+        return {name: dict(sorted(table.items())) for name, table in tables.items() if table}
 
 
 @dataclass
@@ -125,6 +147,7 @@ class Encoder:
             ids = next(remaining) if item.ids is None else item.ids
             size = counted = int(self.token_bytes[ids].sum()) - (prefix if len(ids) > 1 else 0)
             if item.ids is None:
+                merge(counts.spelled, {name: [1, 0] for name in self.tokenizer.special_in(item.text)})
                 size = len(item.text.encode())
                 counts.text += size
                 counts.counted += counted
@@ -146,12 +169,16 @@ class Encoder:
         """A conversation: the template puts its own tokens around it, which stand for no bytes where they are special. One that
         the template refuses is left out and counted."""
         assert self.chats is not None
+        counts, what = encoded.counts, f"document {item.identity} of {item.source}"
         try:
-            ids, is_trained = self.chats.encode(item.text, f"document {item.identity} of {item.source}")
+            ids, is_trained = self.chats.encode(item.text, what)
         except InputError as error:
             ids, is_trained = np.empty(0, np.uint32), np.empty(0, np.bool_)
-            encoded.counts.refused += 1
-            encoded.counts.refusal = encoded.counts.refusal or str(error)
+            merge(counts.refusals, {str(error).removeprefix(f"{what}: "): [1]})
+            counts.refusal = counts.refusal or str(error)
+        else:
+            merge(counts.spelled, {name: [0, 1] for name in self.tokenizer.special_in(contents(item.text))})
+            merge(counts.unwritten, {name: [1] for name in self.chats.unwritten(item.text)})
         size = int(self.token_bytes[ids].sum())
         encoded.counts.text += size
         encoded.counts.counted += size

@@ -11,13 +11,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer import hub
+from bessemer.corpus.conversation import REASONING
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
 from bessemer.tokens.patterns import NORMALIZERS, pattern_of
@@ -165,11 +166,17 @@ def end_of_text(tokens: dict[str, str]) -> str | None:
     return tokens.get("eos") or tokens.get("sep")
 
 
-def template_names(folder: Path) -> dict[str, str]:
-    """Special tokens by the names under which chat templates ask for them, as tokenizer_config.json has them."""
-    settings = read_table(folder / "tokenizer_config.json")
-    named = {key: settings.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return {key: str(one["content"] if isinstance(one, dict) else one or "") for key, one in named.items()}
+def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
+    """Special tokens by the names under which chat templates ask for them, as `transformers` reads them from the tokenizer's
+    settings in a folder; without settings, as the export of a model trained here has them."""
+    files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    if not any(path.exists() for path in files):
+        return dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
+    named = {
+        key: value for path in files for key, value in read_table(path).items() if value and key.endswith("_token")
+    }
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: content for key, content in contents.items() if isinstance(content, str)}
 
 
 def chat_template(folder: Path) -> str | None:
@@ -204,25 +211,59 @@ def template_environment(marks: tuple[str, str] = ("", "")) -> Environment:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def to_json(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = lambda value, **options: json.dumps(
-        value, **{"ensure_ascii": False, **{key: options[key] for key in options.keys() & {"indent", "separators"}}}
-    )
+    environment.filters["tojson"] = to_json
     return environment
 
 
-def template_error(source: str) -> str | None:
-    """Where and why a chat template does not parse; None where it does."""
-    from jinja2 import TemplateSyntaxError
+class JinjaTemplate:
+    """A compiled chat template. names: `template_names`; marks: put around what the assistant says. Raises InputError for one
+    that does not compile."""
 
+    def __init__(self, source: str, names: Mapping[str, str], marks: tuple[str, str] = ("", "")) -> None:
+        try:
+            self._template = template_environment(marks).from_string(source)
+        except Exception as error:  # beside jinja's own, what Python's parser raises
+            line = getattr(error, "lineno", None)
+            raise InputError(f"chat template: {f'line {line}: ' if line else ''}{_reason(error)}") from None
+        self._names = names
+
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **inputs: Any) -> str:
+        """Messages as text, as `transformers` passes them to the template. inputs: add_generation_prompt, tools, documents and
+        keys of the template. Raises InputError where it fails."""
+        inputs = {"tools": None, "documents": None, "add_generation_prompt": False, **self._names, **inputs}
+        try:
+            return self._template.render(messages=[_with_reasoning(one) for one in messages], **inputs)
+        except Exception as error:  # a template is a program
+            raise InputError(f"chat template: {_reason(error)}") from None
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its reasoning under each name that templates know."""
+    reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
+    return dict(message) if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _reason(error: Exception) -> str:
+    kinds = {RecursionError: "it is nested too deeply", MemoryError: "it needs more memory than there is"}
+    return kinds.get(type(error)) or " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def template_error(source: str) -> str | None:
+    """Where and why a chat template does not compile; None where it does."""
     try:
-        template_environment().from_string(source)
-    except TemplateSyntaxError as error:
-        return f"line {error.lineno}: {error.message}"
+        JinjaTemplate(source, {})
+    except InputError as error:
+        return str(error).removeprefix("chat template: ")
     return None
 
 
@@ -235,6 +276,19 @@ def train_for(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenize
     return Tokenizer.train(
         texts, vocabulary, options.end_of_text, mask_token(recipe), special, regex, options.prefix_space, normalizer
     )
+
+
+def default_system(source: str, names: Mapping[str, str]) -> str | None:
+    """The system prompt that a chat template writes where there is none; None where it writes none."""
+    user, mark = {"role": "user", "content": "a"}, "\ufdd0"
+    try:
+        template = JinjaTemplate(source, names)
+        plain = template.render([user])
+        before, _, after = template.render([{"role": "system", "content": mark}, user]).partition(mark)
+    except InputError:
+        return None
+    is_there = before and after and plain.startswith(before) and plain.endswith(after)
+    return plain[len(before) : -len(after)] or None if is_there else None
 
 
 def carry(source: Path, folder: Path) -> None:

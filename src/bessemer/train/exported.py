@@ -29,7 +29,7 @@ from bessemer.recipe import Recipe
 from bessemer.run import RunFolder, read_json, read_json_again, staging, write_atomic, write_json
 from bessemer.terminal import amount, size
 from bessemer.tokens.held_out import held_out, whole_texts
-from bessemer.tokens.pretrained import chat_template, read_table
+from bessemer.tokens.pretrained import chat_template, default_system, read_table, template_names
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train.device import available_bytes, choose
@@ -118,7 +118,11 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
         kept = run.source if _is_imported(run) else store.folder
         generation = read_table(kept / "generation_config.json")
         stops = [vocabulary.tokens[number] for number in store.ends]
-        write_atomic(staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template))
+        names = template_names(store.folder, recipe.tokenizer.end_of_text)
+        system = None if template is None else default_system(template, names)
+        write_atomic(
+            staged / "Modelfile", modelfile(name, config.positions_length, stops, generation, template, system)
+        )
         check: dict[str, Any] = {
             "architecture": architecture, "parameters": config.parameters, "tensors": tensors, "type": TYPES[dtype],
             "pre_tokenizer": vocabulary.pre, "gguf": name,

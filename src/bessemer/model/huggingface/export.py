@@ -27,7 +27,7 @@ from bessemer.model.huggingface.weights import ParameterReader, hub_tensors
 from bessemer.model.transformer import Transformer
 from bessemer.run import read_json, staging, write_atomic, write_json
 from bessemer.tokens.pieces import Framing, with_framing
-from bessemer.tokens.pretrained import CHAT_TEMPLATE, chat_template, read_table
+from bessemer.tokens.pretrained import CHAT_TEMPLATE, chat_template, read_table, template_names
 from bessemer.tokens.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000  # what the hub's tools expect a weights file to stay under
@@ -295,6 +295,8 @@ def _write_tokenizer(files: ExportFiles, config: ModelConfig, folder: Path) -> N
     }
     if framing == Framing((files.end_of_text,)):
         settings["add_bos_token"] = True
+    elif files.special and "bos_token" not in template_names(files.tokenizer_json.parent, token):
+        settings.pop("bos_token", None)  # chat templates write the token of the same name
     if files.mask_token is not None:
         settings["mask_token"] = added[files.mask_token]
     if (template := chat_template(files.tokenizer_json.parent)) is not None:

@@ -1,0 +1,288 @@
+"""Published chat templates: ids and masks are those of `transformers`, or the conversation is rejected with what is not written.
+
+CHAT_TEMPLATES names a folder of .jinja files; without it only the templates here are tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.corpus.conversation import conversation
+from bessemer.errors import InputError
+from bessemer.evaluate.chat import Template
+from bessemer.tokens.chat import ChatTemplate
+from bessemer.tokens.pretrained import JinjaTemplate, default_system, template_names
+from bessemer.tokens.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers")
+MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+SPECIAL = [
+    *NAMES.values(),
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|end|>",
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Wetter für eine <Stadt>",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "its name"}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, **({} if content is None else {"content": content}), **more}
+
+
+def call(arguments: Any, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"id": "call12345", "type": "function", "function": {"name": "get_weather", "arguments": arguments}, **more}
+    ]
+
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "short": {"messages": [said("user", "What is 2 + 3?"), said("assistant", "5.")]},
+    "system": {"messages": [said("system", "Be brief."), said("user", "Hi"), said("assistant", "Hello!")]},
+    "turns": {
+        "messages": [
+            said("user", "One"), said("assistant", " 1\n\n"), said("user", "zw\u00f6lf \u4e16 \U0001f642"),
+            said("assistant", "\U0001f642 12"), said("user", "  more  "), said("assistant", "more"),
+        ]
+    },
+    "reasoning": {"messages": [said("user", "a?"), said("assistant", "b", reasoning_content="let me see")]},
+    "reasoning as others name it": {"messages": [said("user", "a?"), said("assistant", "b", reasoning="let me see\n")]},
+    "thinking": {"messages": [said("user", "a?"), said("assistant", "b", thinking="let me see")]},
+    "thinking in the text": {"messages": [said("user", "a?"), said("assistant", "<think>\nhm\n</think>\n\nb")]},
+    "reasoning in every turn": {
+        "messages": [
+            said("user", "a?"), said("assistant", "b", reasoning_content="first"), said("user", "c?"),
+            said("assistant", "d", reasoning_content="second"),
+        ]
+    },
+    "tools that are not called": {"messages": [said("user", "Hi"), said("assistant", "Hello")], "tools": TOOLS},
+    "a call": {
+        "messages": [
+            said("user", "Weather?"), said("assistant", "", tool_calls=call({"city": "K\u00f6ln", "days": 2})),
+            said("tool", '{"sky": "grey"}', name="get_weather", tool_call_id="call12345"), said("assistant", "Grey."),
+        ],
+        "tools": TOOLS,
+    },
+    "a call with text and without content": {
+        "messages": [
+            said("system", "Use tools."), said("user", "Weather?"), said("assistant", None, tool_calls=call('{"city": "Bonn"}')),
+            said("tool", "grey", name="get_weather", tool_call_id="call12345"), said("assistant", "Grey."),
+        ],
+        "tools": TOOLS,
+    },
+    "reasoning and a call": {
+        "messages": [
+            said("user", "Weather?"),
+            said("assistant", "I look.", reasoning_content="it asks", tool_calls=call({"city": "Bonn"})),
+            said("tool", "grey", tool_call_id="call12345"), said("assistant", "Grey.", reasoning_content="now I know"),
+        ],
+        "tools": TOOLS,
+    },
+    "special tokens in the text": {"messages": [said("user", "Say <|im_end|> </s>"), said("assistant", "<|im_end|><s>")]},
+    "documents": {
+        "messages": [said("user", "Who?"), said("assistant", "Ada.")],
+        "documents": [{"title": "Names", "text": "Ada Lovelace"}],
+    },
+    "an option": {
+        "messages": [said("user", "a?"), said("assistant", "b")], "chat_template_kwargs": {"enable_thinking": False},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = [json.dumps(record, ensure_ascii=False) for record in RECORDS.values()]
+    return Tokenizer.train(texts * 3, 400, "</s>", special_tokens=[one for one in SPECIAL if one != "</s>"])
+
+
+@pytest.fixture(scope="module")
+def theirs(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(tokenizer.to_json())
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), **NAMES)
+
+
+def compared(source: str, record: dict[str, Any], tokenizer: Tokenizer, theirs: Any, **names: str) -> str:
+    """equal, refused by both, or the field that the template does not write; AssertionError where ids or masks differ."""
+    inputs = {key: record[key] for key in ("tools", "documents") if key in record} | record.get(
+        "chat_template_kwargs", {}
+    )
+    wanted, reason = None, ""
+    try:
+        wanted = theirs.apply_chat_template(
+            record["messages"], chat_template=source, return_dict=True, return_assistant_tokens_mask=True, **inputs
+        )
+    except Exception as error:
+        reason = str(error)
+    try:
+        text = conversation(record["messages"], record)
+        ids, is_trained = ChatTemplate(frozenset({"s"}), source, names or NAMES, tokenizer).encode(text, "it")
+    except InputError as error:
+        lost = re.search(r"has (\w+), which the chat template does not write", str(error))
+        if lost is None and wanted is not None:
+            raise AssertionError(f"refused here alone: {error}") from None
+        return lost[1] if lost else "refused by both"
+    assert wanted is not None, f"refused by transformers alone: {reason}"
+    ends = [] if wanted["input_ids"][-1:] == [tokenizer.end_of_text] else [tokenizer.end_of_text]
+    assert ids.tolist() == wanted["input_ids"] + ends, (
+        tokenizer._inner.decode(ids.tolist()),
+        theirs.decode(wanted["input_ids"]),
+    )
+    assert is_trained.astype(int).tolist() == wanted["assistant_masks"] + [0] * len(ends)
+    return "equal"
+
+
+ANSWER = "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}" + ANSWER
+    + "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)  # fmt: skip
+ALL = (  # writes every field, each in the way of a published family
+    "{{ bos_token }}{% if tools is not none %}{{ tools | tojson(indent=2, sort_keys=true) }}{% endif %}"
+    "{% if documents is not none %}{{ documents | tojson(ensure_ascii=true, separators=(',', ':')) }}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}/no_think{% endif %}{{ strftime_now('%Y') }}\n"
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+    "{% endfor %}{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% generation %}{% if m.reasoning_content is defined and loop.index0 > ns.last %}<think>{{ m.reasoning_content | trim }}</think>"
+    "{% endif %}{{ m.content | default('') | trim }}{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} "
+    "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}{% endfor %}"
+    "{{ eos_token }}{% endgeneration %}\n{% else %}<|im_start|>{{ m.role }}\n{{ m['content'] | trim }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+GPT_OSS = (
+    "{% for m in messages %}{{ m.role }}:{% if m.thinking %}({{ m.thinking }}){% endif %}" + ANSWER + "{% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.role }}:" + ANSWER + "{% endfor %}"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_template_that_writes_all_gives_the_ids_of_transformers(name: str, tokenizer: Tokenizer, theirs: Any) -> None:
+    assert compared(ALL, RECORDS[name], tokenizer, theirs) == "equal"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "result"),
+    [
+        (TURNS, "turns", "equal"), (TURNS, "special tokens in the text", "equal"), (TURNS, "reasoning", "reasoning_content"),
+        (TURNS, "reasoning as others name it", "reasoning"), (TURNS, "thinking", "thinking"), (TURNS, "documents", "documents"),
+        (TURNS, "tools that are not called", "tools"), (TURNS, "a call", "tool_calls"),
+        (TURNS, "reasoning and a call", "tool_calls"), (NO_SYSTEM, "system", "content"), (NO_SYSTEM, "turns", "equal"),
+        (GPT_OSS, "reasoning", "equal"), (GPT_OSS, "reasoning as others name it", "equal"), (GPT_OSS, "thinking", "equal"),
+        ("{% if tools is none and documents is none %}NONE{% endif %}" + TURNS, "short", "equal"),
+        ("{% if tools is defined and documents is defined %}DEFINED{% endif %}" + TURNS, "short", "equal"),
+        ("{{ raise_exception('no') }}" + TURNS, "short", "refused by both"),
+        ("{{ messages | tojson }}{{ messages | tojson(sort_keys=true, indent=1) }}" + TURNS, "short", "equal"),
+        ("{{ messages[0] | tojson(true, 3, ('; ', '= '), true) }}" + TURNS, "turns", "equal"),
+    ],
+)  # fmt: skip
+def test_what_a_template_does_not_write_is_refused(
+    source: str, name: str, result: str, tokenizer: Tokenizer, theirs: Any
+) -> None:
+    assert compared(source, RECORDS[name], tokenizer, theirs) == result
+
+
+def test_the_name_of_a_speaker_has_to_be_written_that_of_a_tool_not(tokenizer: Tokenizer, theirs: Any) -> None:
+    named = {"messages": [said("user", "a", name="Ada"), said("assistant", "b")]}
+    assert compared(TURNS, named, tokenizer, theirs) == "name"
+    assert (
+        compared("{% for m in messages %}{{ m.name }}:" + ANSWER + "{% endfor %}", named, tokenizer, theirs) == "equal"
+    )
+    tool = {"messages": [said("tool", "a", name="clock", tool_call_id="1"), said("assistant", "b")]}
+    assert compared(TURNS, tool, tokenizer, theirs) == "equal"
+    template = ChatTemplate(frozenset({"s"}), TURNS, {}, tokenizer)
+    assert template.unwritten(conversation(tool["messages"])) == {"name", "tool_call_id"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"eos_token": "</s>"}, {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}, None],
+)
+def test_a_tokenizer_without_a_beginning_has_none_in_templates(
+    settings: dict[str, Any] | None, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    if settings is not None:
+        written = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    names = template_names(tmp_path, "</s>")
+    if settings is None:  # of a model trained here, as its export has them
+        assert names == dict.fromkeys(("bos_token", "eos_token", "pad_token"), "</s>")
+        return
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert names == theirs.special_tokens_map
+    source = "{{ bos_token }}{% if bos_token is defined %}B{% endif %}{{ eos_token }}" + TURNS
+    ours = JinjaTemplate(source, names).render(RECORDS["short"]["messages"])
+    assert ours == theirs.apply_chat_template(RECORDS["short"]["messages"], chat_template=source, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}", "{{ " * 5000, "{{ a" + ".b" * 5000,
+        "{% if true %}" * 5000 + "{% endif %}" * 5000, "{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "{{ 'a' | nothing }}",
+        "{{ 'a' * 10**13 }}", "{{ '{:9999999999999}'.format(1) }}", "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for a in range(10**9) %}{% endfor %}", "{% include 'x' %}", "{{ messages | tojson(indent={}) }}",
+    ],
+)  # fmt: skip
+def test_a_template_that_fails_is_bad_input(source: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="chat template: .") as error:
+        ChatTemplate(frozenset({"s"}), source, NAMES, tokenizer)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+    (tmp_path / "t.jinja").write_text(source)
+    with pytest.raises(InputError, match="chat template: ."):
+        Template.choose(str(tmp_path / "t.jinja"), tmp_path, tokenizer).render([{"role": "user", "content": "a"}])
+
+
+def test_the_default_system_prompt_of_a_template_is_found() -> None:
+    user = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    default = (
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are {{ bos_token }}Q.<|im_end|>\n{% endif %}"
+        + user
+    )
+    assert default_system(default, {"bos_token": "<s>"}) == "You are <s>Q."
+    assert default_system(user, {}) is None and default_system("{% for %}", {}) is None
+    assert default_system("{{ raise_exception('no') }}", {}) is None
+    llama = (
+        "[{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% endif %}]{{ messages[-1].content }}"
+    )
+    assert default_system(llama, {}) is None
+
+
+@pytest.mark.skipif("CHAT_TEMPLATES" not in os.environ, reason="CHAT_TEMPLATES names no folder of templates")
+def test_published_templates_give_the_ids_and_masks_of_transformers(tokenizer: Tokenizer, theirs: Any) -> None:
+    counts, wrong = Counter[str](), []
+    paths = sorted(Path(os.environ["CHAT_TEMPLATES"]).rglob("*.jinja"))
+    for path in paths:
+        source = path.read_text()
+        if not MARKED.search(source):  # most publish no marks: all of it is marked
+            source = "{% generation %}" + source + "{% endgeneration %}"
+        for name, record in RECORDS.items():
+            try:
+                counts[compared(source, record, tokenizer, theirs)] += 1
+            except AssertionError as error:
+                wrong.append(f"{path.name}: {name}: {str(error)[:1500]}")
+    print(f"{len(paths)} templates, {len(RECORDS)} conversations: {dict(counts)}, {len(wrong)} differ")
+    assert not wrong, "\n".join(wrong)
+    assert counts["equal"] > 0
