@@ -279,21 +279,6 @@ def test_a_full_disk_and_too_little_memory_are_no_go(
     assert planned.memory_fit(recipe, plan).status == "FAIL"
 
 
-def test_the_copies_in_memory_are_counted(small: tuple[Recipe, TokenStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    from bessemer.train.task import config_of
-
-    recipe, store = small
-    config = config_of(recipe, store.vocabulary, 0)
-    monkeypatch.setattr(planned, "available_memory", lambda: 2 * planned.checkpoint_bytes(recipe, config) + 1)
-    row = planned.copies_row(recipe.changed(checkpoint={"memory_every": 5}), config)
-    assert row.status == "ok" and row.evidence.startswith("2 x ")
-    monkeypatch.setattr(planned, "available_memory", lambda: 2 * planned.checkpoint_bytes(recipe, config) - 1)
-    assert planned.copies_row(recipe.changed(checkpoint={"memory_every": 5}), config).status == "warn"
-    more = {"checkpoint": {"memory_every": 5, "memory_replicas": 1}, "cluster": {"nodes": 2}, "parallel": {"shard": 2}}
-    row = planned.copies_row(recipe.changed(**more), config)
-    assert row.status == "not here" and row.evidence.startswith("4 x ") and "on each node" in row.evidence
-
-
 def test_what_a_sample_shows_of_the_text_says_how_many_tokens_it_has(
     small: tuple[Recipe, TokenStore], runs: Path
 ) -> None:

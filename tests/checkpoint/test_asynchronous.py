@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors import torch as library
 
-from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, node_memory, protocol, save
+from bessemer.checkpoint import AsyncSaver, asynchronous, files, format, latest, protocol, save, staging
 from bessemer.checkpoint.asynchronous import WriterProcess
 from bessemer.errors import BessemerError
 from bessemer.parallel.mesh import join
@@ -80,14 +80,14 @@ def test_what_changes_after_the_copy_is_not_saved(tmp_path: Path) -> None:
 def test_an_update_waits_for_the_copy_and_the_step_before_it_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, begun = node_memory._copy, threading.Event()
+    copy, begun = staging._copy, threading.Event()
 
     def slow(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         assert begun.wait(20)
         time.sleep(0.1)
         copy(copies)
 
-    monkeypatch.setattr(node_memory, "_copy", slow)
+    monkeypatch.setattr(staging, "_copy", slow)
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     with AsyncSaver(tmp_path, keep=1, optimizer=optimizer) as saver:
@@ -208,7 +208,7 @@ os.kill(os.getpid(), 9)
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saver = AsyncSaver(tmp_path, keep=2)
-    monkeypatch.setattr(node_memory, "available_memory", lambda: 1000)
+    monkeypatch.setattr(staging, "available_memory", lambda: 1000)
     saver.save(10, state(10.0), {})
     assert published(tmp_path) == [10]
     assert not saver._staging._files
@@ -216,11 +216,11 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     bad["model"]["a"][3, 3] = float("nan")
     with pytest.raises(BessemerError, match="step 20 failed"):
         saver.save(20, bad, {})
-    monkeypatch.setattr(node_memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(staging, "available_memory", lambda: 10**9)
     saver.save(30, state(30.0), {})
     held = {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()}
     assert held.keys() == {"model", "optimizer"}
-    monkeypatch.setattr(node_memory, "available_memory", lambda: 1000)  # what it holds already, it need not find free
+    monkeypatch.setattr(staging, "available_memory", lambda: 1000)  # what it holds already, it need not find free
     saver.save(40, state(40.0), {})
     assert {part: file._bytes.data_ptr() for part, file in saver._staging._files.items()} == held
     saver.finish()
@@ -233,7 +233,7 @@ def test_no_memory_for_the_copy_itself_is_a_failed_save(tmp_path: Path, monkeypa
 
     saver = AsyncSaver(tmp_path, keep=2)
     with monkeypatch.context() as patched:
-        patched.setattr(node_memory.mmap, "mmap", none)
+        patched.setattr(staging.mmap, "mmap", none)
         saver.save(10, state(10.0), {})
     with pytest.raises(BessemerError, match="step 10 failed: no memory for the copy"):
         saver.finish()
@@ -311,7 +311,7 @@ def test_files_are_those_of_the_library(tmp_path: Path) -> None:
     theirs = (tmp_path / "theirs").read_bytes()
     written = files.save_file(protocol._sources(named), tmp_path / "ours")
     assert (tmp_path / "ours").read_bytes() == theirs
-    image = node_memory.Staging()
+    image = staging.Staging()
     path = image.copy({"model": named})()["model"]
     assert Path(path).read_bytes() == theirs
     assert files.copy_file(path, tmp_path / "copy") == files.scan(tmp_path / "theirs") == written

@@ -88,7 +88,7 @@ def described(
 
 def test_replicas_share_the_writing() -> None:
     names = [("model", f"w{number}") for number in range(12)]
-    duties, (contents,) = global_plan([dict.fromkeys(names, described()) for _ in range(4)])
+    duties, contents = global_plan([dict.fromkeys(names, described()) for _ in range(4)])
     written = [duty["model"][1] for duty in duties]
     assert sorted(itertools.chain(*written)) == sorted(name for _, name in names)
     assert [len(mine) for mine in written] == [3, 3, 3, 3]
@@ -99,7 +99,7 @@ def test_replicas_share_the_writing() -> None:
 
 
 def test_one_that_writes_alone_has_the_plain_file_name() -> None:
-    duties, (contents,) = global_plan(
+    duties, contents = global_plan(
         [{("model", "w"): described()}, {("model", "w"): described(), ("rng", "1"): described()}]
     )
     assert sorted(file for duty in duties for file, _ in duty.values()) == ["model.safetensors", "rng.safetensors"]
@@ -113,7 +113,7 @@ def test_shards_go_to_those_that_hold_them() -> None:
         {place: described(offset=3, rows=1)},
         {place: described(offset=4, rows=0)},
     ]
-    duties, (contents,) = global_plan(tables)
+    duties, contents = global_plan(tables)
     assert [bool(duty) for duty in duties] == [True, True, False]
     assert {(source.offset, source.shape) for source in contents["model"]["w"].shards} == {((0, 0), (3, 100)), ((3, 0), (1, 100))}  # fmt: skip
 

@@ -20,7 +20,7 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
     rows = [
         {"began": 0.0, "at": 50.0, "from": 0, "step": 40, "redone_steps": 0, "start": 5.0, "steps": 40.0, "validation": 5.0},
         {"began": 0.0, "at": 120.0, "from": 0, "step": 100, "redone_steps": 0, "start": 5.0, "steps": 100.0,
-         "validation": 10.0, "saving": 5.0, "memory": 1.0, "data_wait": 4.0},
+         "validation": 10.0, "saving": 5.0, "data_wait": 4.0},
         {"began": 130.0, "at": 190.0, "from": 80, "reached": 103, "reached_at": "1970-01-01T00:02:03+00:00", "step": 120,
          "redone_steps": 5, "stopped_by": "SIGINT", "start": 5.0, "steps": 45.0,
          "recovery": 3.0, "saving": 5.0, "data_wait": 0.0},
@@ -32,13 +32,12 @@ def test_sessions_by_hand(tmp_path: Path) -> None:
         "data_wait": 4.0,
         "validation": 10.0,
         "saving": 10.0,
-        "memory": 1.0,
         "start": 10.0,
         "recovery": 3.0,
         "redone": pytest.approx((103 - 4) * 23 / 103 + 5),  # the wait for data is counted once
         "stalled": 0.0,
         "stopped": 7.0,
-        "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 1 - 10 - 3 - 7),
+        "other": pytest.approx(190 - 103 - 45 - 10 - 10 - 10 - 3 - 7),
         "total": 190.0,
         "last": 190.0,
         "effective": pytest.approx(((103 - 4) * 80 / 103 + 40) / 190),

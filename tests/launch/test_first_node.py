@@ -93,7 +93,7 @@ def test_a_lost_first_node_that_comes_back_costs_nothing(made: Path, replicas: s
         codes, said = nodes.end()
     assert codes == [0, 0], said
     told = "the first node (localhost) was lost after step "
-    again = "the group starts again from the newest copy or checkpoint (restart 1 of 3)"
+    again = "the group starts again from the newest checkpoint (restart 1 of 3)"
     then = f"waiting up to 30 min 00 s for it to come back, then {again}"
     assert sum(told in line for line in said[1].splitlines()) == 1 and then in " ".join(said[1].split()), said
     (incident,) = lost(run)
@@ -148,7 +148,7 @@ def test_a_node_without_the_store_that_is_lost_and_comes_back_costs_nothing(
     assert codes == [0, 0], said
     (incident,) = lost(made.parent / "runs" / name)
     assert incident["cause"].startswith("node localhost was lost after step ") and incident["host"] == "localhost"
-    assert incident["action"] == "the group starts again from the newest copy or checkpoint (restart 1 of 3)"
+    assert incident["action"] == "the group starts again from the newest checkpoint (restart 1 of 3)"
     assert losses(made, name) == losses(made, replicas)
     assert weights(made, name) == weights(made, replicas)
 

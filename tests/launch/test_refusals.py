@@ -168,7 +168,7 @@ def test_a_killed_command_leaves_no_process_behind(made: Path) -> None:
 
 def test_a_killed_agent_takes_its_processes_with_it(made: Path) -> None:
     given, run = another(made, "agent"), made.parent / "runs" / "agent"
-    keys = "parallel.replicate=2", "checkpoint.memory_every=1", "train.steps=100000", "checkpoint.every=100000"
+    keys = "parallel.replicate=2", "train.steps=100000", "checkpoint.every=100000"
     one = command("train", *given, *(part for key in keys for part in ("--set", key)))
     with subprocess.Popen(one, stderr=subprocess.PIPE, text=True, env=REAL) as process:
         wait_for_step(run, 2)

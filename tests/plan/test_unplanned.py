@@ -93,7 +93,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "cluster.mount": ({}, '"/elsewhere"'),
     "guard.hang_seconds": ({}, "60.0"),
     "checkpoint.asynchronous": ({}, "false"),
-    "checkpoint.memory_replicas": ({"checkpoint.memory_every": "10"}, "1"),
     "checkpoint.mirror": ({}, '"/elsewhere"'),
     "run.store": ({}, '"/elsewhere"'),
     "report.webhook": ({}, '"ALERTS_URL"'),

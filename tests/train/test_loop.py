@@ -11,12 +11,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from bessemer.checkpoint import node_memory
-from bessemer.checkpoint.node_memory import hold
 from bessemer.cli import run_command
-from bessemer.interrupt import NODE
 from bessemer.recipe import load
-from bessemer.run import RunFolder, published, read_json, read_json_lines
+from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.tokens import ledger
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
@@ -70,19 +67,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
     for file in sorted((runs / "kept").glob("*.safetensors")):
         assert file.read_bytes() == (first / file.name).read_bytes(), file.name
     assert (first / "ema.safetensors").exists() == ("train.ema=0.9" in overrides)
-
-
-def test_a_last_copy_in_memory_that_fails_stops_no_run(
-    runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(NODE, str(tmp_path))
-    monkeypatch.setattr(node_memory, "available_memory", lambda: 1000)
-    with hold(tmp_path, 1):
-        folder = train(recipe_file, runs, "checkpoint.memory_every=20", f"checkpoint.mirror={tmp_path / 'm'}")
-    (incident,) = (row for row in read_json_lines(folder / "incidents.jsonl") if row["what"] == "checkpoint_failed")
-    assert "not enough free memory" in incident["cause"]
-    assert published(tmp_path / "m" / "small") == published(folder / "checkpoints")
-    assert (folder / "mixture.json").exists()
 
 
 def test_in_a_ramp_every_sample_is_read_once_and_the_numbers_are_right(runs: Path, recipe_file: Path) -> None:

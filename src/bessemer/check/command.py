@@ -34,7 +34,6 @@ class Subject:
 
     def __init__(self, asked: Recipe, run: RunFolder, reference: str, place: Path) -> None:
         self.asked, self.run, self.place = asked, run, place
-        asked.checkpoint.require_nodes(asked.cluster.nodes)
         preflight.check(asked, run, reference, exports=asked.export.hf)
         rebuild.require_unchanged(asked, run)
         with silent():
@@ -112,8 +111,6 @@ def _planned(subject: Subject) -> Iterator[CheckRow]:
     yield from planned.budget_rows(subject.asked, resolved, plan)
     yield planned.layout_row(resolved)
     yield planned.memory_fit(resolved, plan)
-    if resolved.checkpoint.memory_every:
-        yield planned.copies_row(resolved, subject.whole)
     yield from planned.data_rows(resolved, subject.run, subject.built, plan)
     stored = planned.checkpoint_bytes(resolved, subject.whole)
     yield planned.disk_row(resolved, subject.run, stored, subject.built)

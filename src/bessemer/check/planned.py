@@ -11,9 +11,7 @@ from typing import Any
 from bessemer import derived
 from bessemer.check.rows import CheckRow, judged
 from bessemer.check.trial import fits_here
-from bessemer.checkpoint.node_memory import SETS
 from bessemer.checkpoint.retention import SPANS
-from bessemer.environment import available_memory
 from bessemer.errors import BessemerError
 from bessemer.launch.start import described
 from bessemer.layout.memory import optimizer_bytes
@@ -103,18 +101,6 @@ def memory_fit(resolved: Recipe, plan: dict[str, Any]) -> CheckRow:
     needed = count * each
     return CheckRow(MEMORY, "planned memory fits",
                     "ok" if needed <= free else "warn" if needed <= HOPELESS_MEMORY * free else "FAIL", said)  # fmt: skip
-
-
-def copies_row(resolved: Recipe, config: ModelConfig) -> CheckRow:
-    """The copies in the memory of a node, its own and those of its neighbours, against what is free. Of each there are SETS."""
-    name, layout, nodes = "copies in memory fit", resolved.parallel, resolved.cluster.nodes
-    share = min(layout.world / nodes / (layout.shard * layout.tensor * layout.pipeline), 1.0)  # of the state, on a node
-    copies = SETS * (1 + resolved.checkpoint.memory_replicas)
-    needed, free = copies * share * checkpoint_bytes(resolved, config), float(available_memory())
-    said = f"{copies} x {size(needed / copies)} on each node, "
-    if nodes > 1 or not fits_here(layout, devices.choose(resolved.train).is_cuda):
-        return CheckRow(MEMORY, name, "not here", f"{said}in the memory of other machines")
-    return judged(MEMORY, name, needed < free, f"{said}{size(free)} free", otherwise="warn")
 
 
 def rollback_row(resolved: Recipe) -> CheckRow:

@@ -1,9 +1,8 @@
 """Write, verify, restore and retain checkpoints.
 
 On disk: format.py (manifest, which rank writes which shard, and reading into any layout), files.py (safetensors files),
-protocol.py (written, verified, published by a rename), retention.py. While training goes on: node_memory.py (a copy in shared
-memory), asynchronous.py (a process that writes it). In memory: in_memory.py (in files that outlive a worker, with replicas at
-neighbour nodes). mirror.py copies to object stores: training itself writes to a POSIX folder alone.
+protocol.py (written, verified, published by a rename), retention.py. While training continues: staging.py (a copy in shared
+memory), asynchronous.py (a process that writes it). mirror.py copies to object stores; training writes to a POSIX folder only.
 
 This has the place of torch.distributed.checkpoint, which verifies nothing that it reads, has no format that is read without
 torch, and writes from a thread that holds the interpreter.

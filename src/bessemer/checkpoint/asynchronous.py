@@ -27,9 +27,9 @@ from bessemer import interrupt
 from bessemer.checkpoint import files
 from bessemer.checkpoint.files import Scan
 from bessemer.checkpoint.format import Tensors
-from bessemer.checkpoint.node_memory import Staging
 from bessemer.checkpoint.protocol import FileWriter, PreparedSave, prepare, publish
 from bessemer.checkpoint.retention import Retention
+from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
 from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
@@ -93,80 +93,6 @@ class WriterProcess:
             self._process = None
 
 
-class BackgroundWork:
-    """One piece of work at a time in a thread, collective, with a process that reads and writes for it.
-
-    The state is copied while the next step computes its gradients: the optimizer's step waits for the copy.
-    """
-
-    def __init__(self, mesh: ProcessMesh, optimizer: torch.optim.Optimizer | None) -> None:
-        """optimizer: changes the tensors that are saved; None: `save` returns when they are copied."""
-        self._hook = None
-        if optimizer is not None:
-            self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait_copied())
-        self.mesh = mesh
-        if not mesh.is_single:
-            self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-            traffic.start_counting(self.mesh.control)  # not part of the concurrent step
-        self.process = WriterProcess()
-        self.stagings: list[Staging] = []  # of the copies
-        self._thread: Thread | None = None
-        self._failure: BaseException | None = None
-
-    def begin(self, what: str, work: Callable[[], object], in_background: bool = True) -> None:
-        """Begin some work after the last one. what: names it in its error."""
-
-        def attempt() -> None:
-            try:
-                work()
-            except (BessemerError, OSError) as error:
-                self._failure = BackgroundFailure(f"{what} failed: {error}")
-                self._failure.__cause__ = error
-            except BaseException as error:
-                self._failure = error
-
-        if not in_background:
-            attempt()
-            return
-        self.process.start()
-        self._thread = Thread(target=attempt, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait_copied(self) -> None:
-        """Wait until the tensors that are being saved may change."""
-        for staging in self.stagings:
-            staging.wait()
-
-    def join(self) -> BaseException | None:
-        """Wait for the work. Returns its error, once."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, failure, self._failure = None, self._failure, None
-        return failure
-
-    def finish(self) -> None:
-        """Wait for the work. Raises its error on every process."""
-        raise_first([self.join()])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            if error is None:
-                self.finish()
-            elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
-                self._thread.join(JOIN_SECONDS)
-        finally:
-            self.process.end()
-            if self._hook is not None:  # a reference cycle that would keep the group alive
-                self._hook.remove()
-
-
 def raise_first(failures: list[BaseException | None]) -> None:
     """Raise the first error of these, with the later ones as its notes, and empty the list: an error in a variable of the frames
     that it passes through is a reference cycle, which would keep the process group alive."""
@@ -181,11 +107,12 @@ def raise_first(failures: list[BaseException | None]) -> None:
         errors.clear()
 
 
-class AsyncSaver(BackgroundWork):
+class AsyncSaver:
     """Saves one checkpoint at a time. Every process creates one, and calls `save` for the same steps.
 
-    The copy takes as much shared memory as this process writes (page-locked on CUDA), from the first save on; where that is
-    not free, the save runs in the foreground. Use it as a context, or call `finish` before the group ends.
+    The state is copied while the next step computes its gradients: the optimizer's step waits for the copy. The copy takes as
+    much shared memory as this process writes (page-locked on CUDA), from the first save on; where that is not free, the save
+    runs in the foreground. Use it as a context, or call `finish` before the group ends.
     """
 
     def __init__(
@@ -193,12 +120,19 @@ class AsyncSaver(BackgroundWork):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:  # fmt: skip
         """folder, keep: as `protocol.save`; keep may be changed between saves, and `on_published` is called after each.
-        optimizer: as `BackgroundWork`."""
-        super().__init__(mesh, optimizer)
+        optimizer: changes the tensors that are saved; None: `save` returns when they are copied."""
         self._folder, self.keep = folder, keep
         self.on_published: Callable[[], None] = lambda: None
-        self._staging = Staging()
-        self.stagings = [self._staging]
+        self._hook = None
+        if optimizer is not None:
+            self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait_copied())
+        self.mesh = mesh
+        if not mesh.is_single:
+            self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
+            traffic.start_counting(self.mesh.control)  # not part of the concurrent step
+        self.process, self._staging = WriterProcess(), Staging()
+        self._thread: Thread | None = None
+        self._failure: BaseException | None = None
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Begin a checkpoint of `step`, as `protocol.save`; the tensors may change after `wait_copied`.
@@ -216,22 +150,25 @@ class AsyncSaver(BackgroundWork):
         writer = self._begin_copy(prepared)
         prepared = replace(prepared, own=prepared.own if writer is None else {})
         facts, keep = copy.deepcopy(facts), self.keep
-        what = f"the checkpoint of step {step}"
 
         def work() -> None:
-            publish(prepared, facts, keep, self.mesh, writer)
-            self.on_published()
+            try:
+                publish(prepared, facts, keep, self.mesh, writer)
+                self.on_published()
+            except (BessemerError, OSError) as error:
+                self._failure = BackgroundFailure(f"the checkpoint of step {step} failed: {error}")
+                self._failure.__cause__ = error
+            except BaseException as error:
+                self._failure = error
 
-        self.begin(what, work, in_background=writer is not None)
         if writer is None:
+            work()
             failures.append(self.join())
+        else:
+            self.process.start()
+            self._thread = Thread(target=work, name="checkpoint", daemon=True)
+            self._thread.start()
         raise_first(failures)
-
-    def __exit__(self, *error: Any) -> None:
-        try:
-            super().__exit__(*error)
-        finally:
-            self._staging.close()
 
     def _begin_copy(self, prepared: PreparedSave) -> FileWriter | None:
         """Begin to copy what this process saves. Returns what writes the copy; None without memory for it."""
@@ -245,3 +182,37 @@ class AsyncSaver(BackgroundWork):
             return self.process.request("copy", ready()[part], path)
 
         return FileWriter(write, lambda path: self.process.request("scan", path))
+
+    def wait_copied(self) -> None:
+        """Wait until the tensors that are being saved may change."""
+        self._staging.wait()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self) -> BaseException | None:
+        """Wait for the save. Returns its error, once."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, failure, self._failure = None, self._failure, None
+        return failure
+
+    def finish(self) -> None:
+        """Wait for the save. Raises its error on every process."""
+        raise_first([self.join()])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if error is None:
+                self.finish()
+            elif self._thread is not None:  # the other ranks may have failed too: do not wait for them for long
+                self._thread.join(JOIN_SECONDS)
+        finally:
+            self.process.end()
+            if self._hook is not None:  # a reference cycle that would keep the group alive
+                self._hook.remove()
+            self._staging.close()

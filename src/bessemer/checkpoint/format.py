@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,14 +36,12 @@ from bessemer.run import read_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-PARTS = ("model", "optimizer", "ema", "rng")  # an agent holds a file of memory for each (node_memory.py)
+PARTS = ("model", "optimizer", "ema", "rng")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # part ("model", "optimizer", ...) -> name -> tensor or DTensor
 SavePlan = dict[str, tuple[str, list[str]]]  # part -> the file that a rank writes, and the names of the tensors in it
 Key = tuple[str, str]  # part and name of a tensor
-WriterRanks = dict[
-    Key, dict[tuple[Box, Box], dict[int, int]]
-]  # of each shard (offset, shape), the writing rank by node
+WriterRanks = dict[Key, dict[tuple[Box, Box], int]]  # the writing rank of each shard (offset, shape)
 
 
 @dataclass(frozen=True)
@@ -165,17 +163,13 @@ def local_shards(tensors: Tensors) -> dict[Key, tuple[ShardMetadata, Tensor]]:
     return shards
 
 
-def global_plan(
-    by_rank: list[dict[Key, ShardMetadata]], nodes: Sequence[int] | None = None
-) -> tuple[list[SavePlan], list[Contents]]:
-    """Which rank writes what, by rank, and the contents of the checkpoint, by node.
+def global_plan(by_rank: list[dict[Key, ShardMetadata]]) -> tuple[list[SavePlan], Contents]:
+    """Return what each rank writes, and the contents of the checkpoint.
 
-    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. nodes: of each rank, where
-    every node keeps what its own ranks hold; None: all write to one place. A part's file is `PART.safetensors` when one rank
-    writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks disagree about a tensor, or their shards
-    do not cover the whole.
+    Of ranks that hold the same shard (replicas), the one with the least to write so far writes it. A part's file is
+    `PART.safetensors` when one rank writes it, else `PART-00001-of-0000N.safetensors`. Raises BessemerError when ranks
+    disagree about a tensor, or their shards do not cover the whole.
     """
-    nodes = nodes or [0] * len(by_rank)
     holders: dict[Key, dict[tuple[Box, Box], list[int]]] = {}
     first_seen: dict[Key, tuple[int, ShardMetadata]] = {}
     for rank, shards in enumerate(by_rank):
@@ -195,24 +189,19 @@ def global_plan(
         require_cover(f"checkpoint: {key[0]} tensor {key[1]}", first_seen[key][1].shape, holders[key])
         writers[key] = {}
         for box, ranks in holders[key].items():
-            writers[key][box] = {}
-            for node in sorted({nodes[rank] for rank in ranks}):
-                writer = min((rank for rank in ranks if nodes[rank] == node), key=lambda rank: (load[rank], rank))
-                load[writer] += by_rank[writer][key].nbytes
-                writers[key][box][node] = writer
+            writers[key][box] = writer = min(ranks, key=lambda rank: (load[rank], rank))
+            load[writer] += by_rank[writer][key].nbytes
     file_of = _file_names(writers)
     plans: list[SavePlan] = [{} for _ in by_rank]
-    contents: list[Contents] = [{part: {} for part, _ in first_seen} for _ in range(max(nodes) + 1)]
+    contents: Contents = {part: {} for part, _ in first_seen}
     for (part, name), (_, shard) in first_seen.items():
-        for by_node in writers[part, name].values():
-            for rank in by_node.values():
-                plans[rank].setdefault(part, (file_of[part, rank], []))[1].append(name)
-        for node, of_node in enumerate(contents):
-            stored = (
-                StoredShard(file_of[part, by_node.get(node, min(by_node.values()))], name, offset, shape)
-                for (offset, shape), by_node in writers[part, name].items()
-            )
-            of_node[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
+        for rank in writers[part, name].values():
+            plans[rank].setdefault(part, (file_of[part, rank], []))[1].append(name)
+        stored = (
+            StoredShard(file_of[part, rank], name, offset, shape)
+            for (offset, shape), rank in writers[part, name].items()
+        )
+        contents[part][name] = StoredTensor(shard.dtype, shard.shape, tuple(stored))
     return plans, contents
 
 
@@ -220,7 +209,7 @@ def _file_names(writers: WriterRanks) -> dict[tuple[str, int], str]:
     """The file of each part and writing rank."""
     ranks_of: dict[str, set[int]] = {}
     for (part, _), boxes in writers.items():
-        ranks_of.setdefault(part, set()).update(rank for by_node in boxes.values() for rank in by_node.values())
+        ranks_of.setdefault(part, set()).update(boxes.values())
     return {
         (part, rank): f"{part}-{number:05d}-of-{len(ranks):05d}.safetensors"
         if len(ranks) > 1
@@ -277,7 +266,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that can be read: on disk (protocol.py) or in memory (in_memory.py), its bytes compared with their hashes.
+    """A checkpoint that can be read: its bytes compared with their hashes.
     contents: part -> name -> stored tensor."""
 
     folder: Path

@@ -68,14 +68,14 @@ LocalTensors = dict[str, dict[str, Tensor]]  # part -> name -> local tensor
 class PreparedSave:
     """A save that has begun: its folder exists, and each process knows what it writes.
 
-    own: the local tensors to write, not copied; contents: on rank 0 only, by node.
+    own: the local tensors to write, not copied; contents: of the checkpoint, on rank 0 only.
     """
 
     folder: Path
     step: int
     plan: SavePlan
     own: LocalTensors
-    contents: list[Contents]
+    contents: Contents
 
     @property
     def target(self) -> Path:
@@ -109,34 +109,25 @@ def save(
 
 def prepare(folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh = SINGLE_PROCESS) -> PreparedSave:
     """Agree on which rank writes what, and create the temporary folder. Raises as `save`, on every process."""
+    shards, contents = local_shards(tensors), Contents()
 
-    def make_room(needed: int) -> None:
+    def decide(by_rank: list[dict[Key, ShardMetadata]]) -> list[SavePlan]:
+        plans, whole = global_plan(by_rank)
+        contents.update(whole)
         restore_replaced(folder)
         for leftover in folder.glob("step-*.tmp"):  # of a kill; removed first, so that its space is free
             shutil.rmtree(leftover, ignore_errors=True)
-        _require_space(folder, needed)
+        written = (
+            by_rank[rank][part, name].nbytes
+            for rank, plan in enumerate(plans)
+            for part, (_, names) in plan.items()
+            for name in names
+        )
+        _require_space(folder, sum(written))
         temporary_folder(folder, step).mkdir(parents=True)
-
-    return plan_save(folder, step, tensors, mesh, make_room)
-
-
-def plan_save(
-    folder: Path, step: int, tensors: Tensors, mesh: ProcessMesh,
-    make_room: Callable[[int], None] = lambda needed: None, node: int = 0,
-) -> PreparedSave:  # fmt: skip
-    """Agree on which rank writes what. make_room: called on rank 0 with the number of bytes; node: of this process, where each
-    node keeps what its ranks hold."""
-    shards, contents = local_shards(tensors), list[Contents]()
-
-    def decide(by_rank: list[tuple[int, dict[Key, ShardMetadata]]]) -> list[SavePlan]:
-        plans, contents[:] = global_plan([of_rank for _, of_rank in by_rank], [node for node, _ in by_rank])
-        mine = [
-            (rank, part, name) for rank, plan in enumerate(plans) for part, (_, names) in plan.items() for name in names
-        ]
-        make_room(sum(by_rank[rank][1][part, name].nbytes for rank, part, name in mine))
         return plans
 
-    plan = gather_scatter(mesh, lambda: (node, {key: metadata for key, (metadata, _) in shards.items()}), decide)
+    plan = gather_scatter(mesh, lambda: {key: metadata for key, (metadata, _) in shards.items()}, decide)
     own = {part: {name: shards[part, name][1] for name in names} for part, (_, names) in plan.items()}
     return PreparedSave(folder, step, plan, own, contents)
 
@@ -170,7 +161,7 @@ def publish(
             raise BessemerError(
                 f"{temporary}: {missing[0]} was written elsewhere; is the folder shared by all processes?"
             )
-        write_atomic(temporary / MANIFEST, dump_manifest(prepared.step, files, prepared.contents[0], facts))
+        write_atomic(temporary / MANIFEST, dump_manifest(prepared.step, files, prepared.contents, facts))
         return [None] * len(by_rank)
 
     def move() -> None:

@@ -27,7 +27,6 @@ def run(args: argparse.Namespace, finish: Callable[[RunFolder], None] | None = N
     from bessemer import preflight, stages
 
     session = runs.open_recipe(args, fill_derived=False)
-    session.recipe.checkpoint.require_nodes(1)
     preflight.check(session.recipe, session.run, args.recipe, exports=session.recipe.export.hf)
     with runs.writing(session):
         runs.restart(args, session)

@@ -31,7 +31,6 @@ def train(args: argparse.Namespace) -> Any:
     if args.nnodes is not None:
         return _train_on_node(args)
     session = runs.open_recipe(args, fill_derived=False)
-    session.recipe.checkpoint.require_nodes(1)
     preflight.check(session.recipe, session.run, args.recipe)
     forecast.require_layout(session.recipe, session.run)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")

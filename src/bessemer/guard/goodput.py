@@ -30,7 +30,6 @@ TIME_KINDS = {
     "data_wait": "waiting for data",
     "validation": "validation",
     "saving": "saving",
-    "memory": "copies in memory",
     "start": "start-up",
     "recovery": "rolling back",
     "redone": "repeated steps",

@@ -36,12 +36,10 @@ def main() -> int:
     spec, place = LaunchSpec.parse(sys.argv[1]), Path(os.environ["BESSEMER_NODE"])
     # Torch takes seconds to load; a signal may come meanwhile.
     forks = ForkServer() if os.environ.get("BESSEMER_FORKS") != "0" and sys.platform == "linux" else None
-    from bessemer.checkpoint.node_memory import hold
     from bessemer.launch.node_agent import NodeAgent
 
     try:
-        with hold(place, spec.processes, spec.replicas):
-            return NodeAgent(spec, place, forks).run()
+        return NodeAgent(spec, place, forks).run()
     finally:
         if forks is not None:
             forks.close()

@@ -83,7 +83,6 @@ def with_nodes(recipe: Recipe) -> Recipe:
 def require_nodes(recipe: Recipe) -> None:
     """Raise InputError, with numbers that fit, when the processes do not divide among the nodes."""
     layout, cluster = recipe.parallel, recipe.cluster
-    recipe.checkpoint.require_nodes(cluster.nodes)
     if layout.world % cluster.nodes:
         fits = [n for n in range(1, layout.world + 1) if layout.world % n == 0]
         raise InputError(

@@ -171,7 +171,7 @@ class NodeAgent:
         restarts = self.spec.restarts
         if left < 0:
             return f"no restart is left (parallel.restarts = {restarts})"
-        again = f"the group starts again from the newest copy or checkpoint (restart {restarts - left} of {restarts})"
+        again = f"the group starts again from the newest checkpoint (restart {restarts - left} of {restarts})"
         return f"{first}, then {again}" if first else again
 
     def _forget_crashes(self) -> None:

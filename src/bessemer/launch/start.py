@@ -37,8 +37,7 @@ REPEAT_SECONDS = 1.0  # between stop requests, since a process that is just star
 @dataclass(frozen=True)
 class LaunchSpec:
     """What an agent starts. arguments: of Python; nodes: minimum and maximum; endpoint: host:port of the rendezvous, host:0
-    for any port; identity: the same on all nodes of a run and no others; wait_seconds: for nodes that are missing; replicas: of
-    the copies in memory, on other nodes."""
+    for any port; identity: the same on all nodes of a run and no others; wait_seconds: for nodes that are missing."""
 
     arguments: tuple[str, ...]
     processes: int
@@ -47,7 +46,6 @@ class LaunchSpec:
     endpoint: str = "localhost:0"
     identity: str | None = None
     wait_seconds: float = 1800.0
-    replicas: int = 0
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "bessemer.launch.agent", json.dumps(asdict(self))]
@@ -78,13 +76,11 @@ class LaunchSpec:
             processes = max(world // max_nodes, 1)
         if processes < 1:
             raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
-        restarts, wait, replicas = 0, cls.wait_seconds, 0
+        restarts, wait = 0, cls.wait_seconds
         if recipe is not None:
-            recipe.checkpoint.require_nodes(max_nodes)
             restarts, wait = recipe.parallel.restarts, recipe.cluster.wait_seconds
-            replicas = recipe.checkpoint.memory_replicas
         where = (min_nodes, max_nodes), endpoint or "localhost:0", identity
-        return cls(arguments, processes, restarts, *where, wait, replicas)
+        return cls(arguments, processes, restarts, *where, wait)
 
 
 def train(recipe: Recipe, run: RunFolder, profile: bool) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Watchdog:
 
     def _end(self, guilty: list[heartbeat.Reading], readings: list[heartbeat.Reading]) -> None:
         names, cause = ", ".join(f"rank {one.rank}" for one in guilty), "; ".join(map(_said, guilty))
-        action = f"{names} ended; the group starts again from the newest copy or checkpoint"
+        action = f"{names} ended; the group starts again from the newest checkpoint"
         kept = self._stacks(readings)
         warn(f"{cause}; {action}; stacks of all: {kept}")
         if self._run is not None:

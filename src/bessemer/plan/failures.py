@@ -44,8 +44,8 @@ minutes, of which the work that is done again is a part."""
 
 MIN_INTERVAL_SECONDS, MIN_INTERVALS = 300.0, 20
 """Between checkpoints on storage, at the least, unless failures come less than so many intervals apart: an assumption. A copy to
-the host stalls training for so short a time that least waste alone asks for terabytes every few steps, to storage that is shared;
-what is lost more often is for copies in memory."""
+the host stalls training for so short a time that least waste alone asks for terabytes every few steps, to shared
+storage."""
 
 
 def mtbf(devices: int, per_node_day: float = FAILURES_PER_NODE_DAY) -> float:

@@ -16,6 +16,7 @@ from bessemer.errors import InputError
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
 
+REMOVED = DESCRIPTIONS["removed"]  # what replaces keys that earlier versions had
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 MAX_LISTED_KEYS = 8  # of a table that an error lists
@@ -48,6 +49,8 @@ def explain(key: str) -> str:
 
 def did_you_mean(key: str, known: Sequence[str]) -> str:
     """The end of a sentence about an unknown key: the one that was meant, or where all of them are listed."""
+    if key in REMOVED:
+        return f"; it was removed: {REMOVED[key]}"
     if "expert" in key:
         return "; models are dense here: `bessemer plan --model NAME` plans mixtures of experts by name (--model list)"
     if near := nearest(key, known):

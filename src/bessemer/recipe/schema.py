@@ -16,7 +16,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bessemer.errors import InputError
 from bessemer.recipe.batches import Batches
 from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
@@ -46,21 +45,7 @@ class Checkpoint(Section):
     every: int | None = Field(None, gt=0)
     keep: Positive = 3
     asynchronous: bool | None = None
-    memory_every: int = Field(0, ge=0)
-    memory_replicas: int = Field(0, ge=0)
     mirror: StoreOrFolder = None
-
-    def _complaints(self) -> Iterator[str]:
-        if self.memory_replicas and not self.memory_every:
-            yield "memory_replicas sends copies to other nodes, and memory_every = 0 makes none; set memory_every"
-
-    def require_nodes(self, nodes: int) -> None:
-        """Raise InputError where a node has not so many others to send its copies to."""
-        if self.memory_replicas >= nodes:
-            raise InputError(
-                f"checkpoint.memory_replicas = {self.memory_replicas} needs at least {self.memory_replicas + 1} nodes, and this "
-                f"run is on {nodes}; lower it, or train on more nodes"
-            )
 
 
 # Steps that a rollback goes back before the first bad one: a share of the run's, within bounds.

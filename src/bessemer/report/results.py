@@ -21,7 +21,7 @@ AXES = {
     "context": "processes that share every sequence",
 }  # fmt: skip
 WALL_TIME_INKS = {
-    "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4", "memory": "part-6",
+    "productive": "good", "data_wait": "part-2", "validation": "part-3", "saving": "part-4",
     "start": "part-5", "recovery": "accent", "redone": "lost", "stalled": "rule", "stopped": "raw", "other": "reference",
 }  # fmt: skip
 

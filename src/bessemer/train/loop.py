@@ -90,7 +90,7 @@ def train_here(
         planned_memory=planned_memory, observe=observe or profiler or (lambda batches: batches),
     )  # fmt: skip
     if step := training.start_state.step:
-        source = "" if training.is_on_disk else ", from the copy in memory"
+        source = ""
         before = checkpoint.facts.get("world", mesh.world) if checkpoint is not None else mesh.world
         if before != mesh.world:
             source += f", saved by {counted(before, 'process')}, on {mesh.world} now"
@@ -158,7 +158,7 @@ def train(training: Training) -> TrainSummary:
         progress("training", total, "tok", done) as advance,
     ):  # fmt: skip
         if state.step:
-            log.write("resumed", state.step, **({} if training.is_on_disk else {"from": "memory"}))
+            log.write("resumed", state.step)
         if _starts_with_validation(training, state):
             scores = _validate(training, state, stop)
             if stop.is_requested():
@@ -272,13 +272,9 @@ def _validate(training: Training, state: TrainState, stop: StopSignal) -> Valida
 
 
 def _save_where_due(training: Training, state: TrainState) -> None:
-    """Save a checkpoint, and copy the state into memory."""
     if training.saver.is_due(state.step):
         with training.timing("saving"):
             training.saver.save(state)
-    if training.saver.is_copied(state.step):
-        with training.clock.counting("memory"):
-            training.saver.copy(state)
 
 
 def _save_now(training: Training, state: TrainState) -> None:
@@ -289,7 +285,7 @@ def _save_now(training: Training, state: TrainState) -> None:
 def _save_last(training: Training, state: TrainState) -> None:
     """Save before the training ends, unless its state is on disk; after the last step log what the whole took. Collective."""
     trainer, resumed_at = training.trainer, training.start_state.step
-    if state.step == resumed_at and training.is_on_disk:
+    if state.step == resumed_at > 0:
         return
     _save_now(training, state)
     if state.step == training.horizon.steps:

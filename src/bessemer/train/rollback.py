@@ -92,7 +92,7 @@ def note_interrupted(training: Training) -> None:
 def compares_replicas(training: Training, step: int) -> bool:
     """Whether the weights of replicas are compared after `step` steps: where that is due, and always before they are saved."""
     every = training.recipe.guard.compare_replicas_every
-    is_saved = training.saver.is_due(step) or training.saver.is_copied(step) or step == training.horizon.steps
+    is_saved = training.saver.is_due(step) or step == training.horizon.steps
     return not training.trainer.mesh.is_single and every > 0 and (step % every == 0 or is_saved)
 
 

@@ -14,9 +14,7 @@ from time import perf_counter
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint, latest
-from bessemer.checkpoint.in_memory import newest_in_memory
 from bessemer.checkpoint.mirror import refetch
-from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import Damage, drop_newer
 from bessemer.guard.detection import GuardReference, SpikeLimits, spike_limits
 from bessemer.guard.goodput import WallClock
@@ -25,7 +23,6 @@ from bessemer.guard.incidents import CHECKPOINT_DAMAGED, record
 from bessemer.guard.journal import Journal
 from bessemer.guard.policy import GuardState, Judgement, judge
 from bessemer.guard.trends import Trends
-from bessemer.hashing import digest
 from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_token
 from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
@@ -69,7 +66,7 @@ class Training:
     """The parts of a training on this process, built by `set_up`.
 
     journal: the guard's decisions so far; reference: for its rules; start_state: of the checkpoint, or of a fresh start;
-    is_on_disk: whether a checkpoint of that state is; planned_memory: bytes; observe: wraps the iterator of batches, for the
+    planned_memory: bytes; observe: wraps the iterator of batches, for the
     profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
 
     recipe is the one the training began with: where train.minutes revises the number of steps, horizon.recipe is the current one.
@@ -84,7 +81,6 @@ class Training:
     loader: Loader
     held_out: list[HeldOut]
     start_state: TrainState
-    is_on_disk: bool
     planned_memory: int
     observe: Observer
     horizon: Horizon
@@ -161,7 +157,6 @@ def set_up(
         loader=loader,
         held_out=held_out,
         start_state=state,
-        is_on_disk=checkpoint is not None and checkpoint.folder.parent == run.checkpoints,
         planned_memory=planned_memory,
         observe=observe,
         horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, num_scored, started, sizes, clock),
@@ -204,38 +199,16 @@ def run_journal(run: RunFolder, mesh: ProcessMesh) -> Journal:
 
 
 def run_checkpoint(run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe) -> SavedCheckpoint | None:
-    """The newest checkpoint on the path of the journal, in the memory of the nodes or on the disk. A damaged one is recorded, and
-    fetched again from the mirror. Collective."""
+    """Return the newest checkpoint on the path of the journal; those after an interrupted rollback's are removed.
+
+    A damaged one is recorded, and fetched again from the mirror. Collective.
+    """
 
     def on_damage(damage: Damage) -> None:
         warn(damage)
         if mesh.is_main:
             record_damage(run, damage)
 
-    on_disk = _checkpoint_on_disk(run, journal, mesh, recipe, on_damage)
-    memory = NodeMemory.here(mesh) if recipe.checkpoint.memory_every else None
-    if mesh.any(memory is None) or memory is None:
-        return on_disk
-    step_on_disk = 0 if on_disk is None else on_disk.step
-
-    def accepts(copy: SavedCheckpoint) -> bool:
-        num_rollbacks = GuardState.from_dict(copy.facts["guard"]).num_rollbacks
-        is_on_path = num_rollbacks <= journal.num_rollbacks and journal.keeps(copy.step, num_rollbacks)
-        return copy.step > step_on_disk and is_on_path and copy.facts["recipe"] == digest(recipe)
-
-    return newest_in_memory(memory, accepts, mesh, on_damage) or on_disk
-
-
-def record_damage(run: RunFolder, damage: Damage) -> None:
-    """Record a checkpoint that does not verify."""
-    newest = max(published(run.checkpoints), default=0)
-    record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
-
-
-def _checkpoint_on_disk(
-    run: RunFolder, journal: Journal, mesh: ProcessMesh, recipe: Recipe, on_damage: Callable[[Damage], None]
-) -> SavedCheckpoint | None:
-    """The newest checkpoint on the path of the journal; those after an interrupted rollback's are removed. Collective."""
     fetch = partial(refetch, recipe, run)
     while (checkpoint := latest(run.checkpoints, on_damage, mesh, fetch)) is not None:
         num_rollbacks = require_journal(journal, checkpoint)
@@ -246,6 +219,12 @@ def _checkpoint_on_disk(
             drop_newer(run.checkpoints, to)
         mesh.barrier()
     return None
+
+
+def record_damage(run: RunFolder, damage: Damage) -> None:
+    """Record a checkpoint that does not verify."""
+    newest = max(published(run.checkpoints), default=0)
+    record(run.incidents, CHECKPOINT_DAMAGED, step=newest, cause=damage.cause, action=damage.action)
 
 
 def require_journal(journal: Journal, checkpoint: SavedCheckpoint) -> int:

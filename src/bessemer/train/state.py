@@ -15,9 +15,7 @@ from bessemer import __version__
 from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.asynchronous import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
-from bessemer.checkpoint.in_memory import MemorySaver
 from bessemer.checkpoint.mirror import Mirror
-from bessemer.checkpoint.node_memory import NodeMemory
 from bessemer.checkpoint.protocol import Damage, newest
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
@@ -32,7 +30,7 @@ from bessemer.recipe import Recipe, Train, dump
 from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
 from bessemer.run_store import RunStore
 from bessemer.store_folder import BackgroundCopy
-from bessemer.terminal import say, warn
+from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
 from bessemer.train import optimizer as optimizers
@@ -115,7 +113,7 @@ def restore(trainer: Trainer, checkpoint: SavedCheckpoint, store: TokenStore) ->
         else:
             trainer.average.restart()
     suffix, saved = "" if trainer.mesh.is_single else f"-{trainer.mesh.rank}", checkpoint.contents["rng"]
-    with checkpoint.opened() as files:  # its own only: a copy in memory has those of the ranks of its node
+    with checkpoint.opened() as files:
         if f"cpu{suffix}" in saved:
             torch.set_rng_state(files.whole("rng", f"cpu{suffix}"))
         if trainer.device.is_cuda and f"cuda{suffix}" in saved:
@@ -143,12 +141,6 @@ class Saver:
         self.rollbacks_before_change = int(changes[-1].get("rollbacks", 0)) if changes else 0
         self._failures = Counter[str]()  # by kind
         self._async: AsyncSaver | None = None
-        self._memory: MemorySaver | None = None
-        if config.memory_every:
-            if (memory := NodeMemory.here(trainer.mesh)) is not None:
-                self._memory = MemorySaver(memory, trainer.mesh, trainer.optimizer)
-            else:
-                say("  no copies in memory (checkpoint.memory_every): no agent of a node holds them for this process")
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
@@ -160,16 +152,6 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0 or step == self._decay_start
-
-    def is_copied(self, step: int) -> bool:
-        """Whether the state after `step` steps is copied into the memory of the nodes."""
-        return self._memory is not None and step % self._recipe.checkpoint.memory_every == 0
-
-    def copy(self, state: TrainState) -> None:
-        """Copy the state into the memory of the nodes. A failure is recorded."""
-        assert self._memory is not None, "is_copied"
-        with self._recording_failures(state, "the copy in memory"):
-            self._memory.save(state.step, *capture(self._trainer, state, self._recipe, self._store))
 
     def save(self, state: TrainState) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
@@ -195,10 +177,7 @@ class Saver:
             warn(f"{count} checkpoints of this training could not be saved; that of step {state.step} is")
 
     def finish(self, state: TrainState) -> None:
-        """Wait for the copy in memory and the save in the background; a failure is recorded."""
-        if self._memory is not None:
-            with self._recording_failures(state, "the copy in memory"):
-                self._memory.finish()
+        """Wait for the save in the background; a failure is recorded."""
         if self._async is not None:
             with self._recording_failures(state):
                 self._async.finish()
@@ -230,14 +209,14 @@ class Saver:
         )
 
     @contextmanager
-    def _recording_failures(self, state: TrainState, what: str = "the checkpoint") -> Iterator[None]:
+    def _recording_failures(self, state: TrainState) -> Iterator[None]:
         """Record each failure, and warn of the first of those that differ only in numbers, and of each tenth."""
         try:
             yield
         except (BessemerError, OSError) as error:
             cause = str(error)
             if not isinstance(error, BackgroundFailure):  # which names the earlier step that it is of
-                cause = f"{what} of step {state.step} failed: {cause}"
+                cause = f"the checkpoint of step {state.step} failed: {cause}"
             kind = re.sub(r"\d+", "", cause)
             self._failures[kind] += 1
             if (count := self._failures[kind]) == 1 or count % REPORTED_EVERY == 0:
@@ -258,12 +237,8 @@ class Saver:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        try:
-            if self._memory is not None:
-                self._memory.__exit__(*error)
-        finally:
-            if self._async is not None:
-                self._async.__exit__(*error)
+        if self._async is not None:
+            self._async.__exit__(*error)
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
         for copy in self._copies if ends_well else ():
             if not copy.finish():

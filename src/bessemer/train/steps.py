@@ -132,6 +132,6 @@ def _completed(
 def _settles_at_once(training: Training, step: int) -> bool:
     """Whether the weights after `step` steps are read. Gradients are freed then, and no other work takes memory."""
     saver = training.saver
-    is_saved = saver.is_due(step) or saver.is_copied(step) or step >= training.horizon.steps
+    is_saved = saver.is_due(step) or step >= training.horizon.steps
     is_read = is_saved or training.validates(step) or compares_replicas(training, step)
     return is_read or training.watch.is_due(step + 1)

@@ -75,7 +75,7 @@ def seconds_a_step(data: RunData) -> float | None:
     recent = slice(-PACE_STEPS, None)
     sizes = np.diff(tokens[recent]) / np.diff(step[recent])
     seconds = float(np.nanmedian(sizes / rate[recent][1:]))
-    between = sum(number_or_0(data.times, kind) for kind in ("validation", "saving", "memory"))
+    between = sum(number_or_0(data.times, kind) for kind in ("validation", "saving"))
     in_steps = sum(number_or_0(data.times, kind) for kind in ("productive", "data_wait", "redone"))
     return seconds * (1.0 + between / in_steps if in_steps else 1.0)
 
