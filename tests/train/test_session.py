@@ -69,7 +69,7 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
 
     monkeypatch.setattr(loop, "validate", score)
     monkeypatch.setattr(loop, "log_sample", lambda training, state: None)
-    monkeypatch.setattr(loop, "log_tasks", lambda training, state: None)
+    monkeypatch.setattr(loop, "log_tasks", lambda training, state, advance: None)
     trainer: Any = SimpleNamespace(device=devices.choose(Train(device="cpu")), averaged=contextlib.nullcontext)
     sizes: Any = SimpleNamespace(tokens_before=lambda step: 0)
     devices.keep_freed_memory()
@@ -81,7 +81,8 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
         trainer=trainer, held_out=[], horizon=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
         log=MetricsLog(RunFolder(tmp_path), [], 0, False, writes=False),
     )  # fmt: skip
-    loop._validate(training, TrainState())
+    stop: Any = SimpleNamespace(is_requested=lambda: False)
+    loop._validate(training, TrainState(), stop)
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
 
