@@ -14,6 +14,7 @@ import torch
 from bessemer.model.huggingface.export import ExportFiles, export
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import load
+from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.tokenizer import Tokenizer
 from tests.model.samples import config, stirred
 from tests.model_hub import COMMIT, Hub, model_hub
@@ -40,7 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """someone/small, a Qwen2 with what else a repository holds, and someone/pickled, which has only a pickle, and a tokenizer
     alone."""
     folder = tmp_path_factory.mktemp("hub")
-    tokenizer = Tokenizer.train([Path(__file__).read_text()], 300, "<|endoftext|>")
+    tokenizer = Tokenizer.train(
+        [Path(__file__).read_text()], 300, "<|endoftext|>", regex=pattern_of("qwen2"), normalizer=NORMALIZERS["qwen2"]
+    )
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     model = stirred(config(**{**FAMILIES["qwen2"].options, "vocabulary": 300}))
     sample = torch.randint(0, 300, (1, 24), generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +34,43 @@ class HubModel:
     def pinned(self) -> str:
         """The name with the commit, which always means the same files."""
         return f"{self.name}@{self.commit}"
+
+
+def foreign_file(folder: Path, name: str) -> Path:
+    """Return a file of somebody else's folder, which may be missing.
+
+    Raises InputError where a link leads out of the folder, but for the hub's own cache (snapshots/ links to blobs/), or where it
+    is no ordinary file.
+    """
+    path, root = folder / name, folder.resolve()
+    place, blobs = path.resolve(), root.parent.parent / "blobs"
+    of_cache = root.parent.name == "snapshots" and place.parent == blobs == blobs.resolve()
+    if not (of_cache or place.is_relative_to(root)):
+        raise InputError(
+            f"{path}: a link out of its folder, to {place}; it is not followed: copy the file there if it is yours"
+        )
+    if place.exists() and not place.is_file():
+        raise InputError(f"{path}: not an ordinary file")
+    return path
+
+
+def link_files(folder: Path, target: Path, but: str = "") -> None:
+    """Link the files of somebody else's folder into `target`, each as `foreign_file` allows."""
+    for path in folder.iterdir():
+        if path.is_file() and path.name != but:
+            (target / path.name).symlink_to(foreign_file(folder, path.name).resolve())
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep the hub's tools, which read HF_HUB_OFFLINE when they are imported, from the network."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def has_form_of_name(text: str) -> bool:

@@ -69,8 +69,8 @@ def tokenizer_file(path: str) -> Path:
 
 def file_in(folder: Path) -> Path:
     """The tokenizer.json of a folder; converted by transformers from its other files where it has none, else InputError."""
-    if (folder / "tokenizer.json").exists():
-        return folder / "tokenizer.json"
+    if (file := hub.foreign_file(folder, "tokenizer.json")).exists():
+        return file
     if not any((folder / name).exists() for name in OTHER_TOKENIZER_FILES):
         raise InputError(
             f"{folder}: has no tokenizer (tokenizer.json, or files that transformers makes one of); put the model's own there"
@@ -81,26 +81,29 @@ def file_in(folder: Path) -> Path:
 @cache
 def _converted(folder: Path) -> Path:
     """A tokenizer.json converted by transformers, in a temporary folder that lives as long as this process."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    made = Path(tempfile.mkdtemp(prefix="bessemer-tokenizer."))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    hub.link_files(folder, made)
     try:
-        from transformers import AutoTokenizer
+        with hub.offline():
+            from transformers import AutoTokenizer
 
-        backend = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+            backend = AutoTokenizer.from_pretrained(
+                made, trust_remote_code=False, local_files_only=True
+            ).backend_tokenizer
     except Exception as error:  # whatever its code, its validation and missing libraries raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{folder}: has no tokenizer.json, and transformers cannot make one of its other files: {reason[:300]}"
         ) from None
-    made = Path(tempfile.mkdtemp(prefix="bessemer-tokenizer."))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
     backend.save(str(made / "tokenizer.json"))
     return made / "tokenizer.json"
 
 
 def read_table(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing. Raises InputError when the file holds something else."""
-    if not path.exists():
+    if not hub.foreign_file(path.parent, path.name).exists():
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -181,7 +184,7 @@ def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
 
 def chat_template(folder: Path) -> str | None:
     """The chat template of a folder, the default one of several; None where it has none."""
-    if (path := folder / CHAT_TEMPLATE).exists():
+    if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
         return path.read_text(encoding="utf-8")
     found = read_table(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):
@@ -294,8 +297,8 @@ def default_system(source: str, names: Mapping[str, str]) -> str | None:
 def carry(source: Path, folder: Path) -> None:
     """Copy the files of TOKENIZER_SIDE_FILES that a folder has."""
     for name in TOKENIZER_SIDE_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
+        if (file := hub.foreign_file(source, name)).exists():
+            shutil.copyfile(file, folder / name)
 
 
 def keeps_tokenizer(recipe: Recipe) -> bool:
@@ -350,7 +353,7 @@ def carried_files(recipe: Recipe) -> list[Path]:
     if not keeps_tokenizer(recipe):
         return []
     for folder in (folder_of(str(recipe.tokenizer.path)), *_model_folders(recipe)):
-        if files := [folder / name for name in TOKENIZER_SIDE_FILES if (folder / name).exists()]:
+        if files := [file for name in TOKENIZER_SIDE_FILES if (file := hub.foreign_file(folder, name)).exists()]:
             return files
     return []
 

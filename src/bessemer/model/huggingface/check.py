@@ -3,7 +3,6 @@ declares besides (special tokens, classes, dtype, chat template)."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bessemer import hub
 from bessemer.environment import available_memory
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.config import ModelConfig
-from bessemer.model.huggingface.config import read_config, read_settings, unread_keys
+from bessemer.model.huggingface.config import LEFT_OVER, read_config, read_settings, unread_keys
 from bessemer.model.huggingface.families import FAMILIES
-from bessemer.model.huggingface.gate import logits_of, one_line, quiet_transformers, tolerance_of
+from bessemer.model.huggingface.gate import (
+    SAFELY,
+    logits_of,
+    one_line,
+    quiet_transformers,
+    tolerance_of,
+    understood_copy,
+)
 from bessemer.model.huggingface.rules import ForeignConfig
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer, meta_model
-from bessemer.run import read_json, write_json
 from bessemer.terminal import warn
 from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, chat_template, read_table, template_error, token_ids
 
@@ -90,18 +96,13 @@ def check_read(folder: Path, model: Transformer) -> ImportCheck:
         note = f"one layer takes {_bytes(config, 1):,.0f} bytes in transformers, of which {room:,} are free"
         return ImportCheck(None, 0, config.layers, "; ".join([note, *notes]))
     worst = 0.0
-    if kept == config.layers:
-        worst = _compare(folder, folder, _sharing(model, config))
-    else:
+    if kept < config.layers:
         notes.append(f"the first {kept} of {config.layers} layers, as the whole does not fit into memory twice")
-    if kept < config.layers or short:
-        notes += [f"windows of {config.window:,} made {short} on both sides"] if short and config.window else []
-        with tempfile.TemporaryDirectory() as temporary:
-            _reduce_folder(folder, Path(temporary), kept, short)
-            reduced = _sharing(
-                model, config.with_changes(layers=kept, window=min(short or config.window, config.window))
-            )
-            worst = max(worst, _compare(folder, Path(temporary), reduced))
+    notes += [f"windows of {config.window:,} made {short} on both sides"] if short and config.window else []
+    for window in {0, short} if kept == config.layers else {short}:
+        with understood_copy(folder, **_reduced_keys(folder, kept, window)) as copy:
+            reduced = config.with_changes(layers=kept, window=min(window or config.window, config.window))
+            worst = max(worst, _compare(folder, copy, _sharing(model, reduced)))
     return ImportCheck(worst, kept, config.layers, "; ".join(notes))
 
 
@@ -110,14 +111,18 @@ def _bytes(config: ModelConfig, layers: int) -> float:
 
 
 def _compare(folder: Path, copy: Path, ours: Transformer) -> float:
-    """The largest difference. copy: the folder, or the one that stands for it with fewer layers or a short window."""
+    """Return the largest difference. copy: the folder's safe copy, perhaps with fewer layers or a short window."""
     name, own = read_config(copy)
-    family = FAMILIES[name]
-    theirs = _load(folder, copy, family.classifier if own.labels else family.architecture)
+    family, read = FAMILIES[name], set[str]()
+    theirs = _load(folder, copy, family.classifier if own.labels else family.architecture, read)
     sample_BT = _sample(ours.config, theirs.config.pad_token_id)
     new_head = own.labels != ours.config.labels  # then hidden states are compared
     computed = ours(sample_BT) if new_head else logits_of(ours, sample_BT)
     wanted = _theirs(folder, theirs, sample_BT, new_head)
+    for key in read & set(unread_keys(folder)):
+        raise read_settings(folder).wrong(
+            key, f"is read by transformers' {type(theirs).__name__}, but not known; {LEFT_OVER}"
+        )
     difference = float((computed - wanted).abs().max()) if computed.shape == wanted.shape else float("inf")
     if not difference <= tolerance_of(wanted):  # a NaN must not pass
         what = "hidden states" if new_head else "logits"
@@ -139,10 +144,21 @@ def _theirs(folder: Path, theirs: Any, sample_BT: Tensor, new_head: bool) -> Ten
         raise InputError(f"{folder}: transformers loads it, but cannot compute with it: {one_line(error)}") from None
 
 
-def _load(folder: Path, copy: Path, architecture: str) -> Any:
+def _load(folder: Path, copy: Path, architecture: str, read: set[str]) -> Any:
+    """Load the copy with a class of `transformers`, and add the keys of its configuration that this and computing with it read to
+    `read`."""
     kind = getattr(quiet_transformers(), architecture)
     try:
-        return kind.from_pretrained(copy, dtype=torch.float32, use_safetensors=True).eval()
+        with hub.offline():
+            config = kind.config_class.from_pretrained(copy, local_files_only=True)
+            base: Any = type(config)
+
+            def note(self: Any, key: str) -> Any:
+                read.add(key)
+                return base.__getattribute__(self, key)
+
+            config.__class__ = type(base.__name__, (base,), {"__getattribute__": note})
+            return kind.from_pretrained(copy, config=config, dtype=torch.float32, **SAFELY).eval()
     except Exception as error:  # whatever its code and its validation raise
         raise InputError(f"{folder}: transformers does not read it: {one_line(error)}") from None
 
@@ -163,18 +179,11 @@ def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
     return other.eval()
 
 
-def _reduce_folder(folder: Path, copy: Path, layers: int, window: int) -> None:
-    """Links to a folder's weights, with a config.json of fewer layers and another window (0: its own)."""
-    for path in folder.resolve().iterdir():
-        if path.name.endswith((".safetensors", ".safetensors.index.json")):
-            (copy / path.name).symlink_to(path)
-    settings = read_json(folder / "config.json")
-    settings[FAMILIES[read_config(folder)[0]].keys["layers"]] = layers
-    if settings.get("layer_types"):
-        settings["layer_types"] = settings["layer_types"][:layers]
-    if window:
-        settings[_window_key(folder)] = window
-    write_json(copy / "config.json", settings)
+def _reduced_keys(folder: Path, layers: int, window: int) -> dict[str, Any]:
+    """Return keys of a folder's config.json for fewer layers and another window (0: its own)."""
+    types = read_settings(folder).raw("layer_types")
+    keys: dict[str, Any] = {FAMILIES[read_config(folder)[0]].keys["layers"]: layers}
+    return keys | ({"layer_types": types[:layers]} if types else {}) | ({_window_key(folder): window} if window else {})
 
 
 def _window_key(folder: Path) -> str:

@@ -6,12 +6,12 @@ config.json is understood, known to change nothing, none of `transformers` eithe
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import fields
 from pathlib import Path
 
 from bessemer.errors import InputError
+from bessemer.hub import foreign_file
 from bessemer.model.config import SCALINGS, ModelConfig, RotaryScaling, default_mlp_width
 from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, Family
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
@@ -24,6 +24,7 @@ FREE_OPTIONS = {
     "norm_eps", "tie_embeddings", "rope_theta", "window_rope_theta", "rope_scaling", "window", "global_every",
     "global_last", "global_layers", "labels", "pooling", "family",
 }  # fmt: skip
+LEFT_OVER = "remove it if it is a left-over"
 MAX_LABELS, MAX_LAYERS = 1_000_000, 10_000
 _FOLLOW = ("kv_heads", "head_dim")  # from heads and width, where config.json says null or nothing
 _TYPES = {field.name: str(field.type) for field in fields(ModelConfig)}
@@ -131,7 +132,7 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
 
 def read_settings(folder: Path) -> ForeignConfig:
     """The folder's config.json. Raises InputError when it is not there or not a table of settings."""
-    path = folder / "config.json"
+    path = foreign_file(folder, "config.json")
     try:
         return ForeignConfig(path, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -188,28 +189,24 @@ def _family(settings: ForeignConfig) -> Family:
 
 
 def unread_keys(folder: Path) -> list[str]:
-    """Keys of a folder's config.json that `transformers` does not read either (left by other programs or old versions)."""
+    """Return the keys of a folder's config.json that are not known to be read (left by other programs or older versions)."""
     settings = read_settings(folder)
     known = _family(settings).known
     return [key for key in settings if key not in known and settings.raw(key) is not None]
 
 
+def understood_settings(folder: Path) -> Values:
+    """Return the keys of a folder's config.json that are understood here, and the class of its tokenizer."""
+    settings = read_settings(folder)
+    return {key: settings.raw(key) for key in settings if key in _family(settings).understood | {"tokenizer_class"}}
+
+
 def _require_known(settings: ForeignConfig, family: Family) -> None:
-    """Raise InputError on a key that looks like one that matters but is none of this family's, and on a value that is not
-    supported. A key that no family of `transformers` has is left to `unread_keys`."""
-    of_others = set().union(*(other.understood for other in FAMILIES.values()))
+    """Raise InputError on a key that is none of this family's but read by code that all families share, and on a value that is
+    not supported. Other keys are left to `unread_keys`."""
     for key in settings:
-        value = settings.raw(key)
-        if key in family.known or value is None:
-            continue
-        near = difflib.get_close_matches(key, family.understood, n=1, cutoff=0.8)
-        if near:
-            raise settings.wrong(key, f"is not known for {family.name}; is it {near[0]}?")
-        if key in READ_ANYWHERE or (key in of_others and value is not False and value not in ({}, [])):
-            raise settings.wrong(
-                key,
-                f"is not known for {family.name}, but changes what other families compute; remove it if it is a left-over",
-            )
+        if key in READ_ANYWHERE - family.known and settings.raw(key) is not None:
+            raise settings.wrong(key, f"is read by transformers, but not known for {family.name}; {LEFT_OVER}")
     for key, wanted in (FIXED | family.fixed).items():
         value = settings.raw(key)
         if key not in family.reads and value != wanted and (value or (wanted and value is not None)):

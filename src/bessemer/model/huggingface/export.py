@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import BessemerError
+from bessemer.hub import foreign_file
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface import gate
 from bessemer.model.huggingface.config import read_config, to_hugging_face
@@ -232,9 +233,10 @@ def keep_files(source: Path, folder: Path) -> None:
 
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHTS) and not path.name.startswith("."):
-            shutil.copyfile(path, folder / path.name)
-    if (source / TEMPLATES_FOLDER).is_dir():
-        shutil.copytree(source / TEMPLATES_FOLDER, folder / TEMPLATES_FOLDER)
+            shutil.copyfile(foreign_file(source, path.name), folder / path.name)
+    for path in sorted((source / TEMPLATES_FOLDER).glob("*")):
+        (folder / TEMPLATES_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(foreign_file(source, f"{TEMPLATES_FOLDER}/{path.name}"), folder / TEMPLATES_FOLDER / path.name)
     dtypes: dict[str, str] = {}
     for path in source.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

@@ -10,20 +10,23 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bessemer import hub
 from bessemer.errors import BessemerError, InputError
 from bessemer.model.attention import Documents
-from bessemer.model.huggingface.config import to_hugging_face
+from bessemer.model.huggingface.config import to_hugging_face, understood_settings
 from bessemer.model.huggingface.weights import hub_tensors
 from bessemer.model.transformer import Transformer
+from bessemer.run import write_json
 from bessemer.tokens.pieces import Framing, framing_between
 from bessemer.tokens.tokenizer import Tokenizer
 
@@ -33,6 +36,8 @@ PROMPT_CHARACTERS = 40  # of a text from which greedy generation is compared
 PROMPTS = 3
 SPECIAL_TOKENS = 64  # of a tokenizer, whose text is compared
 RUN = 200  # repetitions in a long run
+# How somebody else's model is loaded: no code and no kernel of any repository, no pickle, no network.
+SAFELY = {"attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True, "local_files_only": True}
 
 Texts = list[tuple[str, list[int]]]
 
@@ -65,7 +70,8 @@ def verify(
     Args:
         sample_BT: Token ids on which the logits are compared.
         texts: Texts to compare besides `GATE_TEXTS`, each with its ids without special tokens.
-        framing: The ids required around those of a text. None: those that the folder's tokenizer adds.
+        framing: The ids required around those of a text, in an export of ours, which is loaded with default arguments. None:
+            somebody else's folder, whose tokenizer says them.
 
     Raises:
         BessemerError: On the first difference.
@@ -75,7 +81,9 @@ def verify(
     config = ours.config
     kind = "SequenceClassification" if config.labels else "CausalLM" if config.causal else "MaskedLM"
     # A folder in bfloat16 would be computed in bfloat16: only in fp32 do differences mean anything.
-    theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, dtype=torch.float32).eval()
+    with hub.offline(), nullcontext(folder) if framing else understood_copy(folder) as place:
+        load = getattr(transformers, f"AutoModelFor{kind}").from_pretrained
+        theirs = load(place, dtype=torch.float32, **({} if framing else SAFELY)).eval()
     architecture = to_hugging_face(config, 0)["architectures"][0]
     if type(theirs).__name__ != architecture:
         raise BessemerError(f"transformers loads a {type(theirs).__name__}, not a {architecture}")
@@ -133,10 +141,10 @@ def errors_about(subject: str) -> Iterator[None]:
 
 
 def quiet_transformers() -> Any:
-    """The library, without its progress bars and without asking the network."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    """Import the library, without its progress bars and warnings."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import transformers
+    with hub.offline():  # older versions keep what holds now
+        import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
@@ -144,11 +152,24 @@ def quiet_transformers() -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer as `transformers` loads it; code in the folder is not run, and nobody is asked about it."""
-    try:
-        return quiet_transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever its code and its validation raise
-        raise InputError(f"transformers does not read its tokenizer: {one_line(error)}") from None
+    """Load the folder's tokenizer with `transformers`; code in the folder is not run, and no link out of it is followed."""
+    load = quiet_transformers().AutoTokenizer.from_pretrained
+    with understood_copy(folder) as copy, hub.offline():
+        try:
+            tokenizer = load(copy, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # whatever its code and its validation raise
+            raise InputError(f"transformers does not read its tokenizer: {one_line(error)}") from None
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
+
+
+@contextmanager
+def understood_copy(folder: Path, **changes: Any) -> Iterator[Path]:
+    """Give a temporary folder with links to a model's files and a config.json of only the keys that are understood here."""
+    with TemporaryDirectory() as temporary:
+        hub.link_files(folder, Path(temporary), but="config.json")
+        write_json(Path(temporary, "config.json"), understood_settings(folder) | changes)
+        yield Path(temporary)
 
 
 def one_line(error: Exception) -> str:

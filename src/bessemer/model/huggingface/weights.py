@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bessemer.errors import InputError
+from bessemer.hub import foreign_file
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import family_of, read_config
 from bessemer.model.huggingface.families import FAMILIES, Family
@@ -242,7 +243,7 @@ class WeightsFolder:
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in _weight_files(folder):
             try:
-                opened: Any = safe_open(folder / file, framework="pt")
+                opened: Any = safe_open(foreign_file(folder, file), framework="pt")
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
                     self._files[name] = opened
                     self.shapes[name] = tuple(opened.get_slice(name).get_shape())
@@ -279,7 +280,7 @@ class WeightsFolder:
 
 def _weight_files(folder: Path) -> list[str]:
     """The safetensors files of a folder: those that its index names, or the one. Raises InputError where they are not there."""
-    index = folder / "model.safetensors.index.json"
+    index = foreign_file(folder, "model.safetensors.index.json")
     if index.exists():
         try:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
