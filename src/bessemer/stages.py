@@ -53,6 +53,7 @@ class Session:
     is_of_folder: bool = False  # the recipe is the run's own, resolved
     has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     results: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # on the stage that runs
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
     on_stage: Callable[[], None] = lambda: None  # called when a stage is done
 
@@ -71,7 +72,10 @@ class Session:
         if line is None:
             say(f"[dim]- {name:<9} unchanged, skipped{result and ': '}{escape(result)}[/]")
         else:
-            say(f"[green]✓[/] [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
+            mark = "[yellow]![/]" if self.warnings else "[green]✓[/]"
+            say(f"{mark} [bold]{name:<9}[/] {line} [dim]{duration(seconds)}[/]")
+            while self.warnings:
+                warn(self.warnings.pop(0))
         if self.run.path.exists():
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
             self.on_stage()
@@ -118,7 +122,7 @@ def run_all(session: Session) -> None:
 
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
-    from bessemer.corpus.statistics import funnel_lines, result_line
+    from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
     from bessemer.corpus.text_keys import separate_sources
     from bessemer.corpus.work import close_work
     from bessemer.tokens.chat import template_source
@@ -138,6 +142,7 @@ def corpus(session: Session) -> None:
             from bessemer.corpus import pipeline  # with the data libraries, which only a build needs
 
             pipeline.build(session.recipe, session.run)
+        session.warnings += loss_warnings(read_json(statistics))
         return result_line(read_json(statistics))
 
     session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")

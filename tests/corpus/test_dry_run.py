@@ -31,7 +31,8 @@ def write_sources(folder: Path, count: int = 400) -> dict[str, object]:
     for number, text in enumerate(texts[:100]):
         (folder / "files" / f"{number}.txt").write_text(text)
     names = {"lines": "lines.jsonl", "packed": "packed.jsonl.gz", "table": "table.parquet", "files": "files"}
-    return {"sources": [{"name": name, "paths": [str(folder / path)]} for name, path in names.items()]}
+    sources = [{"name": name, "paths": [str(folder / path)]} for name, path in names.items()]
+    return {"sources": sources, "rules": {"min_characters": 200}}
 
 
 def test_decisions_are_those_of_the_whole_and_the_sample_is_the_same_again(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_the_command_prints_the_funnel_and_leaves_nothing(
     write_sources(tmp_path)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert run_command(["corpus", "lines.jsonl", "--sample", "100"]) == 0
+    assert run_command(["corpus", "lines.jsonl", "--sample", "100", "--set", "corpus.rules.min_characters=200"]) == 0
     said = capsys.readouterr().out
     assert "of 100 documents would stay" in said and "too_short" in said and "lines.jsonl line" not in said
     assert "not tried on a sample: duplicates outside the sample" in said

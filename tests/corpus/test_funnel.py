@@ -11,7 +11,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.corpus import units
-from bessemer.corpus.statistics import MAX_LINES, funnel_lines, percent
+from bessemer.corpus.statistics import MAX_LINES, funnel_lines, loss_warnings, percent
 from bessemer.corpus.text_keys import separate_sources
 from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.errors import InputError
@@ -19,6 +19,8 @@ from bessemer.recipe import parse
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET
 from tests.corpus.corpus_samples import prose, recipe
+
+LONG = "min_characters = 200"
 
 
 def lines_of(*texts: str) -> bytes:
@@ -31,7 +33,7 @@ def test_examples_carry_file_and_line(data: Path, build, monkeypatch: pytest.Mon
     name = {bytes: "a.jsonl", gzip.compress: "a.jsonl.gz", lzma.compress: "a.JSON.xz"}[pack]
     good = [prose(number) for number in range(20)]
     (data / name).write_bytes(pack(lines_of(*good[:13]) + b"\n" + lines_of("short") + lines_of(*good[13:])))
-    documents, _, statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}))
+    documents, _, statistics = build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)]}, rules=LONG))
     assert len(documents) == 20
     (example,) = statistics["sources"][0]["rejected"]["too_short"]["examples"]
     assert (example["path"], example["line"]) == (f"data/{name}", 15)
@@ -45,7 +47,7 @@ def test_damage_is_shown_however_little_it_is(data: Path, build) -> None:
         (data / f"good{number}.txt").write_text(prose(number))
         (data / f"short{number}.txt").write_text("short")
     (data / "half.txt.gz").write_bytes(gzip.compress(prose(7).encode())[:200])
-    _, _, statistics = build(recipe({"name": "text", "format": "text", "paths": [str(data)]}))
+    _, _, statistics = build(recipe({"name": "text", "format": "text", "paths": [str(data)]}, rules=LONG))
     assert [line.split()[:2] for line in funnel_lines(statistics)] == [["bad_record", "1"], ["too_short", "3"]]
 
 
@@ -60,7 +62,7 @@ def test_the_funnel_has_five_lines_and_its_counts_are_those_of_the_statistics(da
     }.items():  # fmt: skip
         (data / name).write_bytes(content)
     text, more = ({"name": n, "format": n, "paths": [str(data)]} for n in ("text", "jsonl"))
-    _, rejected, statistics = build(recipe(text, more))
+    _, rejected, statistics = build(recipe(text, more, rules=LONG))
     shown = funnel_lines(statistics)
     assert len(shown) == MAX_LINES
     assert shown[0].startswith("too_short")
@@ -125,7 +127,7 @@ def test_the_command_shows_the_funnel_and_json_has_all_of_it(
     (data / "a.jsonl").write_bytes(lines_of(prose(1), "[red]short"))
     (data / "b.pdf").write_text("%PDF-1.7")
     (data / "my.toml").write_text(
-        f'[run]\nname = "t"\ndir = "{run.path}"\n[[corpus.sources]]\nname = "s"\nformat = "jsonl"\npaths = ["."]\n'
+        f'[run]\nname = "t"\ndir = "{run.path}"\n[[corpus.sources]]\nname = "s"\nformat = "jsonl"\npaths = ["."]\n[corpus.rules]\n{LONG}\n'
     )
     assert run_command(["corpus", str(data / "my.toml")]) == 0
     told = capsys.readouterr().err
@@ -197,3 +199,77 @@ def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:
     (data / "a.jsonl").write_text(json.dumps({"text": prose(1), "sort": "x"}))
     with pytest.raises(InputError, match="no_label.*there are: sort.*set corpus.sources.s.label_key=NAME"):
         build(recipe({"name": "s", "format": "jsonl", "paths": [str(data)], "label_key": "kind"}))
+
+
+REVIEWS = [f"{word} {number}" for number in range(40) for word in ("Great", "Bad!!", "no", ":-)")]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "txt", "py", "html"])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_rules_for_web_pages_judge_web_pages_alone(data: Path, build, ending: str, labelled: bool) -> None:
+    """Short records of every format stay; pages do not, unless they are labelled or the recipe says otherwise."""
+    rows = [{"text": text, "kind": "ab"[number % 2]} for number, text in enumerate(REVIEWS)]
+    if ending in ("txt", "py", "html"):
+        for number, text in enumerate(REVIEWS):
+            (data / f"{number}.{ending}").write_text(
+                f"<html><body><p>{text}</p></body></html>" if ending == "html" else text
+            )
+    elif ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data / "a.parquet")
+    elif ending == "jsonl":
+        (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        (data / "a.csv").write_text("text,kind\n" + "".join(f"{row['text']},{row['kind']}\n" for row in rows))
+    source = {"name": "s", "paths": [str(data)]}
+    if labelled:
+        source |= {"label": "a"} if ending in ("txt", "py", "html") else {"label_key": "kind"}
+    if ending == "html":  # a page that is long enough, so that something is left
+        (data / "long.html").write_text("".join(f"<p>{line}</p>" for line in prose(1).split("\n")))
+    documents, rejected, statistics = build(recipe(source))
+    short = [row for row in documents if len(row["text"]) < 200]
+    if ending == "html" and not labelled:
+        assert not short and {row["reason"] for row in rejected} <= {"too_short", "empty"}
+        (warning,) = loss_warnings(statistics)
+        assert "corpus.sources.s" in warning and "corpus.rules.min_characters" in warning and "too_short" in warning
+    else:
+        assert len(short) == len(REVIEWS) and not rejected and not loss_warnings(statistics)
+    documents, rejected, _ = build(recipe(source, rules="min_characters = 7"))
+    assert all(len(row["text"]) >= 7 for row in documents)
+    assert {row["reason"] for row in rejected} - {"empty"} == {"too_short"}
+
+
+def test_what_no_person_labelled_must_look_like_text(data: Path, build) -> None:
+    """Rules that protect every source stay; a class is a person's word that the record is wanted."""
+    odd = ["👍👍👍 :-) !!!", "same\n" * 20, "0.125 3e-5;" * 300]
+    (data / "a.jsonl").write_text("".join(json.dumps({"text": text, "kind": "x"}) + "\n" for text in [prose(1), *odd]))
+    source = {"name": "s", "format": "jsonl", "paths": [str(data)]}
+    _, rejected, statistics = build(recipe(source))
+    assert sorted(row["reason"] for row in rejected) == ["long_lines", "not_text", "repetitive"]
+    assert len(loss_warnings(statistics)) == 1
+    documents, rejected, _ = build(recipe({**source, "label_key": "kind"}))
+    assert (len(documents), rejected) == (4, [])
+    rules = "min_alphanumeric_share = 0.25\nmin_unique_line_share = 0.2\nmax_mean_line_length = 1000"
+    assert len(build(recipe({**source, "label_key": "kind"}, rules=rules))[1]) == 3
+
+
+def test_a_source_that_loses_more_than_half_is_warned_of(
+    data: Path, run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(QUIET, "0")
+    (data / "a.jsonl").write_bytes(
+        lines_of(*(f"{'ab'[number % 2]} {number} is short" for number in range(20)), prose(1))
+    )
+    (data / "b.jsonl").write_bytes(lines_of(*map(prose, range(40))))
+    sources = "".join(f'[[corpus.sources]]\nname = "{name}"\npaths = ["{name}.jsonl"]\n' for name in "ab")
+    (data / "my.toml").write_text(f'[run]\nname = "t"\ndir = "{run.path}"\n{sources}')
+    for key, where in (
+        ("corpus.rules.min_characters=100", "corpus.rules.min_characters"),
+        ("corpus.rules.gopher_quality={min_words=40, min_stop_words=0}", "corpus.rules.gopher_quality.min_words"),
+    ):
+        assert run_command(["corpus", str(data / "my.toml"), "--set", key]) == 0
+        told = capsys.readouterr().err
+        assert "warning" in told and "20 of 21" in told and "corpus.sources.a" in told and where in told
+        assert "✓" not in told and "corpus.sources.b" not in told
+    assert run_command(["corpus", str(data / "my.toml"), "--set", "corpus.rules.max_characters=100_000"]) == 0
+    told = capsys.readouterr().err
+    assert "✓" in told and "warning" not in told

@@ -28,7 +28,7 @@ def test_every_document_and_every_reject_is_found(
         {"name": "z-last", "format": "text", "paths": [str(data / "*.txt")]},
         {"name": "a", "format": "text", "paths": [str(data / "other")]},
     ]
-    documents, rejected, _ = build(recipe(*sources))
+    documents, rejected, _ = build(recipe(*sources, rules="min_characters = 200"))
     assert len(documents) == 100
     assert len(rejected) == 50
     assert len(list((run.corpus / "documents").iterdir())) > 4

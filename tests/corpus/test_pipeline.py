@@ -130,7 +130,11 @@ def test_every_reason_and_the_counts_add_up(data: Path, build) -> None:
     (data / "gone.txt").symlink_to(data / "nowhere")
     lines = [json.dumps({"text": prose(10)}), "{broken", json.dumps({"text": prose(11)}), '{"body": 1}']
     (data / "a.jsonl").write_text("\n".join(lines))
-    of = recipe(source(data), {**source(data, format="jsonl"), "name": "j"}, rules="max_characters = 15_000")
+    of = recipe(
+        source(data),
+        {**source(data, format="jsonl"), "name": "j"},
+        rules="max_characters = 15_000\nmin_characters = 200",
+    )
     documents, rejected, statistics = build(of)
     counts = Counter(row["reason"] for row in rejected)
     always = [reason for reason in REASONS if "." not in reason and reason not in ELSEWHERE]
@@ -155,7 +159,7 @@ def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
         {**source(data / "1*.txt"), "name": "z"},
         {**source(data / "[2-9]*.txt", data / "short.txt"), "name": "a"},
     ]
-    documents, rejected, _ = build(recipe(*sources))
+    documents, rejected, _ = build(recipe(*sources, rules="min_characters = 200"))
     assert tuple(documents[0]) == COLUMNS
     assert tuple(rejected[0]) == REJECTED_COLUMNS
     keys = [(row["source"], row["identity"]) for row in documents]
@@ -277,7 +281,7 @@ def test_a_source_of_which_nothing_is_left(
     fill(data, 1)
     sources = [{**source(data / "0.txt"), "name": "fine"}, source(data / name, format=format)]
     with pytest.raises(InputError, match=message) as caught:
-        pipeline.build(recipe(*sources), run)
+        pipeline.build(recipe(*sources, rules="min_characters = 200"), run)
     assert "corpus.sources.s" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(run.path.iterdir()) == []

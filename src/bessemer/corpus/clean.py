@@ -35,7 +35,8 @@ class CleaningContext:
     corpus: Corpus
     sources: dict[str, Source]
     evaluation_sets: GramIndex | None = None
-    rules: dict[str | None, Rules] = field(default_factory=dict)  # by language, filled on demand
+    # by source, format and language, filled on demand
+    rules: dict[tuple[str, str, str | None], Rules] = field(default_factory=dict)
 
     @classmethod
     def of(cls, corpus: Corpus) -> CleaningContext:
@@ -48,13 +49,16 @@ class CleaningContext:
             sets = build(corpus.contamination)
         return cls(corpus, {source.name: source for source in corpus.sources}, sets)
 
-    def rules_for(self, code: str | None) -> Rules:
-        """The rules for a document in a language (None: not looked for): without the sets that are for others only."""
-        if code not in self.rules:
+    def rules_for(self, record: Record) -> Rules:
+        """The rules for a document of its source, without the sets that are for other languages only."""
+        code = record.language if self.corpus.language.looks_at(record.format) else None
+        key = record.source, record.format, code
+        if key not in self.rules:
             only_for = self.corpus.language.only_for
             others = [name for name, codes in only_for.items() if code is not None and code not in codes]
-            self.rules[code] = self.corpus.rules.model_copy(update=dict.fromkeys(others))
-        return self.rules[code]
+            rules = self.corpus.rules_of(self.sources.get(record.source), record.format)
+            self.rules[key] = rules.model_copy(update=dict.fromkeys(others))
+        return self.rules[key]
 
 
 @dataclass
@@ -193,11 +197,9 @@ def judge_address(record: Record, settings: CleaningContext, tally: Tally) -> No
 
 def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """The rules on the text, some of which take lines out of it. They are for running text, not for conversations."""
-    of = settings.corpus
     if record.format == "chat":
         return
-    code = record.language if of.language.looks_at(record.format) else None
-    rules = settings.rules_for(code)
+    rules = settings.rules_for(record)
     judges_lines = record.format != "code" and any(getattr(rules, name) is not None for name in OF_LINES)
     if rules.unwrap and judges_lines and (text := unwrapped(record.text)) is not None:
         tally.count("edited_documents", UNWRAPPED)

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bessemer.corpus.rules.table import RULE_REASONS
+from bessemer.corpus.rules.table import RULE_KEYS, RULE_REASONS
 
 # Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "", one
 # whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in it:
@@ -17,12 +17,12 @@ COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata"
 # corpus.keep_rejected leaves them out.
 REJECTED_COLUMNS = ("identity", "source", "path", "place", "language", "reason", "detail", "excerpt", "text")
 _TABLE = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
-# Every reason for which a document can be rejected and what it means, in the order in which they are looked for; what to
-# do where nothing is left of a source and most of it was lost for a reason
+# Every reason for which a document can be rejected and what it means, in the order in which they are looked for; how to
+# keep what a source loses for a reason
 REASONS: dict[str, str] = {}
 for _name, _entry in _TABLE.items():
     REASONS |= RULE_REASONS | _entry if _name == "rules" else {_name: _entry["meaning"]}
-ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry}
+ADVICE: dict[str, str] = {name: entry["advice"] for name, entry in _TABLE.items() if "advice" in entry} | RULE_KEYS
 EXCERPT_CHARACTERS = 300  # characters of a rejected document that are kept for the report
 
 

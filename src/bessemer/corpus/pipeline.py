@@ -150,7 +150,9 @@ def _build(
         for source in corpus.sources:
             if funnels[source.name].num_rejected("no_text_key"):
                 its = [one for one in partitions if one.source == source.name]
-                funnels[source.name].other_text_keys = other_text_keys(source, its, corpus.rules.min_characters)
+                funnels[source.name].other_text_keys = other_text_keys(
+                    source, its, corpus.rules.of_source().min_characters or 1
+                )
     _check_counts(whole.rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())

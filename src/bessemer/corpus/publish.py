@@ -28,8 +28,9 @@ from bessemer.corpus.statistics import BY_ENDING, KEPT_EXAMPLES, Funnel
 from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
-from bessemer.recipe import Corpus
+from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import band_part, is_banded
+from bessemer.recipe.endings import guessed_format
 from bessemer.storage import asked
 from bessemer.store_path import StorePath, copy_files, each, stage_outputs, writing
 
@@ -148,7 +149,8 @@ def _split(
     good, edits = table.filter(pa.array(kept)), dict[str, EditStatistics]()
     if decided.repeats is not None:
         good, edited, edits = decided.repeats(bucket.place, good)
-        empty = _only_repeats(good["text"], sorted(edited), corpus.rules.min_characters)
+        source = next(one for one in corpus.sources if one.name == bucket.source)
+        empty = _only_repeats(good, sorted(edited), source, corpus)
         rows = np.flatnonzero(kept)
         later |= {int(rows[place]): reason for place, reason in empty.items()}
         good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
@@ -185,14 +187,15 @@ def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> di
     return found | {int(passed[row]): reason for row, reason in verdicts(place_of_bucket).reasons().items()}
 
 
-def _only_repeats(texts: pa.ChunkedArray, edited: list[int], min_characters: int) -> dict[int, tuple[str, str]]:
+def _only_repeats(table: pa.Table, edited: list[int], source: Source, corpus: Corpus) -> dict[int, tuple[str, str]]:
     """Reason and detail of the edited documents of which too little is left, by their place."""
-    lengths = {place: len(texts[place].as_py().strip()) for place in edited}
-    return {
-        place: ("only_repeats", f"{left} characters are left")
-        for place, left in lengths.items()
-        if left < min_characters
-    }
+    found = {}
+    for place in edited:
+        left, path = len(table["text"][place].as_py().strip()), table["path"][place].as_py()
+        rules = corpus.rules_of(source, source.format or guessed_format(path) or "")
+        if left < (rules.min_characters or 1):
+            found[place] = ("only_repeats", f"{left} characters are left")
+    return found
 
 
 def _parts(bucket: Bucket, table: pa.Table, stays: np.ndarray, decided: Decisions, corpus: Corpus) -> list[str]:

@@ -128,7 +128,7 @@ class Funnel:
         reason = next(iter(self._commonest_reasons()), "empty")
         if reason == "too_short" and total_bytes < MIN_TEXT_BYTES:
             return f"and {size(total_bytes)} are too little to learn from: add text, {size(MIN_TEXT_BYTES)} or more"
-        return ADVICE.get(reason, "see corpus.rules").format(source=self.source)
+        return advice_on(reason, self.source)
 
     def to_json(self) -> dict[str, Any]:
         """For statistics.json; reasons in the order of REASONS."""
@@ -143,6 +143,11 @@ class Funnel:
             "other_text_keys": self.other_text_keys,
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
+
+
+def advice_on(reason: str, source: str) -> str:
+    """How to keep what a source loses for a reason: the key to set."""
+    return ADVICE.get(reason, f"see corpus.rules.{reason.partition('.')[0]}").format(source=source)
 
 
 def where(example: dict[str, Any]) -> str:
@@ -231,6 +236,21 @@ def result_line(statistics: dict[str, Any], not_read: bool = False) -> str:
     ignored = f", {counted(files, 'file')} not read" if files else ""
     kept = f"{sums['documents_kept']:,} of {counted(sums['documents_in'], 'document')} kept"
     return f"{kept}, {size(sums['bytes_kept'])} ({names}){ignored}"
+
+
+def loss_warnings(statistics: dict[str, Any]) -> list[str]:
+    """A line for each source that lost more than half of its documents: the commonest reason, and the key to set."""
+    lines = []
+    for row in statistics["sources"]:
+        came, lost = row["documents_in"], row["documents_in"] - row["documents_kept"]
+        if 2 * lost > came:
+            (reason, *_), name = (
+                commonest({key: entry["documents"] for key, entry in row["rejected"].items()}),
+                row["source"],
+            )
+            most = f"{row['rejected'][reason]['documents']:,} as {reason} ({REASONS.get(reason, '')}); {advice_on(reason, name)}"
+            lines.append(f"corpus.sources.{name} lost {lost:,} of {counted(came, 'document')}, {most}")
+    return lines
 
 
 def funnel_lines(statistics: dict[str, Any]) -> list[str]:

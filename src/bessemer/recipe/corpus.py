@@ -244,6 +244,10 @@ class Corpus(Work):
             missing = next(name for name in names if name not in weighted)
             yield f"source {missing!r} has no weight but {weighted[0]!r} has one; give a weight to all or to none"
 
+    def rules_of(self, source: Source | None, format_: str) -> Rules:
+        """The rules for documents of a source that were read from a file of this format."""
+        return self.rules.of_source(format_, source is not None and bool(source.label or source.label_key))
+
     @property
     def chats(self) -> list[str]:
         """Names of the sources of conversations."""

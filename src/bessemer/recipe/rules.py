@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field
 
@@ -155,6 +157,8 @@ class Code(Section):
     strip_licence: bool = False
 
 
+WEB_FORMATS = ("html", "warc")  # of sources of web pages
+
 # What a document may have of the package's lists, which hold words with innocent meanings too: docs/rules.md has the
 # measurement. Of lists that the recipe names it may have none (C4).
 PACKAGED_MAX_WORDS, PACKAGED_MAX_SHARE = 2, 0.01
@@ -200,11 +204,11 @@ class Flagged(Section):
 class Rules(Section):
     """Which documents are kept. A document that breaks a rule is rejected under that rule's name."""
 
-    min_characters: int = Field(200, ge=0)
+    min_characters: int | None = Field(None, ge=0)
     max_characters: Positive = 1_000_000
     max_mean_line_length: float | None = Field(None, gt=0)
-    min_alphanumeric_share: Share = 0.25
-    min_unique_line_share: Share = 0.2
+    min_alphanumeric_share: Share | None = None
+    min_unique_line_share: Share | None = None
     unwrap: bool = True
     code: Code | None = None
     textbook: Textbook | None = None
@@ -216,6 +220,17 @@ class Rules(Section):
     fineweb: FineWeb | None = None
     adult: Flagged | None = None
     toxic: Flagged | None = None
+
+    def of_source(self, format_: str = "html", is_labelled: bool = False) -> Self:
+        """The rules with the values that unset keys have for a source: web pages must be long enough, and whatever no person
+        has labelled must look like text."""
+        unset = {
+            "min_characters": 200 if format_ in WEB_FORMATS and not is_labelled else 1,
+            "max_mean_line_length": inf if is_labelled else None,
+            "min_alphanumeric_share": 0.0 if is_labelled else 0.25,
+            "min_unique_line_share": 0.0 if is_labelled else 0.2,
+        }
+        return self.model_copy(update={key: value for key, value in unset.items() if getattr(self, key) is None})
 
     def files(self) -> list[str]:
         """Files and folders that the rules read: their content decides, so whoever hashes the rules hashes them too.

@@ -55,7 +55,7 @@ def old_judge(text: str, rules: Rules) -> tuple[str, str] | None:
 
 
 def test_without_a_set_the_decisions_are_todays() -> None:
-    rules = Rules()
+    rules = Rules().of_source()
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
     paths = sorted(library.glob("*.py"))[:150] + sorted(library.glob("*/*.py"))[::8][:100]
     paths += sorted(packages.glob("*.dist-info/*"))[:100]

@@ -12,7 +12,7 @@ from bessemer.recipe import Rules
 from tests.corpus.language_samples import DECLARATION
 from tests.costs import no_quadratic_pass
 
-RULES = Rules()
+RULES = Rules().of_source()
 LINE = "a line of text that says something number {}\n"
 GOOD = "".join(LINE.format(number) for number in range(20))
 

@@ -27,7 +27,9 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
 
     The returned text is edited unless rejected. Raises InputError for an unreadable list or model, or without Numba.
     """
-    basic = judge(text, rules)
+    if None in (rules.min_characters, rules.min_alphanumeric_share, rules.min_unique_line_share):
+        rules = rules.of_source()
+    basic, least = judge(text, rules), rules.min_characters or 0
     if basic is not None:
         return RulesVerdict(text, *basic)
     edited, finding = (text, None) if all(getattr(rules, name) is None for name in COUNTING) else _count(text, rules)
@@ -37,8 +39,8 @@ def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:
     if finding is None and edited != text:
         if not edited or edited.isspace():
             finding = Finding("empty", "no line is left")
-        elif len(edited) < rules.min_characters:
-            finding = Finding("too_short", f"{against(len(edited), rules.min_characters)} characters are left")
+        elif len(edited) < least:
+            finding = Finding("too_short", f"{against(len(edited), least)} characters are left")
     return RulesVerdict(edited, None, "") if finding is None else RulesVerdict(text, *finding)
 
 
@@ -86,8 +88,8 @@ def judge(text: str, rules: Rules) -> tuple[str, str] | None:
     """The reason and the measured value for which `text` (normalised) is rejected; None when it is kept."""
     if not text or text.isspace():
         return "empty", ""
-    if len(text) < rules.min_characters:
-        return "too_short", f"{against(len(text), rules.min_characters)} characters"
+    if len(text) < (least := rules.min_characters or 0):
+        return "too_short", f"{against(len(text), least)} characters"
     if len(text) > rules.max_characters:
         return "too_long", f"{against(len(text), rules.max_characters)} characters"
     lines = list(filter(None, text.split("\n")))
@@ -102,12 +104,12 @@ def judge(text: str, rules: Rules) -> tuple[str, str] | None:
             f"minified code or data: {shown} of it is signs, digits and long runs, in lines of {mean:.0f}",
         )
     # A share is never below 0: such a threshold switches its rule off, and nothing is counted for it.
-    if rules.min_alphanumeric_share > 0 and (share := alphanumeric_share(text)) < rules.min_alphanumeric_share:
-        return "not_text", f"{against(share, rules.min_alphanumeric_share)} of the characters are letters or digits"
-    if rules.min_unique_line_share > 0:
+    if (limit := rules.min_alphanumeric_share) and (share := alphanumeric_share(text)) < limit:
+        return "not_text", f"{against(share, limit)} of the characters are letters or digits"
+    if limit := rules.min_unique_line_share:
         unique = len(set(map(str.strip, lines))) / len(lines)
-        if unique < rules.min_unique_line_share:
-            return "repetitive", f"{against(unique, rules.min_unique_line_share)} of the lines are distinct"
+        if unique < limit:
+            return "repetitive", f"{against(unique, limit)} of the lines are distinct"
     return None
 
 

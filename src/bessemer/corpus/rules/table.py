@@ -120,6 +120,9 @@ RULES = {
 }
 # Reasons of these sets, which are off unless the recipe names them
 RULE_REASONS = {f"{name}.{rule.reason}": rule.means for name, rules in RULES.items() for rule in rules}
+RULE_KEYS = {
+    f"{name}.{rule.reason}": f"see corpus.rules.{name}.{rule.limit}" for name, rules in RULES.items() for rule in rules
+}
 
 
 def check(name: str, statistics: Statistics, settings: Any) -> Finding | None:
