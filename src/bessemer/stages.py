@@ -58,8 +58,7 @@ class Session:
     on_stage: Callable[[], None] = lambda: None  # called when a stage is done
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
-        """Do a stage unless it is current, and say what came of it. `work` returns a line, or None: nothing was to do;
-        `result`: what there is of one that is current."""
+        """Do a stage unless it is current, and report it. `work` returns a line or None; `result`: the line of a current one."""
         started = perf_counter()
         try:
             interrupt.check()
