@@ -95,6 +95,15 @@ def test_an_export_writes_what_generate_writes(whole: Path, capsys: pytest.Captu
         assert found[0]["generated_text"] == wanted
 
 
+def test_a_special_token_in_a_prompt_is_one_as_in_transformers_and_reported(
+    whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BESSEMER_QUIET", raising=False)
+    for prompt, count in (("a <|endoftext|> b", 1), ("a < b", 0)):
+        assert command("generate", whole / "small", prompt, "--temperature", "0", "--max-tokens", "2") == 0
+        assert capsys.readouterr().err.count("<|endoftext|>") == count
+
+
 def test_an_export_has_a_model_card(whole: Path) -> None:
     from huggingface_hub import ModelCard
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import processors
 
 from bessemer.cli import run_command
+from bessemer.evaluate.chat import Template
 from bessemer.tokens.patterns import NORMALIZERS, pattern_of
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -140,7 +141,11 @@ def test_a_decoder_without_bos_gets_none(place: Path) -> None:
     assert all(ids[-1] == 3 and 3 not in ids[:-1] for ids in documents(folder))
     theirs, ours = (transformers.AutoTokenizer.from_pretrained(at) for at in (place / "qwen", folder / "export"))
     assert ours("He was")["input_ids"] == theirs("He was")["input_ids"]
-    assert (ours.eos_token, ours.pad_token) == ("<end>", "<pad>")
+    assert (ours.bos_token, ours.eos_token, ours.pad_token) == (None, "<end>", "<pad>")
+    talk = [{"role": "user", "content": "He was"}]
+    tokenizer = Tokenizer.load(folder / "tokens" / "tokenizer.json", "<end>")
+    assert Template.choose(None, folder / "tokens", tokenizer).render(talk) == "He was<end>"
+    assert {one.apply_chat_template(talk, tokenize=False) for one in (ours, theirs)} == {"He was<end>"}
 
 
 @pytest.mark.parametrize("objective", ["masked", "classify"])

@@ -141,6 +141,11 @@ def test_a_modelfile_has_template_parameters_and_stops() -> None:
     chat = modelfile("m.gguf", 64, [END], {"temperature": 0.6, "top_k": 20}, "<|im_start|>{{ m.role }}")
     assert "PARAMETER temperature 0.6\nPARAMETER top_k 20\n" in chat
     assert '<|im_start|>assistant\n"""' in chat and chat.endswith('PARAMETER stop "<|im_end|>"\n')
+    prompted = modelfile("m.gguf", 64, [END], {}, "<|im_start|>{{ m.role }}", "You are a pirate.")
+    assert prompted.replace('SYSTEM """You are a pirate."""\n', "") == modelfile(
+        "m.gguf", 64, [END], {}, "<|im_start|>{{ m.role }}"
+    )
+    assert "SYSTEM" not in plain + chat and "SYSTEM" in prompted
     assert "TEMPLATE" not in modelfile("m.gguf", 64, [END], {}, "[INST]")  # Ollama knows it, or the user does
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bessemer.errors import InputError
 from bessemer.evaluate.final import contamination_of
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_json_lines
+from bessemer.tasks import scoring
 from bessemer.tasks.files import Item, open_task
 from bessemer.tasks.scoring import Likelihood, ScoredModel, _choice, _interval, likelihoods, score_task
 from bessemer.train.state import opened
@@ -269,3 +271,31 @@ def test_contamination_is_that_of_the_same_data_or_says_whose_it_is(tmp_path: Pa
         f"(by the set of that name, of other data: {tmp_path}/other.jsonl)"
     )
     assert said(f"text:{tmp_path}/mine.jsonl") == "the corpus was not searched for it"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'kind = "exact"\nprompt = "{{ a }}"\nanswers = "b"\nstop = "."\n',
+        'kind = "cloze"\nprompt = "{{ a }}"\ntarget = "{{ b }}"\n', 'kind = "text"\ntext = "{{ a }}"\n',
+    ],
+)  # fmt: skip
+def test_special_tokens_in_tasks_are_text(
+    subject: ScoredModel, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, seen, scored = subject.tokenizer.end_of_text_token, list[list[int]](), scoring._score_ids
+
+    def generated(model: object, ids: list[int], **more: object) -> Iterator[int]:
+        seen.append(ids)
+        return iter([])
+
+    def score(one: ScoredModel, pairs: list[tuple[list[int], list[int]]], advance: Callable[[float], None]) -> object:
+        seen.extend([*context, *text] for context, text in pairs)
+        return scored(one, pairs, advance)
+
+    monkeypatch.setattr("bessemer.model.generation.generate", generated)
+    monkeypatch.setattr(scoring, "_score_ids", score)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"a": f"a {token} b{token}", "b": f"c{token}"}) + "\n")
+    (tmp_path / "own.toml").write_text(f'name = "own"\ndata = "rows.jsonl"\n{keys}')
+    score_task(open_task("own.toml", tmp_path), subject)
+    assert seen and all(subject.tokenizer.end_of_text not in ids[len(subject.before) :] for ids in seen)

@@ -174,6 +174,10 @@ ALL = (  # writes every field, each in the way of a published family
 GPT_OSS = (
     "{% for m in messages %}{{ m.role }}:{% if m.thinking %}({{ m.thinking }}){% endif %}" + ANSWER + "{% endfor %}"
 )
+IDS = (  # calls by their ids, in which Kimi K2 has the names
+    "{{ tools }}{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls %}{{ c.id }}({{ c.function.arguments }}){% endfor %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+)
 NO_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.role }}:" + ANSWER + "{% endfor %}"
 
 
@@ -188,7 +192,7 @@ def test_a_template_that_writes_all_gives_the_ids_of_transformers(name: str, tok
         (TURNS, "turns", "equal"), (TURNS, "special tokens in the text", "equal"), (TURNS, "reasoning", "reasoning_content"),
         (TURNS, "reasoning as others name it", "reasoning"), (TURNS, "thinking", "thinking"), (TURNS, "documents", "documents"),
         (TURNS, "tools that are not called", "tools"), (TURNS, "a call", "tool_calls"),
-        (TURNS, "reasoning and a call", "tool_calls"), (NO_SYSTEM, "system", "content"), (NO_SYSTEM, "turns", "equal"),
+        (TURNS, "reasoning and a call", "tool_calls"), (NO_SYSTEM, "system", "content"), (IDS, "a call", "equal"), (NO_SYSTEM, "turns", "equal"),
         (GPT_OSS, "reasoning", "equal"), (GPT_OSS, "reasoning as others name it", "equal"), (GPT_OSS, "thinking", "equal"),
         ("{% if tools is none and documents is none %}NONE{% endif %}" + TURNS, "short", "equal"),
         ("{% if tools is defined and documents is defined %}DEFINED{% endif %}" + TURNS, "short", "equal"),

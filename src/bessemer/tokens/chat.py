@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from bessemer.tokens.tokenizer import Ids, Tokenizer
 
 MARKS = NO_CHARACTERS  # around what the assistant says
 Spans = list[tuple[int, int]]
+Word = tuple[
+    str, int | None, object
+]  # after a string: its field, its message (None: the record), of what one must be written
 NONCE = f"w{secrets.token_hex(4)}x"  # that no text has
 WORD = re.compile(NONCE + r"(\d+)q")
 PROBE = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
@@ -150,15 +153,16 @@ class ChatTemplate:
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = _spans(self._render(probe))
         found = [(match.start(), words[int(match[1])]) for match in WORD.finditer(text)]
-        written = {word.group for _, word in found}
-        if lost := next((word for word in words if word.group not in written), None):
-            role = "" if lost.number is None else messages[lost.number]["role"]
-            raise InputError(NOT_WRITTEN.format(f"a message of the {role}" if role else "the record", lost.field))
+        written = {group for _, (_, _, group) in found}
+        if lost := next((word for word in words if word[2] not in written), None):
+            field, of, _ = lost
+            where = "the record" if of is None else f"a message of the {messages[of]['role']}"
+            raise InputError(NOT_WRITTEN.format(where, field))
         out = {number for number, message in enumerate(messages) if not is_trained(message)}
         if not out:
             return spans
         kept: Spans = []
-        places = [(place, word.number in out) for place, word in found if word.number is not None]
+        places = [(place, number in out) for place, (_, number, _) in found if number is not None]
         for number, (start, end) in enumerate(probed):
             before = [is_out for place, is_out in places if place < start][-1:]
             is_out = {is_out for place, is_out in places if start <= place < end} or {*before}
@@ -168,24 +172,19 @@ class ChatTemplate:
         return kept
 
 
-class _Word(NamedTuple):
-    """A word after a string of a conversation. number: of the message, None of the record; group: one of it must be written."""
-
-    field: str
-    number: int | None
-    group: object
-
-
-def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[_Word]]:
+def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
     """The record with a word after each string that a template has to write, and what each word stands for."""
-    words: list[_Word] = []
+    words: list[Word] = []
 
-    def add(value: Any, field: str, number: int | None, group: object = None, always: bool = False) -> Any:
-        def with_word(part: str) -> str:
-            if not part.strip() and not always:
-                return part
-            words.append(_Word(field, number, len(words) if group is None else group))
-            return f"{part}{NONCE}{len(words) - 1}q"
+    def add(value: Any, field: str, number: int | None, part: int | None = None, always: bool = False) -> Any:
+        if isinstance(value, list) and part is None:  # of each tool or call something has to be written
+            return [add(one, field, number, at, always) for at, one in enumerate(value)]
+
+        def with_word(text: str) -> str:
+            if not text.strip() and not always:
+                return text
+            words.append((field, number, REASONING if field in REASONING else (field, number, part)))
+            return f"{text}{NONCE}{len(words) - 1}q"
 
         return changed(value, with_word)
 
@@ -193,12 +192,9 @@ def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[_Word]]:
     for number, message in enumerate(messages):
         for key, value in message.items():  # the name of a tool is that of the call before
             if key in SPOKEN or (key == "name" and message["role"] != "tool"):
-                group = "reasoning" if key in REASONING else None
-                message[key] = add(value, key, number, group, not is_trained(message))
-    probe = {**record, "messages": messages}
-    for key in [key for key in record if key in ("tools", "documents")]:
-        probe[key] = [add(one, key, None, (key, number)) for number, one in enumerate(record[key])]
-    return probe, words
+                message[key] = add(value, key, number, always=not is_trained(message))
+    lists = {key: add(record[key], key, None) for key in record if key in ("tools", "documents")}
+    return {**record, **lists, "messages": messages}, words
 
 
 def _spans(marked: str) -> tuple[str, Spans]:

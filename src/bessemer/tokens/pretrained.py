@@ -172,14 +172,13 @@ def end_of_text(tokens: dict[str, str]) -> str | None:
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
     """Special tokens by the names under which chat templates ask for them, as `transformers` reads them from the tokenizer's
     settings in a folder; without settings, as the export of a model trained here has them."""
-    files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    if not any(path.exists() for path in files):
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= {key: value for key, value in read_table(folder / name).items() if value}
+    if not settings:
         return dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text)
-    named = {
-        key: value for path in files for key, value in read_table(path).items() if value and key.endswith("_token")
-    }
-    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
-    return {key: content for key, content in contents.items() if isinstance(content, str)}
+    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in settings.items()}
+    return {key: content for key, content in named.items() if key.endswith("_token") and isinstance(content, str)}
 
 
 def chat_template(folder: Path) -> str | None:

@@ -94,7 +94,7 @@ class Tokenizer:
         # ids that no text becomes, but what is outside the vocabulary the last
         self._closed = {self.end_of_text, *self.special, *self.framing.before, *self.framing.after}
         self._closed |= set() if self.unknown_token is None else {self.unknown_token}
-        names = [str(inner.id_to_token(number)) for number in self._closed]
+        names = [name for number in self._closed if (name := inner.id_to_token(number))]
         self._starts = {name[:2] for name in names}
         self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         description = without_special(self._description, self._closed)
