@@ -769,7 +769,7 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     losses = enumerate((3.0, 2.0, 2.5))
     run.metrics.write_text("".join(f'{{"kind": "validation", "step": {n}, "loss": {loss}}}\n' for n, loss in losses))
     risen = "its held-out loss has risen from 2.000 at step 1 to 2.500: give it more text"
-    none = "; no better model was kept"
+    none = "; no better model was kept (checkpoint.keep_best keeps it)"
     assert verdict(run) == f"a byte 5-gram still predicts the held-out text better than this model; {risen}{none}"
     write_json(run.evaluation, {"bits_per_byte": 2.3, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     assert verdict(run) == f"{risen}{none}"
@@ -781,23 +781,28 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
     ):
         checkpoint = tmp_path / name / "checkpoints" / "step-00000001"
         checkpoint.mkdir(parents=True)
+        (tmp_path / name / "tokens").mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("".join([*first, *rest]))
     run.metrics.write_text(lines[0] + lines[2])
-    assert verdict(run) == f"{risen}; the model of step 1 is in {tmp_path / 'previous-1/checkpoints/step-00000001'}"
-    (tmp_path / "previous-1" / "export").mkdir()
-    assert verdict(run).endswith(f"step-00000001, exported in {tmp_path / 'previous-1' / 'export'}")
+    place, how = tmp_path / "previous-1", f"(bessemer evaluate {tmp_path / 'previous-1'} --step 1)"
+    assert verdict(run) == f"{risen}; the model of step 1 is in {place / 'checkpoints/step-00000001'} {how}"
+    (place / "export").mkdir()
+    assert verdict(run).endswith(f"step-00000001 {how}, exported in {place / 'export'}")
     # The best one is not kept, another one that is better than the last is.
     worse = tmp_path / "checkpoints" / "step-00000003"
     worse.mkdir(parents=True)
+    run.tokens.mkdir()
     (tmp_path / "previous-1" / "checkpoints" / "step-00000001").rmdir()
     between = '{"kind": "validation", "step": 3, "loss": 2.25}\n'
     run.metrics.write_text(lines[0] + between + lines[2])
-    assert verdict(run) == f"{risen}; the model of step 3, with 2.250, is in {worse}"
+    assert (
+        verdict(run)
+        == f"{risen}; the model of step 3, with 2.250, is in {worse} (bessemer evaluate {tmp_path} --step 3)"
+    )
     run.metrics.write_text(lines[0] + lines[1])
     assert verdict(run) == ""
     # A loss of a uniform guess: longer training is no help.
     run.recipe.write_text(text + "[train.optimizer]\nlearning_rate = 1e-8\n")
-    run.tokens.mkdir()
     write_json(run.tokens / "manifest.json", {"tokenizer": {"vocabulary": 8}})
     write_json(run.evaluation, {"bits_per_byte": 2.5, "ngram": {"order": 5, "bits_per_byte": 2.4}})
     for loss, says in ((1.0, "train longer"), (2.05, "the model has learned nothing: its held-out loss is 2.050")):

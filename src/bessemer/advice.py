@@ -54,11 +54,12 @@ def has_risen(run: RunFolder) -> str:
     if last is None or last <= OVERFITTED * min(validations)[0]:
         return ""
     lowest, step, _ = min(validations)
-    kept = "; no better model was kept"
+    kept = "; no better model was kept (checkpoint.keep_best keeps it)"
     for loss, its_step, folder in sorted(row for row in validations if row[0] < last):
         place = folder / "checkpoints" / checkpoint_name(its_step)
-        if place.is_dir():
+        if place.is_dir() and (folder / run.tokens.name).exists():
             kept = f"; the model of step {its_step:,}{'' if loss == lowest else f', with {loss:.3f},'} is in {place}"
+            kept += f" (bessemer evaluate {folder} --step {its_step})"
             if folder != run.path and (folder / run.export.name).is_dir() and published(place.parent)[-1] == its_step:
                 kept += f", exported in {folder / run.export.name}"
             break

@@ -41,7 +41,7 @@ GIVEN: dict[str, Callable[[Train], Any]] = {
 
 # What follows from the last step of a training and is made again when it goes on.
 RESULTS = (
-    "mixture.json", "evaluation.json", "export", "report.html", "profile", "planned_against_measured.json",
+    "mixture.json", "evaluation*.json", "export", "report.html", "profile", "planned_against_measured.json",
 )  # fmt: skip
 # What a training that goes on keeps writing to.
 TRAINED = (
@@ -189,6 +189,7 @@ def set_aside(run: RunFolder) -> Path | None:
         return None
     place = _place(run)
     place.mkdir()
+    _share_data(run, place)
     for path in there:
         if path == run.derived:
             shutil.copy2(path, place)
@@ -210,6 +211,7 @@ def copy_aside(run: RunFolder, newest: int) -> Path:
                 for source in run.path.glob(name):
                     link(source, staged / source.relative_to(run.path))
             (staged / "checkpoints" / LATEST).write_text(checkpoint_name(newest))
+            _share_data(run, staged)
     except OSError as error:
         raise BessemerError(
             f"{place}: setting the earlier result aside failed ({error.strerror or error}); the run is as it was. Free some "
@@ -221,12 +223,18 @@ def copy_aside(run: RunFolder, newest: int) -> Path:
 def drop_results(run: RunFolder, step: int) -> None:
     """Remove the checkpoints after `step` and what was made from the last one; `copy_aside` has kept it."""
     drop_newer(run.checkpoints, step)
-    for name in RESULTS:
-        path = run.path / name
+    for path in [path for name in RESULTS for path in run.path.glob(name)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _share_data(run: RunFolder, place: Path) -> None:
+    """Link the data of a run into a folder of results that are set aside, which commands then take as a run."""
+    for path in (run.tokens, run.source):
+        if path.exists():
+            (place / path.name).symlink_to(Path("..") / path.name)
 
 
 def _place(run: RunFolder) -> Path:

@@ -42,6 +42,31 @@ class _Place:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """The weights of a run that a command uses: of the newest checkpoint, of `step`, or the mean of the `average` newest."""
+
+    average: int = 1
+    step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The option of a command for them, without its dashes; empty for those of the newest checkpoint."""
+        return f"step {self.step}" if self.step is not None else f"average {self.average}" * (self.average > 1)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of files about them."""
+        return f"-{self.name.replace(' ', '-')}" * bool(self.name)
+
+    def steps(self, run: RunFolder) -> list[int]:
+        """Return the steps of the checkpoints that are read, ascending."""
+        return [self.step] if self.step is not None else published(run.checkpoints)[-self.average :]
+
+
+NEWEST = Weights()
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """Where the parts of one run lie."""
 
@@ -69,9 +94,9 @@ class RunFolder:
     report = _Place("report.html")
     log = _Place("log.txt")  # what the commands that wrote this run said
 
-    def evaluation_of(self, average: int) -> Path:
-        """The scores of the mean of so many newest checkpoints; of one: of the run itself."""
-        return self.evaluation if average == 1 else self.path / f"evaluation-average-{average}.json"
+    def evaluation_of(self, weights: Weights) -> Path:
+        """Return the file of the scores of these weights."""
+        return self.evaluation.with_stem(self.evaluation.stem + weights.suffix)
 
     @property
     def was_saved(self) -> bool:
@@ -188,6 +213,26 @@ def writable(path: Path, option: str, mark: str) -> Path:
 
 
 LATEST = "latest"  # of the checkpoints: a file with the name of the newest, a witness that there was one
+
+
+def best_validation(run: RunFolder) -> tuple[float, int] | None:
+    """Return the lowest held-out loss of a published checkpoint, and its step; None without any."""
+    there = set(published(run.checkpoints))
+    rows = [row for row in read_steps(run.metrics) if row.get("kind") == "validation" and row["step"] in there]
+    return min(((row["loss"], row["step"]) for row in rows if row.get("loss") is not None), default=None)
+
+
+def chosen_step(run: RunFolder, wanted: int | str, option: str) -> int:
+    """Return the step of a published checkpoint, wanted by its number or as "best". Raises InputError that names the option."""
+    there, best = published(run.checkpoints), best_validation(run)
+    if wanted == "best" and best is not None:
+        return best[1]
+    if str(wanted).isdecimal() and int(wanted) in there:
+        return int(wanted)
+    what = "validated checkpoint" if wanted == "best" else "such checkpoint"
+    raise InputError(
+        f"{option} {wanted}: {run.path} has no {what}; there are those of steps {', '.join(map(str, there))}"
+    )
 
 
 def checkpoint_name(step: int) -> str:

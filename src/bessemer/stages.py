@@ -1,7 +1,6 @@
 """One run, end to end: each stage in its order, skipped when what it was made from has not changed.
 
-Stands above every room and below the command line. A stage is a function of the recipe and the run folder; what
-passes from one to the next lies in the folder.
+A stage is a function of the recipe and the run folder, through which it passes its results to the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from bessemer.hashing import digest
 from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
 from bessemer.run import (
+    NEWEST,
     RunFolder,
+    Weights,
     checkpoint_name,
     published,
     read_json,
@@ -359,24 +360,24 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     planned.write(run)
 
 
-def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequence[str] = ()) -> dict[str, Any]:
-    """Score the newest checkpoint on all held-out text, and show what it does.
+def evaluate(session: Session, recipe: Recipe, weights: Weights = NEWEST, forget: Sequence[str] = ()) -> dict[str, Any]:
+    """Score a run's weights on all held-out text, and show what they do.
 
-    average: score the mean of so many newest checkpoints, into a file of its own; forget: tasks of earlier commands.
+    weights: others than the newest are scored into a file of their own; forget: tasks of earlier commands.
     """
     from bessemer.tasks.files import current_scores, open_task
 
     run = session.run
     asked = {task.file.name: task.content for task in map(open_task, recipe.evaluate.tasks)}
     tokens = stage_facts(run.tokens).get("inputs")
-    inputs = digest(recipe.evaluate, published(run.checkpoints)[-average:], tokens, asked, recipe.train.precision)
-    place = run.evaluation_of(average)
+    inputs = digest(recipe.evaluate, weights.steps(run), tokens, asked, recipe.train.precision)
+    place = run.evaluation_of(weights)
     before = read_json_again(place) or {}
     others = [row for row in before.get("tasks", ()) if row["name"] not in asked]
     if unknown := set(forget) - {row["name"] for row in others}:
         why = "is a task of the recipe" if unknown & asked.keys() else f"has no scores in {place}"
         raise InputError(f"--forget {min(unknown)}: {why}")
-    items = "tasks" if average == 1 else f"tasks-average-{average}"
+    items = f"tasks{weights.suffix}"
     kept = current_scores([row for row in others if row["name"] not in forget])
     current = before.get("inputs") == inputs
 
@@ -387,12 +388,11 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
         from bessemer.train.state import opened
 
         warn_of_older(place, before.get("step", 0), published(run.checkpoints))
-        found = score(recipe, run, *opened(recipe, run, average=average), items)
+        found = score(recipe, run, *opened(recipe, run, weights), items)
         if before.get("step") == found.get("step") and (tasks := kept + found.get("tasks", [])):
             found["tasks"] = tasks  # those of earlier commands stay
-        write_json(place, {**found, "averaged_checkpoints": average, "inputs": inputs})
-        of = [] if average == 1 else [f"the mean of {average} checkpoints"]
-        return "; ".join([*of, score_line(found), *map(main_score, found.get("tasks", ()))])
+        write_json(place, {**found, "averaged_checkpoints": weights.average, "inputs": inputs})
+        return "; ".join([*filter(None, [weights.name]), score_line(found), *map(main_score, found.get("tasks", ()))])
 
     session.stage("evaluate", work, current)
     found = dict(read_json(place))
@@ -406,11 +406,11 @@ def evaluate(session: Session, recipe: Recipe, average: int = 1, forget: Sequenc
 
 
 def export(
-    session: Session, recipe: Recipe, folder: Path, average: int = 1, to: str = "hf", dtype: str | None = None
+    session: Session, recipe: Recipe, folder: Path, weights: Weights = NEWEST, to: str = "hf", dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write the newest checkpoint in the Hugging Face layout, if it is the same there, or as a GGUF file.
+    """Write a run's weights in the Hugging Face layout, if they are the same there, or as a GGUF file.
 
-    average: write the mean of so many newest checkpoints; to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
+    to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
     """
     from bessemer.checkpoint.format import MANIFEST
 
@@ -419,11 +419,11 @@ def export(
     run = session.run
     if dtype is not None and to == "hf":
         recipe = recipe.changed(export={"dtype": dtype})
-    manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in published(run.checkpoints)[-average:]]
-    weights = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
-    scored = (read_json_again(run.evaluation_of(average)) or {}).get("inputs")
+    manifests = [run.checkpoints / checkpoint_name(step) / MANIFEST for step in weights.steps(run)]
+    hashes = [path.read_text() if path.exists() else "" for path in manifests]  # with the hashes of all tensors' files
+    scored = (read_json_again(run.evaluation_of(weights)) or {}).get("inputs")
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
-    inputs = digest(EXPORT_FORMAT, recipe.run.name, weights, scored, options)
+    inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
     record = folder / "bessemer.json"
     current = record.exists() and read_json(record).get("inputs") == inputs
 
@@ -433,9 +433,9 @@ def export(
         from bessemer.train.exported import export_gguf, export_trained
 
         if to == "gguf":
-            line = export_gguf(recipe, run, folder, average, dtype)
+            line = export_gguf(recipe, run, folder, weights, dtype)
         else:
-            line = export_trained(recipe, run, folder, average)
+            line = export_trained(recipe, run, folder, weights)
         write_json(record, {**read_json(record), "inputs": inputs})
         return line
 

@@ -23,8 +23,9 @@ from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
 from bessemer import errors, interrupt
-from bessemer.errors import CREDENTIALS, BessemerError, InputError
+from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Source
+from bessemer.recipe.secrets import require_no_credentials
 from bessemer.terminal import warn
 
 SCHEMES = ("s3://", "gs://", "hf://")
@@ -69,11 +70,7 @@ def is_remote(path: str) -> bool:
 def check_url(url: str, where: str) -> None:
     """Raise InputError for a URL that carries credentials or options, or names no bucket."""
     parts = urlsplit(url)
-    if CREDENTIALS.search(url):
-        raise InputError(
-            f"{where}: a URL of {parts.scheme}:// that carries credentials; leave them out: they are taken from the "
-            "environment, the profile or the machine's role, and never from the recipe"
-        )
+    require_no_credentials(url, where)
     if not parts.netloc or (parts.scheme == "hf" and parts.netloc != "datasets"):
         form = "hf://datasets/OWNER/NAME/PATH" if parts.scheme == "hf" else f"{parts.scheme}://BUCKET/PATH"
         raise InputError(f"{where}: {url}: write {form}")

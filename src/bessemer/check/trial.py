@@ -89,7 +89,7 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
     changes: dict[str, Any] = {
         "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "revised": (), "log_every": 1,
         "global_batch_tokens": sequences * length, "micro_batch": micro, "schedule": schedule,
-        "validate_every": STEPS // 2, "start": None if small is not config else train.start,
+        "validate_every": STEPS // 2, **({"start": None, "start_step": None} if small is not config else {}),
         "batch_ramp": None if ramp is None else BatchRamp(
             start_tokens=min(unit * micro * length, sequences * length), steps=STEPS // 2),
     }  # fmt: skip

@@ -73,6 +73,10 @@ CHANGES = (
 AVERAGE = option(
     "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
 )
+STEP = option(
+    "--step", "use the checkpoint of step N, or the one with the lowest held-out loss (default: the newest)", dest="of_step",
+    metavar="N|best",
+)  # fmt: skip
 SAMPLING = (
     option("--max-tokens", "tokens to write (default 200)", type=int, default=200, metavar="N"),
     option("--temperature", "0 is greedy (default 0.8)", type=float, default=0.8, metavar="T"),
@@ -170,17 +174,17 @@ COMMANDS = (
         option("--out", "folder for the files (default: launch/ in the run folder)", metavar="DIR"),
     )),
     Command("evaluate", "held-out scores and samples of a run's newest checkpoint", model.evaluate, (
-        *OF_RUN, AVERAGE,
+        *OF_RUN, AVERAGE, STEP,
         option("--task", "score on this task too: a TOML file, or NAME:DATA with a shipped name; repeatable", action="append",
                default=[], metavar="TASK"),
         option("--forget", "remove the scores of a task that an earlier --task gave; repeatable", action="append", default=[],
                metavar="NAME"),
     )),
     Command("generate", "continue a prompt", model.generate, (
-        *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), *SAMPLING,
+        *OF_RUN, option("prompt", "the text to continue; - reads it from standard input"), STEP, *SAMPLING,
     )),
     Command("chat", "talk with a model, by its chat template", model.chat, (
-        *OF_RUN, *SAMPLING,
+        *OF_RUN, STEP, *SAMPLING,
         option("--system", "a system message before the conversation", metavar="TEXT"),
         option("--template", "plain, chatml or a Jinja file (default: the model's own, else plain)", metavar="NAME|FILE"),
     )),
@@ -190,7 +194,7 @@ COMMANDS = (
         option("--dir", "folder that holds run folders (default runs)", default="runs"),
     )),
     Command("export", "write a run's model in another layout, checked there", model.export, (
-        *OF_RUN, AVERAGE,
+        *OF_RUN, AVERAGE, STEP,
         option("folder", "where to; it must be empty or not exist"),
         option("--to", "hf: what `transformers` loads (default); gguf: one file for llama.cpp, with a Modelfile for Ollama",
                choices=["hf", "gguf"], default="hf"),

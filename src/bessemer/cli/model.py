@@ -26,7 +26,7 @@ def evaluate(args: argparse.Namespace) -> Any:
         tasks = (*resolved.evaluate.tasks, *map(_anchored, args.task))
         resolved = resolved.changed(evaluate={"tasks": tuple(dict.fromkeys(tasks))})
     with runs.writing(session, adds_to_it=True):
-        scores = stages.evaluate(session, resolved, _average(args), args.forget)
+        scores = stages.evaluate(session, resolved, runs.weights(args, session), args.forget)
         if session.run.report.exists() and not session.results[-1]["skipped"]:
             stages.report(session)  # else the page would show the scores of before
     if not args.json:
@@ -164,16 +164,8 @@ def export(args: argparse.Namespace) -> Any:
     from bessemer import stages
 
     session, resolved = runs.open_trained(args)
-    facts = stages.export(session, resolved, Path(args.folder), _average(args), args.to, args.dtype)
+    facts = stages.export(session, resolved, Path(args.folder), runs.weights(args, session), args.to, args.dtype)
     return {key: value for key, value in facts.items() if key != "inputs"}
-
-
-def _average(args: argparse.Namespace) -> int:
-    """Number of checkpoints to average. Raises InputError."""
-    count: int = args.average
-    if count < 1:
-        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
-    return count
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
-    from bessemer.run import RunFolder
+    from bessemer.run import RunFolder, Weights
     from bessemer.run_store import RunStore
     from bessemer.stages import Session
     from bessemer.tokens.shards import TokenStore
@@ -149,7 +150,8 @@ def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
     if not session.run.recipe.exists():
         raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
     require_unedited(session.run)
-    fetch_checkpoints(session.recipe, session.run, getattr(args, "average", 1))
+    is_any = getattr(args, "of_step", None) is not None
+    fetch_checkpoints(session.recipe, session.run, sys.maxsize if is_any else getattr(args, "average", 1))
     return session, load(session.run.recipe, args.overrides)
 
 
@@ -159,9 +161,24 @@ def open_model(args: argparse.Namespace) -> tuple[TokenStore, Tokenizer, Transfo
     from bessemer.train.state import opened
 
     session, resolved = open_trained(args)
-    store, restored = opened(resolved, session.run)
+    store, restored = opened(resolved, session.run, weights(args, session))
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", resolved.tokenizer.end_of_text)
     return store, tokenizer, restored.trainer.model
+
+
+def weights(args: argparse.Namespace, session: Session) -> Weights:
+    """Return the weights that a command uses. Raises InputError."""
+    from bessemer.run import Weights, chosen_step, published
+
+    count, wanted = getattr(args, "average", 1), args.of_step
+    if count < 1:
+        raise InputError(f"--average: {count} is not a number of checkpoints; give 1 or more")
+    if wanted is None:
+        return Weights(count)
+    if count > 1:
+        raise InputError("--step and --average exclude each other; leave one of them out")
+    step = chosen_step(session.run, wanted, "--step")
+    return Weights(step=None if step == published(session.run.checkpoints)[-1] else step)
 
 
 @contextmanager

@@ -216,7 +216,8 @@ def parse(
     file = copy.deepcopy(values)
     for override in overrides:
         _override(values, override)
-    require_no_credentials(values, where)
+    for key, value in _leaves(values):
+        require_no_credentials(value, f"{where}: {key}")
     _one_horizon(values, overrides)
     follow_start(values, folder or Path())
     follow_chat(values)

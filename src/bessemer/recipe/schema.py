@@ -44,6 +44,7 @@ class Checkpoint(Section):
 
     every: int | None = Field(None, gt=0)
     keep: Positive = 3
+    keep_best: bool = False
     asynchronous: bool | None = None
     mirror: StoreOrFolder = None
 

@@ -9,15 +9,12 @@ from bessemer.errors import CREDENTIALS, InputError
 from bessemer.recipe.schema import Recipe
 
 
-def require_no_credentials(value: Any, where: str, key: str = "") -> None:
-    """Raise InputError where a value of a recipe, before validation, is a URL with credentials. where: names the recipe."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            require_no_credentials(inner, where, f"{key}{key and '.'}{name}")
-    elif CREDENTIALS.search(str(value)):
+def require_no_credentials(value: Any, where: str) -> None:
+    """Raise InputError where a value of a recipe is a URL with credentials. where: names it."""
+    if CREDENTIALS.search(str(value)):
         raise InputError(
-            f"{where}: {key}: carries credentials; leave credentials out of the URL: they are taken from the environment, "
-            "the profile or the machine's role"
+            f"{where}: carries credentials; leave credentials out of the URL: they are taken from the environment, the profile "
+            "or the machine's role"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, field_validator
 
 from bessemer.recipe.section import Positive, Section, Share
 
@@ -179,6 +179,7 @@ class Train(Section):
     masking: Masking = Masking()
     classify: Classify = Classify()
     start: str | None = Field(None, min_length=1)
+    start_step: NonNegativeInt | Literal["best"] | None = None
     steps: int | None = Field(None, gt=0)
     tokens: int | None = Field(None, gt=0)
     minutes: float | None = Field(None, gt=0)
@@ -228,6 +229,8 @@ class Train(Section):
         if self.tokens is not None and (self.steps is not None or self.minutes is not None):
             other = "steps" if self.steps is not None else "minutes"
             yield f"tokens and {other} exclude each other; give one of them"
+        if self.start_step is not None and self.start is None:
+            yield "start_step is of train.start, which is left out"
         if self.objective == "classify" and self.z_loss:
             yield "z_loss has no meaning for a classifier; leave it out, or choose another objective"
         if self.objective != "classify" and self.dropout.classifier:

@@ -26,7 +26,7 @@ from bessemer.model.huggingface.export import CARD, DTYPES, DTYPES_FILE, RECORD,
 from bessemer.model.huggingface.families import FAMILIES
 from bessemer.model.transformer import meta_model
 from bessemer.recipe import Recipe
-from bessemer.run import RunFolder, read_json, read_json_again, staging, write_atomic, write_json
+from bessemer.run import NEWEST, RunFolder, Weights, read_json, read_json_again, staging, write_atomic, write_json
 from bessemer.terminal import amount, size
 from bessemer.tokens.held_out import held_out, whole_texts
 from bessemer.tokens.pretrained import chat_template, default_system, read_table, template_names
@@ -40,17 +40,16 @@ from bessemer.train.state import open_trained, trained_checkpoints
 MODELS_IN_MEMORY = 2.5  # in fp32: ours, transformers', and what comparing them takes
 
 
-def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1) -> str:
-    """Write the newest checkpoint's weights to `folder`: their moving average when the run keeps one, or the mean of so many
-    newest checkpoints. Returns what was checked, as a line.
+def export_trained(recipe: Recipe, run: RunFolder, folder: Path, weights: Weights = NEWEST) -> str:
+    """Write a run's weights to `folder`, their moving average where the run keeps one. Returns what was checked, as a line.
 
     Raises InputError when there is no checkpoint, BessemerError when what was written is not the model.
     """
     settings = recipe.train.model_copy(update={"device": "cpu", "precision": "fp32", "compile": "off"})
     device, store = choose(settings), TokenStore.open(run.tokens)
-    checkpoints = trained_checkpoints(run, average)
+    checkpoints = trained_checkpoints(run, weights)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
-    files = _export_files(recipe, run, store, config, checkpoints[0].step, average)
+    files = _export_files(recipe, run, store, config, checkpoints[0].step, weights)
     streams = recipe.export.stream
     if streams is None:
         streams = MODELS_IN_MEMORY * 4 * config.parameters > available_bytes(device)
@@ -58,7 +57,7 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
         with ExitStack() as stack:
             streamed = stream(meta_model(config), weight_reader(checkpoints, stack), files, folder)
         return f"{streamed.tensors} tensors in {folder}, each read back and equal; {streamed.logits}"
-    model = open_trained(recipe, run, store, device, average).trainer.model
+    model = open_trained(recipe, run, store, device, weights).trainer.model
     tokenizer = Tokenizer.load(store.folder / "tokenizer.json", recipe.tokenizer.end_of_text)
     if store.sources:
         parts = held_out(store, recipe.tokens.sequence_length, max_tokens=4 * recipe.tokens.sequence_length)
@@ -74,29 +73,31 @@ def export_trained(recipe: Recipe, run: RunFolder, folder: Path, average: int = 
 
 
 def _export_files(
-    recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, average: int
+    recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, weights: Weights
 ) -> ExportFiles:
     """What goes into the export with the weights; an imported model's own files where the run has them."""
     labels, dtype = tuple(store.labels) if config.labels else (), DTYPES.get(recipe.export.dtype or "")
     source, dropout = run.source if _is_imported(run) else None, recipe.train.dropout
     return ExportFiles(
         store.folder / "tokenizer.json", store.end_of_text, store.framing, store.mask_token, labels, source, dtype,
-        card=lambda check: model_card(recipe, run, store, config, step, check, average),
+        card=lambda check: model_card(recipe, run, store, config, step, check, weights),
         dropout=written_dropout(config, dropout) if dropout.is_on else carried_dropout(recipe.model, recipe.train),
         special=store.special, ends=store.ends,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, dtype: str | None = None) -> str:
-    """Write the newest checkpoint's weights, or the mean of so many, as `export_trained` does. Returns a line about it.
+def export_gguf(
+    recipe: Recipe, run: RunFolder, folder: Path, weights: Weights = NEWEST, dtype: str | None = None
+) -> str:
+    """Write a run's weights as `export_trained` does. Returns a line about it.
 
     dtype: of gguf.TYPES; None: the recipe's, or what an imported model came in, or float32. Raises InputError, with
     the reason, for a model or a tokenizer that llama.cpp would use another way.
     """
     if find_spec("gguf") is None:
         raise InputError('export --to gguf: needs the gguf package; install it with: pip install "bessemer[gguf]"')
-    store, checkpoints = TokenStore.open(run.tokens), trained_checkpoints(run, average)
+    store, checkpoints = TokenStore.open(run.tokens), trained_checkpoints(run, weights)
     config = ModelConfig.from_dict(checkpoints[0].facts["model"])
     architecture = architecture_of(config)
     vocabulary = vocabulary_of(store.folder / "tokenizer.json", config.vocabulary)
@@ -127,7 +128,7 @@ def export_gguf(recipe: Recipe, run: RunFolder, folder: Path, average: int = 1, 
             "architecture": architecture, "parameters": config.parameters, "tensors": tensors, "type": TYPES[dtype],
             "pre_tokenizer": vocabulary.pre, "gguf": name,
         }  # fmt: skip
-        write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check, average))
+        write_atomic(staged / CARD, model_card(recipe, run, store, config, checkpoints[0].step, check, weights))
         files = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         write_json(staged / RECORD, {**check, "files": files})
     return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"
@@ -166,11 +167,11 @@ _KINDS = {
 
 def model_card(
     recipe: Recipe, run: RunFolder, store: TokenStore, config: ModelConfig, step: int, check: Mapping[str, Any],
-    average: int = 1,
+    weights: Weights = NEWEST,
 ) -> str:  # fmt: skip
-    """The text of README.md for the weights of a step, or the mean of so many checkpoints (average). check: what the export's
+    """The text of README.md for the weights, whose last step is `step`. check: what the export's
     gate measured; of a GGUF file, its facts."""
-    scored = read_json_again(run.evaluation_of(average)) or {}
+    scored = read_json_again(run.evaluation_of(weights)) or {}
     task, model_class, kind, call = _KINDS[
         "classify" if config.labels else "chat" if recipe.chat_parts else "causal" if config.causal else "masked"
     ]
@@ -182,7 +183,7 @@ def model_card(
         around=_framing_words(store), manifest=store.manifest, scored=scored, digest=digest(recipe)[:16],
         scores={key: scored[key] for key in ("bits_per_byte", "accuracy") if scored.get(key) is not None},
         start=None if start is None else Path(start.removeprefix("hf:")).name,
-        environment=read_json_again(run.environment) or {}, average=average,
+        environment=read_json_again(run.environment) or {}, weights=weights,
     )  # fmt: skip
     return card
 

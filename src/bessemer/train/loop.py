@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -171,10 +171,11 @@ def train(training: Training) -> TrainSummary:
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            scores = _revise_log_validate(training, step, step.update, stop) or scores
-            stopped_by = stop.received()
+            validated = _revise_log_validate(training, step, step.update, stop)
+            scores, stopped_by = validated or scores, stop.received()
+            is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
             if state.step != horizon.steps and stopped_by is None:
-                _save_where_due(training, state)
+                _save_where_due(training, state, is_best)
             training.clock.stepped(state.step, rates.data_wait)
             note = f"loss {step.stats.loss:.3f}" + (f"  {scores.short}" if scores else "")
             advance(horizon.sizes.tokens(state.step - 1), note, horizon.sizes.tokens_before(horizon.steps))
@@ -248,19 +249,11 @@ def _train_line(training: Training, step: CompletedStep, update: Update) -> dict
 def _validate(training: Training, state: TrainState, stop: StopSignal) -> Validation | None:
     """Score the held-out text, and log the scores, a sample and tasks; None where a stop cuts that short. Collective."""
     started, trainer = perf_counter(), training.trainer
-
-    def abandoned_when(is_requested: Callable[[], object]) -> Callable[..., None]:
-        def advance(amount: float = 1) -> None:
-            if is_requested():
-                raise _Abandoned
-
-        return advance
-
     with training.timing("validation"), suppress(_Abandoned):
         release_unused(trainer.device)  # its tensors do not fit into the heap's holes that a step left
         with trainer.averaged():
-            scores = validate(trainer, training.held_out, abandoned_when(stop.is_requested))
-            log_tasks(training, state, abandoned_when(lambda: stop.requested))  # of rank 0 alone
+            scores = validate(trainer, training.held_out, stop.abandon)
+            log_tasks(training, state, partial(stop.abandon, is_alone=True))
             log_sample(training, state)
         release_unused(trainer.device)
         training.log.write(
@@ -271,8 +264,8 @@ def _validate(training: Training, state: TrainState, stop: StopSignal) -> Valida
     return None
 
 
-def _save_where_due(training: Training, state: TrainState) -> None:
-    if training.saver.is_due(state.step):
+def _save_where_due(training: Training, state: TrainState, is_best: bool) -> None:
+    if training.saver.is_due(state.step) or is_best:
         with training.timing("saving"):
             training.saver.save(state)
 
@@ -345,6 +338,11 @@ class StopSignal:
     def is_requested(self) -> bool:
         """True where any process received a signal. Collective."""
         return self.mesh.any(self.requested is not None)
+
+    def abandon(self, amount: float = 1, is_alone: bool = False) -> None:
+        """Raise _Abandoned where a signal was received, as progress of a validation. Collective, unless of one process alone."""
+        if self.requested if is_alone else self.is_requested():
+            raise _Abandoned
 
     def received(self) -> str | None:
         """The signal that any process received; all processes return it after the same step. Collective."""

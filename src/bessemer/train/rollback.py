@@ -93,6 +93,7 @@ def compares_replicas(training: Training, step: int) -> bool:
     """Whether the weights of replicas are compared after `step` steps: where that is due, and always before they are saved."""
     every = training.recipe.guard.compare_replicas_every
     is_saved = training.saver.is_due(step) or step == training.horizon.steps
+    is_saved |= training.recipe.checkpoint.keep_best and training.validates(step)
     return not training.trainer.mesh.is_single and every > 0 and (step % every == 0 or is_saved)
 
 

@@ -127,7 +127,7 @@ def set_up(
     held_out = trainer.task.held_out(recipe, store, recipe.evaluate.max_tokens)
     if checkpoint is None:
         if recipe.train.start is not None:
-            say(f"  {start_from(trainer, Path(recipe.train.start), store)}")
+            say(f"  {start_from(trainer, Path(recipe.train.start), store, recipe.train.start_step)}")
         if (line := no_dropout_line(recipe.model, recipe.train)) is not None:
             say(f"  {line}")
     state = _start_state(recipe, trainer, loader, checkpoint, store, journal)

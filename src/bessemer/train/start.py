@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bessemer.checkpoint import latest
+from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.errors import BessemerError, InputError
 from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
@@ -16,9 +16,10 @@ from bessemer.model.huggingface.weights import read_model, require_weights
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.dtensors import put
 from bessemer.recipe import Model, Train
-from bessemer.run import RunFolder, published
+from bessemer.run import RunFolder, Weights, chosen_step, published
 from bessemer.terminal import say, warn
 from bessemer.tokens.shards import TokenStore, require_equal_tokenizers
+from bessemer.train.state import trained_checkpoints
 from bessemer.train.trainer import Trainer
 
 HEADS = ("head.", "classifier.")  # parameters of an objective, initialised where it differs
@@ -82,8 +83,10 @@ def no_dropout_line(model: Model, train: Train) -> str | None:
 
 
 @torch.no_grad()
-def start_from(trainer: Trainer, folder: Path, store: TokenStore) -> str:
-    """Load the newest weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
+def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | str | None = None) -> str:
+    """Load the weights of the run in `folder`, its head too where it fits. Returns a line for the terminal.
+
+    step: of the checkpoint, or "best"; None: the newest.
 
     Raises InputError when the run has no checkpoint, another tokenizer or another model.
     """
@@ -91,7 +94,11 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore) -> str:
     if not run.checkpoints.is_dir():
         raise InputError(f"train.start: {folder}: no checkpoints here; name the folder of a trained run")
     require_equal_tokenizers(folder, store.manifest["tokenizer"]["sha256"])
-    checkpoint = latest(run.checkpoints, on_damage=warn) if published(run.checkpoints) else None
+    checkpoint: SavedCheckpoint | None = None
+    if step is not None:
+        checkpoint = trained_checkpoints(run, Weights(step=chosen_step(run, step, "train.start_step")))[0]
+    elif published(run.checkpoints):
+        checkpoint = latest(run.checkpoints, on_damage=warn)
     if checkpoint is None:
         raise InputError(
             f"train.start: {folder}: no checkpoint there; train that run first, or put its checkpoints back"

@@ -16,7 +16,7 @@ from bessemer.checkpoint import AsyncSaver, SavedCheckpoint, latest, save
 from bessemer.checkpoint.asynchronous import BackgroundFailure
 from bessemer.checkpoint.format import Tensors, weight_reader
 from bessemer.checkpoint.mirror import Mirror
-from bessemer.checkpoint.protocol import Damage, newest
+from bessemer.checkpoint.protocol import Damage, newest, verified
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, RECIPE_CHANGED, record
@@ -27,7 +27,7 @@ from bessemer.model.transformer import build_model
 from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run import RunFolder, checkpoint_name, published, read_json_lines
+from bessemer.run import NEWEST, RunFolder, Weights, best_validation, checkpoint_name, published, read_json_lines
 from bessemer.run_store import RunStore
 from bessemer.store_folder import BackgroundCopy
 from bessemer.terminal import warn
@@ -140,6 +140,7 @@ class Saver:
         self.changed_at = int(changes[-1]["step"]) if changes else 0
         self.rollbacks_before_change = int(changes[-1].get("rollbacks", 0)) if changes else 0
         self._failures = Counter[str]()  # by kind
+        self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
@@ -152,6 +153,18 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0 or step == self._decay_start
+
+    def is_best(self, step: int, loss: float) -> bool:
+        """True where checkpoint.keep_best saves this state: no saved one has a lower held-out loss. Collective."""
+        if not self._recipe.checkpoint.keep_best:
+            return False
+        is_best = False
+        if self._trainer.mesh.is_main:
+            if self._best is None or self._best[1] >= step:  # which a rollback has removed
+                self._best = best_validation(self._run)
+            if is_best := self._best is None or loss < self._best[0]:
+                self._best = loss, step
+        return self._trainer.mesh.any(is_best)
 
     def save(self, state: TrainState) -> None:
         """Save at an interval. A failure (a full disk) is recorded, training goes on, and the next save tries again."""
@@ -205,8 +218,9 @@ class Saver:
         # A run that has ended will not roll back.
         distance = guard.distance(steps) if guard.roll_back and state.step < steps else 0
         return Retention(
-            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self.changed_at
-        )
+            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self.changed_at,
+            best=None if self._best is None else self._best[1],
+        )  # fmt: skip
 
     @contextmanager
     def _recording_failures(self, state: TrainState) -> Iterator[None]:
@@ -219,6 +233,7 @@ class Saver:
                 cause = f"the checkpoint of step {state.step} failed: {cause}"
             kind = re.sub(r"\d+", "", cause)
             self._failures[kind] += 1
+            self._best = None
             if (count := self._failures[kind]) == 1 or count % REPORTED_EVERY == 0:
                 again = "" if count == 1 else f"{count} such failures so far; "
                 then = f"{again}training goes on, the next one tries again; of more like it each {REPORTED_EVERY}th is reported"
@@ -263,18 +278,22 @@ class Restored:
     state: TrainState
 
 
-def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoint]:
-    """The newest verified checkpoint, or the `average` newest. Raises InputError where there are too few."""
-    if average > 1:
+def trained_checkpoints(run: RunFolder, weights: Weights = NEWEST) -> list[SavedCheckpoint]:
+    """Return the verified checkpoints of these weights. Raises InputError where there are too few."""
+    if weights.average > 1:
         try:
-            return newest(run.checkpoints, average, on_damage=warn)
+            return newest(run.checkpoints, weights.average, on_damage=warn)
         except InputError as error:
             raise InputError(f"--average: {error}") from None
     damages, steps = list[Damage](), published(run.checkpoints)
+    if weights.step is not None:
+        if chosen := list(verified(run.checkpoints, [weights.step], damages.append, "")):
+            return chosen
+        raise InputError(f"--step {weights.step}: {damages[0].cause}; take another")
     checkpoint = latest(run.checkpoints, on_damage=damages.append)
     if checkpoint is not None and checkpoint.step < steps[-1]:  # scores and logs are of the newest one
         raise InputError(
-            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: remove "
+            f"{damages[0].cause}. The newest whole checkpoint is that of step {checkpoint.step}: take it with --step, or remove "
             f"{run.checkpoints / checkpoint_name(steps[-1])}, and `bessemer run {run.path}` trains the steps after it again, bit "
             "for bit"
         )
@@ -289,17 +308,16 @@ def trained_checkpoints(run: RunFolder, average: int = 1) -> list[SavedCheckpoin
 
 
 @torch.no_grad()
-def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, average: int = 1) -> Restored:
-    """Load the newest verified checkpoint's weights, or their moving average when the run keeps one.
-
-    average: where more than 1, the mean of the weights of the `average` newest checkpoints instead.
-    """
-    checkpoints = trained_checkpoints(run, average)
+def open_trained(
+    recipe: Recipe, run: RunFolder, store: TokenStore, device: Device, weights: Weights = NEWEST
+) -> Restored:
+    """Load a run's weights, or their moving average where the run keeps one."""
+    checkpoints = trained_checkpoints(run, weights)
     checkpoint = checkpoints[0]
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ema": 0.0})})  # no second copy
     config = ModelConfig.from_dict(checkpoint.facts["model"])
     trainer = Trainer(recipe, build_model(config, recipe.run.seed), device, store.end_of_text, len(store.sources))
-    if average > 1:
+    if weights.average > 1:
         with ExitStack() as stack:
             read = weight_reader(checkpoints, stack)
             for name, parameter in trainer.model.named_parameters():
@@ -310,7 +328,7 @@ def open_trained(recipe: Recipe, run: RunFolder, store: TokenStore, device: Devi
     return Restored(trainer, TrainState(checkpoint.step, int(checkpoint.facts["samples"])))
 
 
-def opened(recipe: Recipe, run: RunFolder, average: int = 1) -> tuple[TokenStore, Restored]:
-    """The token store and the model of the newest checkpoint, or of the mean of the `average` newest."""
+def opened(recipe: Recipe, run: RunFolder, weights: Weights = NEWEST) -> tuple[TokenStore, Restored]:
+    """Return the token store and the model of a run."""
     store = TokenStore.open(run.tokens)
-    return store, open_trained(recipe, run, store, devices.choose(recipe.train), average)
+    return store, open_trained(recipe, run, store, devices.choose(recipe.train), weights)

@@ -1,0 +1,188 @@
+"""A command takes the checkpoint of a step, or the best one; checkpoint.keep_best keeps that."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.advice import has_risen
+from bessemer.checkpoint.protocol import verify
+from bessemer.cli import run_command
+from bessemer.run import RunFolder, best_validation, checkpoint_name, published, read_json, read_json_lines
+from bessemer.train import loop
+from bessemer.train.loop import StopSignal
+
+SETS = ("train.validate_every=8", "evaluate.ngram=false", "report.tensorboard=false", "guard.roll_back=false")
+
+
+def train(recipe_file: Path, runs: Path, *sets: str, options: tuple[str, ...] = (), expected: int = 0) -> Path:
+    given = [part for one in (f"run.dir={runs}", *SETS, *sets) for part in ("--set", one)]
+    assert run_command(["train", str(recipe_file), *given, *options]) == expected
+    return runs / "small"
+
+
+@pytest.fixture(scope="module")
+def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 8, 16 and 24, of which the second is the best by its log."""
+    place = tmp_path_factory.mktemp("trained")
+    shutil.copytree(prepared / "runs", place / "runs")
+    folder = train(prepared / "small.toml", place / "runs")
+    rows = read_json_lines(folder / "metrics.jsonl")
+    lowest = {8: 3.5, 16: 1.0, 24: 3.0}
+    for row in rows:
+        if row["kind"] == "validation":
+            row["loss"] = lowest[row["step"]]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "small")
+    return tmp_path / "small"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
+    capsys.readouterr()
+    assert run_command([*map(str, words), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_evaluate_scores_the_checkpoint_of_a_step(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = said(capsys, "evaluate", copy)
+    eighth, best = said(capsys, "evaluate", copy, "--step", 8), said(capsys, "evaluate", copy, "--step", "best")
+    assert (eighth["step"], best["step"], newest["step"]) == (8, 16, 24)
+    assert len({eighth["loss"], best["loss"], newest["loss"]}) == 3
+    assert (
+        read_json(copy / "evaluation.json")["step"] == 24 and read_json(copy / "evaluation-step-16.json")["step"] == 16
+    )
+    assert said(capsys, "evaluate", copy, "--step", 24)["loss"] == newest["loss"]
+    assert not (copy / "evaluation-step-24.json").exists(), "it is the newest"
+
+
+def test_export_generate_and_chat_take_it(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    said(capsys, "export", copy, tmp_path / "best", "--step", "best")
+    weights = verify(copy / "checkpoints" / checkpoint_name(16)).tensors("model")
+    (embedding,) = [
+        one for name, one in load_file(tmp_path / "best" / "model.safetensors").items() if "embed_tokens" in name
+    ]
+    assert any(one.shape == embedding.shape and bool((one == embedding).all()) for one in weights.values())
+    assert "| steps | 16 of 24 |" in (tmp_path / "best" / "README.md").read_text()
+    texts = [
+        said(capsys, "generate", copy, "The ", "--temperature", 0, "--max-tokens", 30, *step)["text"]
+        for step in ((), ("--step", 8), ("--step", 24), ("--step", "best"))
+    ]
+    assert texts[0] == texts[2] and len(set(texts)) == 3
+    replies = []
+    for step in ((), ("--step", 8)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))
+        replies.append(said(capsys, "chat", copy, "--temperature", 0, "--max-tokens", 30, *step)["messages"][-1])
+    assert replies[0] != replies[1]
+
+
+@pytest.mark.parametrize(
+    "words", [("--step", "7"), ("--step", "newest"), ("--step", "-8"), ("--step", "8", "--average", "2")]
+)
+def test_a_checkpoint_that_is_not_there_is_an_error(
+    copy: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = said(capsys, "evaluate", copy, *words, code=2)
+    assert error["exit"] == 2 and ("8, 16, 24" in error["error"]) == ("--average" not in words)
+    assert not list(copy.glob("evaluation*"))
+
+
+def test_best_needs_a_validated_checkpoint_and_damage_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = copy / "checkpoints" / checkpoint_name(8) / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    assert str(model) in said(capsys, "evaluate", copy, "--step", 8, code=2)["error"]
+    rows = [row for row in read_json_lines(copy / "metrics.jsonl") if row["kind"] != "validation"]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said(capsys, "generate", copy, "x", "--step", "best", code=2)
+
+
+@pytest.mark.parametrize(("step", "expected"), [("8", 8), ("best", 16), (None, 24)])
+def test_a_training_starts_from_it(
+    step: str | None, expected: int, copy: Path, runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = () if step is None else (f"train.start_step={step}",)
+    (runs / "small").rename(runs / "next")
+    sets = ("run.name=next", "train.steps=1", f"train.start={copy}", *chosen)
+    train(recipe_file, runs, *sets)
+    first = next(row for row in read_json_lines(runs / "next" / "metrics.jsonl") if row["kind"] == "validation")
+    scored = said(capsys, "evaluate", copy, "--step", expected)
+    assert first["step"] == 0 and first["loss"] == pytest.approx(scored["loss"], rel=1e-6)
+
+
+def test_a_start_at_a_step_that_is_not_there_is_refused(copy: Path, runs: Path, recipe_file: Path) -> None:
+    (runs / "small").rename(runs / "next")
+    train(recipe_file, runs, "run.name=next", f"train.start={copy}", "train.start_step=7", expected=2)
+    train(recipe_file, runs, "run.name=next", "train.start_step=8", expected=2)
+    assert not (runs / "next" / "metrics.jsonl").exists()
+
+
+def scored_as(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
+    """Have validations score the losses of their steps."""
+    honest = getattr(loop, "_validate")  # noqa: B009
+    step = [0]
+
+    def validate(training: Any, state: Any, stop: StopSignal) -> Any:
+        step[0] = state.step
+        return honest(training, state, stop)
+
+    measured = getattr(loop, "validate")  # noqa: B009
+    patch.setattr(loop, "_validate", validate)
+    patch.setattr(loop, "validate", lambda *given: replace(measured(*given), loss=losses[step[0]]))
+
+
+LOSSES = {4: 3.0, 8: 2.0, 12: 1.0, 16: 1.5, 20: 2.0, 24: 1.2}
+KEEP = ("train.validate_every=4", "checkpoint.keep=1", "checkpoint.every=8", "checkpoint.keep_best=true")
+
+
+@pytest.mark.parametrize("is_asynchronous", ["false", "true"])
+def test_the_best_validated_checkpoint_is_saved_and_kept(
+    is_asynchronous: str,
+    runs: Path,
+    recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where no checkpoint is due after that step, and over a stop and a resume."""
+    scored_as(monkeypatch, LOSSES)
+    sets = (*KEEP, f"checkpoint.asynchronous={is_asynchronous}")
+    calls = iter(range(99))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignal, "received", lambda self: "SIGTERM" if next(calls) == 17 else None)
+        folder = train(recipe_file, runs, *sets, expected=75)
+    assert published(folder / "checkpoints") == [12, 18]
+    train(recipe_file, runs, *sets)
+    assert published(folder / "checkpoints") == [12, 24] and best_validation(RunFolder(folder)) == (1.0, 12)
+    assert said(capsys, "evaluate", folder, "--step", "best")["step"] == 12
+    risen = has_risen(RunFolder(folder))
+    assert "--step 12" in risen and checkpoint_name(12) in risen
+
+
+def test_without_keep_best_only_the_newest_stay(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_as(monkeypatch, LOSSES)
+    folder = train(recipe_file, runs, *KEEP[:-1])
+    assert published(folder / "checkpoints") == [24]
+    assert "keep_best" in has_risen(RunFolder(folder)) and checkpoint_name(12) not in has_risen(RunFolder(folder))
+
+
+def test_a_training_that_is_set_aside_is_a_run_for_these_commands(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train(recipe_file, runs)
+    eighth = said(capsys, "evaluate", folder, "--step", 8)["loss"]
+    train(recipe_file, runs, "train.optimizer.learning_rate=0.02", options=("--restart",))
+    earlier = said(capsys, "evaluate", folder / "previous-1", "--step", 8)
+    assert earlier["loss"] == eighth != said(capsys, "evaluate", folder, "--step", 8)["loss"]
