@@ -69,6 +69,14 @@ def test_the_turn_of_the_assistant_ends_with_a_token_that_is_learned(tokenizer: 
     ids, is_trained = template.encode(conversation(CONVERSATIONS[0]), "it")
     assert template.turn_end == tokenizer.id_of("<|im_end|>") == ids[is_trained][-1]
     assert tokenizer.decode(ids[is_trained].tolist()) == "5."
+    # published templates mark the line end after it too
+    line = CHATML.replace("{% endgeneration %}{{ '\n' }}", "{{ '\n' }}{% endgeneration %}")
+    assert line != CHATML
+    ended = ChatTemplate(SOURCES, line, {}, tokenizer)
+    assert (
+        ended.turn_end == template.turn_end
+        and ended.encode(conversation(CONVERSATIONS[0]), "it")[1].sum() == is_trained.sum() + 1
+    )
 
 
 @pytest.mark.parametrize(

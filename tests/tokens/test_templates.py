@@ -259,6 +259,13 @@ def test_a_template_that_fails_is_bad_input(source: str, tokenizer: Tokenizer, t
         Template.choose(str(tmp_path / "t.jinja"), tmp_path, tokenizer).render([{"role": "user", "content": "a"}])
 
 
+def test_a_template_file_that_cannot_be_read_is_bad_input(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    for wanted in (None, str(tmp_path / "chat_template.jinja"), str(tmp_path)):
+        with pytest.raises(InputError, match="cannot be read"):
+            Template.choose(wanted, tmp_path, tokenizer)
+
+
 def test_the_default_system_prompt_of_a_template_is_found() -> None:
     user = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     default = (

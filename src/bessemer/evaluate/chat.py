@@ -8,7 +8,7 @@ from pathlib import Path
 from bessemer.errors import InputError
 from bessemer.model.generation import Sampling, generate
 from bessemer.model.transformer import Transformer
-from bessemer.tokens.pretrained import CHATML, JinjaTemplate, chat_template, template_names
+from bessemer.tokens.pretrained import CHATML, JinjaTemplate, chat_template, read_template, template_names
 from bessemer.tokens.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -108,7 +108,7 @@ class Template:
             path = Path(wanted)
             if not path.exists():
                 raise InputError(f"--template: {wanted} is neither a file nor one of {', '.join(TEMPLATES)}")
-            own = path.read_text(encoding="utf-8")
+            own = read_template(path, "--template")
         assert own is not None
         return cls(own, marks, names)
 

@@ -21,7 +21,15 @@ from bessemer.errors import InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe
 from bessemer.terminal import counted, warn
-from bessemer.tokens.pretrained import CHATML, JinjaTemplate, carried_files, chat_template, folder_of, template_names
+from bessemer.tokens.pretrained import (
+    CHATML,
+    JinjaTemplate,
+    carried_files,
+    chat_template,
+    folder_of,
+    read_template,
+    template_names,
+)
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
@@ -44,11 +52,7 @@ def template_source(recipe: Recipe) -> str:
     """The text of the template: of the file that the recipe names, of the tokenizer's folder, else ChatML. Raises InputError."""
     named = recipe.tokens.chat_template
     if named not in (None, "chatml"):
-        try:
-            return Path(str(named)).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise InputError(f"tokens.chat_template: {named}: cannot be read: {reason}") from None
+        return read_template(Path(str(named)), "tokens.chat_template")
     own = None
     if named is None and recipe.tokenizer.path is not None:
         own = chat_template(folder_of(recipe.tokenizer.path))
@@ -97,8 +101,11 @@ class ChatTemplate:
         ids, is_trained = self.encode(PROBE, "two messages")
         if not is_trained.any():
             raise InputError(f"chat template: it does not mark what the assistant says; {ADVICE}")
-        self.turn_end = int(ids[np.flatnonzero(is_trained)[-1]])
-        """The last token that the assistant is trained on in a turn."""
+        said = ids[is_trained].tolist()
+        while len(said) > 1 and said[-1] not in tokenizer.special and not tokenizer.decode(said[-1:]).strip():
+            said.pop()
+        self.turn_end: int = said[-1]
+        """The last token that the assistant is trained on in a turn, but white space."""
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, tokenizer: Tokenizer) -> ChatTemplate | None:

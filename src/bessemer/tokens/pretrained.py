@@ -181,10 +181,19 @@ def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
     return {key: content for key, content in named.items() if key.endswith("_token") and isinstance(content, str)}
 
 
+def read_template(path: Path, key: str = "chat template") -> str:
+    """The text of a template file. Raises InputError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(f"{key}: {path}: cannot be read: {reason}") from None
+
+
 def chat_template(folder: Path) -> str | None:
     """The chat template of a folder, the default one of several; None where it has none."""
     if (path := hub.foreign_file(folder, CHAT_TEMPLATE)).exists():
-        return path.read_text(encoding="utf-8")
+        return read_template(path)
     found = read_table(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
