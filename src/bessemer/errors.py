@@ -45,3 +45,16 @@ class Stopped(BessemerError):
     """Stopped on request; the same command goes on from here. Exit code 75 (EX_TEMPFAIL: a scheduler may requeue)."""
 
     exit_code = 75
+
+
+OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # as torch says it
+LOWER = {"corpus": "lower corpus.workers"} | dict.fromkeys(
+    ("plan", "train", "evaluate"), "lower train.micro_batch, or the model's size"
+)
+
+
+def lack_of_memory(error: BaseException, where: str) -> BessemerError | None:
+    """Return the error of a stage or a command that ran out of memory; None for an exception of another kind."""
+    if not isinstance(error, MemoryError) and not OF_MEMORY.search(str(error)):
+        return None
+    return BessemerError(f"{where}: out of memory; {LOWER.get(where, 'end other programs, or use more memory')}")

@@ -28,6 +28,7 @@ STORE_RECORD, STORE_LOCK = (
     ".store.json",
     ".store.lock",
 )  # what the run folder knows of its copy in a store (run_store.py)
+MAX_JSON_BYTES = 1 << 28  # the manifest of a checkpoint of thousands of processes has a tenth of that
 OUT = "out"  # within the work of a resumable stage, what will be published
 
 
@@ -260,14 +261,16 @@ def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file of the run folder; a damaged one is an error that names it."""
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is larger than any such file")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; has the stage that writes it run?") from None
     except OSError as error:
         raise BessemerError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"{path}: damaged, not JSON ({error}); put it back, or remove it to have it made again"
+            f"{path}: damaged, not JSON ({str(error) or type(error).__name__}); put it back, or remove it to have it made again"
         ) from None
 
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight, rebuild
 from bessemer.defaults import derived_keys
-from bessemer.errors import BessemerError, InputError, Stopped, TooFewIds
+from bessemer.errors import BessemerError, InputError, Stopped, TooFewIds, lack_of_memory
 from bessemer.hashing import digest
 from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
@@ -67,6 +67,8 @@ class Session:
                 line = None if current else work()
         except KeyboardInterrupt:
             raise Stopped(self._stopped_in(name)) from None
+        except (MemoryError, RuntimeError) as error:
+            raise lack_of_memory(error, name) or error from error
         seconds = perf_counter() - started
         self.results.append({"name": name, "seconds": round(seconds, 3), "skipped": line is None})
         if line is None:
@@ -84,10 +86,10 @@ class Session:
         kept = ", ".join(row["name"] for row in self.results)
         parts = [f"{kept} {'are' if ',' in kept else 'is'} kept"] if kept else []
         if name in ("plan", "train"):
-            saved = published(self.run.checkpoints)
-            parts.append(
-                f"training is saved up to step {saved[-1]:,}" if saved else "no step of the training is saved yet"
-            )
+            saved = published(self.run.checkpoints)[-1:]
+            parts += [f"training is saved up to step {step:,}" for step in saved] or [
+                "no step of the training is saved yet"
+            ]
         return f"stopped in {name}; " + ", ".join([*parts, "the same command goes on from here"])
 
     def _all_stages(self) -> list[dict[str, Any]]:
@@ -267,7 +269,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             f"about {duration(told['seconds'])} and {size(memory)} ({measured})"
         )
 
-    # Of a run that is finished nothing is left to plan.
     current = planned is not None and (finished or (same and (recipe.train.minutes is None or stored is not None)))
     session.stage("plan", work, current)
     assert prepared is not None
@@ -349,7 +350,6 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         ]
         return ", ".join(filter(None, parts))
 
-    # Where the last checkpoint is seen to be damaged the loop says so, and goes on from the one before.
     current = bool(done) and done[-1] == steps and run.mixture.exists() and has_all_files(run.checkpoints, done[-1])
     if current:
         repair_latest(run.checkpoints, done[-1], warn)

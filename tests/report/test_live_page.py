@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -12,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,7 @@ from bessemer.errors import InputError
 from bessemer.report import data as run_data
 from bessemer.report.data import RunReader
 from bessemer.run import RunFolder
+from bessemer.watch import server as server_module
 from bessemer.watch.live import LivePage, RunFollower, View
 from bessemer.watch.screen import screen, sparkline
 from bessemer.watch.server import Server
@@ -288,6 +293,76 @@ def test_what_there_is_not_is_not_found(server: Server, query: str) -> None:
     for path in ("/", "/state"):
         assert ask(server, f"{path}?{query}&token={server.token}")[0] == 404
     assert ask(server, f"/secret?token={server.token}")[0] == 404
+
+
+BAD_LINES = (
+    b"GET http://[::1 HTTP/1.1", b"GET //[/?token=TOKEN HTTP/1.0", b"GET /%zz?token=TOKEN&run=%ff HTTP/1.1", b"GET", b"\xff\xfe /",
+    b"GET /?token=TOKEN&run=" + b"9" * 5000 + b" HTTP/1.1", b"GET /?token=TOKEN&from=1e999&to=nan HTTP/1.1",
+    b"GET /state?token=TOKEN&window=" + "\u0663".encode() + b" HTTP/1.1", b"GET /" + b"a" * 70000 + b" HTTP/1.1",
+)  # fmt: skip
+
+
+def sent(server: Server, data: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_request_is_answered_as_one(server: Server, line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    request = line.replace(b"TOKEN", server.token.encode())
+    host = f"127.0.0.1:{server.server_address[1]}".encode()
+    with sent(server, request + b"\r\nHost: " + host + b"\r\n\r\n") as connection, connection.makefile("rb") as answer:
+        assert re.search(rb"\b(400|403|404|414)\b", answer.read())
+    assert ask(server, f"/?token={server.token}")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_page_that_hangs_up_early_is_no_error(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    host = f"127.0.0.1:{server.server_address[1]}"
+    for _ in range(5):
+        connection = sent(server, f"GET /plotly.js?token={server.token} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    with sent(server, b"GET /pl"):
+        pass
+    assert ask(server, f"/?token={server.token}")[0] == 200
+    while threading.active_count() > 2 and any("process_request" in thread.name for thread in threading.enumerate()):
+        sleep(0.01)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_connection_that_does_not_end_is_ended(
+    server: Server, drips: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that says nothing, and one that says a byte now and then."""
+    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.5 if drips else 600.0)
+    monkeypatch.setattr(server_module._Handler, "timeout", 600.0 if drips else 0.5)
+    with sent(server, b"GET /") as connection:
+        connection.settimeout(0.05)
+        received: bytes | None = None
+        while received is None:
+            with contextlib.suppress(TimeoutError):
+                received = connection.recv(1)
+            if drips and received is None:
+                with contextlib.suppress(OSError):
+                    connection.send(b"a")
+    assert received == b"" and ask(server, f"/?token={server.token}")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_page_that_cannot_be_made_is_named_in_a_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: LivePage, *given: object) -> None:
+        raise PermissionError(13, "no", "x")
+
+    monkeypatch.setattr(LivePage, "state", fails)
+    with pytest.raises(OSError):
+        ask(server, f"/state?token={server.token}")
+    error = capfd.readouterr().err
+    assert "PermissionError" in error and "Traceback" not in error
 
 
 def test_the_state_is_json_and_small(server: Server) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from bessemer import __version__, interrupt
-from bessemer.errors import BessemerError, InputError, Stopped, redacted
+from bessemer.errors import BessemerError, InputError, Stopped, lack_of_memory, redacted
 from bessemer.logfile import write_waiting
 from bessemer.terminal import FOR_JSON, QUIET, discard, keep_streams, printable, silence_libraries, working
 
@@ -79,8 +79,10 @@ def run_command(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         return _failed(args, BessemerError(_os_error(error)))
-    except MemoryError:
-        return _failed(args, BessemerError("out of memory; lower train.micro_batch, or the model's size"))
+    except (MemoryError, RuntimeError) as error:
+        if (lack := lack_of_memory(error, f"bessemer {args.command}")) is None:
+            raise
+        return _failed(args, lack)
     finally:
         write_waiting()
     return int(getattr(args, "exit_code", 0))  # of a verdict that was printed

@@ -7,12 +7,15 @@ import hmac
 import json
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isfinite
+from socket import SHUT_RDWR
+from threading import Timer
 from time import process_time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +24,7 @@ from bessemer.errors import InputError
 from bessemer.report.curves import DEFAULT_WINDOW, WINDOWS
 from bessemer.report.template import page_file, plotly_script
 from bessemer.run import RunFolder
+from bessemer.terminal import warn
 from bessemer.watch.live import LivePage, View
 from bessemer.watch.prometheus import CONTENT_TYPE, exposition
 
@@ -33,6 +37,7 @@ FORBIDDEN = (
     "This page needs the token that `bessemer watch` printed with its address: open that whole address, or start it again for a "
     "new one."
 )
+IDLE_SECONDS, CONNECTION_SECONDS = 10.0, 60.0  # that a connection may wait for its other end, and take in all
 SHORTEST_POLL, LONGEST_POLL = 1.0, 1.8  # seconds between two looks of a page
 COST_SHARE = 0.003  # of a core, that updates may take while longer polls can keep them below
 
@@ -71,6 +76,11 @@ class Server(ThreadingHTTPServer):
                     raise InputError(f"--port {number}: cannot be listened on ({error}); give another") from None
         _asset("plotly.js")  # compressed now, and not when the first page asks for it
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a connection that its other end has closed; name other failures in a line."""
+        if not isinstance(error := sys.exception(), ConnectionError | TimeoutError):
+            warn(f"watch: a request failed: {type(error).__name__}: {error}")
+
     @property
     def address(self) -> str:
         """What to open in a browser."""
@@ -82,8 +92,23 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "Bessemer"
     sys_version = ""
 
+    timeout = IDLE_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self._limit = Timer(CONNECTION_SECONDS, self.connection.shutdown, [SHUT_RDWR])
+        self._limit.daemon = True
+        self._limit.start()
+
+    def finish(self) -> None:
+        self._limit.cancel()
+        super().finish()
+
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            return self._send(400, "text/plain; charset=utf-8", b"This is no address")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         port = self.server.server_address[1]
         hosts = (

@@ -1,0 +1,106 @@
+"""A lack of memory is named for what needed it, and a damaged small file is no lack of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bessemer.checkpoint.format import load_manifest
+from bessemer.cli import run_command
+from bessemer.errors import BessemerError, InputError
+from bessemer.recipe import load
+from bessemer.run import RunFolder, read_json, read_json_again
+from bessemer.stages import Session
+from bessemer.train import loop
+
+ERRORS = (
+    MemoryError(),
+    MemoryError("Unable to allocate 8.00 TiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
+@pytest.mark.parametrize(
+    ("stage", "key"), [("corpus", "corpus.workers"), ("train", "train.micro_batch"), ("export", "")]
+)
+def test_the_stage_that_needed_it_is_named(error: Exception, stage: str, key: str, tmp_path: Path) -> None:
+    def work() -> str:
+        raise error
+
+    with pytest.raises(BessemerError) as caught:
+        Session(load("demo"), RunFolder(tmp_path)).stage(stage, work)
+    said = str(caught.value)
+    assert caught.value.exit_code == 1 and said.startswith(f"{stage}: ") and key in said
+    assert ("train.micro_batch" in said) == (stage == "train")
+
+
+def test_another_failure_of_a_stage_stays_what_it_is(tmp_path: Path) -> None:
+    def work() -> str:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        Session(load("demo"), RunFolder(tmp_path)).stage("train", work)
+
+
+def test_a_command_that_runs_out_of_memory_outside_of_a_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*given: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("bessemer.cli.runs.open_run", fails)
+    assert run_command(["generate", "runs/x", "The"]) == 1
+    error = capsys.readouterr().err
+    assert "memory" in error and "micro_batch" not in error and "Traceback" not in error
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("kind", ["nested", "huge", "exhausting"])
+def test_a_small_file_that_is_damaged_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(nested(200_000) if kind == "nested" else "{}")
+    if kind == "huge":
+        os.truncate(path, 20 << 30)  # a hole, which takes no space
+    if kind == "exhausting":
+
+        def fails(text: str) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(json, "loads", fails)
+    for read in (read_json, lambda place: load_manifest(place.parent)):
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert str(path) in str(caught.value) and "micro_batch" not in str(caught.value)
+    assert read_json_again(path) is None
+
+
+def test_a_training_with_a_damaged_manifest_names_it(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = runs / "small" / "tokens" / "manifest.json"
+    path.write_text(nested(100_000))
+    given = ["--set", f"run.dir={runs}"]
+    assert run_command(["train", str(recipe_file), *given]) in (1, 2)
+    error = capsys.readouterr().err
+    assert str(path) in error and "micro_batch" not in error and "Traceback" not in error
+
+
+def test_a_training_that_runs_out_of_memory_says_what_to_lower(
+    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(loop, "completed_steps", fails)
+    assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}", "--set", "train.steps=2"]) == 1
+    error = capsys.readouterr().err
+    assert "train.micro_batch" in error and "Traceback" not in error
