@@ -29,11 +29,17 @@ Message = dict[str, Any]
 
 
 def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
-    """The messages of a record as JSON: a list of {"role", "content"}, or of ShareGPT's {"from", "value"}; other fields of a
-    message, as `tool_calls`, are kept for the template. Raises ValueError with what is wrong.
+    """Return a record's conversation as JSON.
 
-    record: the other fields; of them the template gets `tools`, `documents` and `chat_template_kwargs`, and `system` or
-    `system_prompt` as the first message."""
+    Args:
+        value: A list of messages {"role", "content"} or, in ShareGPT's form, {"from", "value"}. Other fields of a message are
+            kept for the template.
+        record: The other fields of the record. The template gets `tools`, `documents` and `chat_template_kwargs`. `system` or
+            `system_prompt` becomes the first message.
+
+    Raises:
+        ValueError: With what is wrong.
+    """
     if not isinstance(value, list) or not value:
         raise ValueError(f"not a list of messages but {'an empty one' if value == [] else type(value).__name__}")
     messages = [_message(message, number) for number, message in enumerate(value, 1)]
@@ -52,7 +58,7 @@ def conversation(value: object, record: Mapping[str, Any] | None = None) -> str:
 
 
 def _input(key: str, value: object) -> object:
-    """What a template gets under a name: a list of objects, or an object of options; also as JSON in a string."""
+    """Return a field of a record as the template gets it: a list of objects, or an object of options. JSON is parsed."""
     found = json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     options = [found] if key == OPTIONS else found
     if not isinstance(options, list) or not all(isinstance(one, dict) for one in options):
@@ -63,7 +69,7 @@ def _input(key: str, value: object) -> object:
 
 
 def is_trained(message: Message) -> bool:
-    """False for a message with `train` false or a `weight` of 0."""
+    """Return False for a message with `train` false or a `weight` of 0."""
     return message.get("train") is not False and message.get("weight") != 0
 
 
@@ -79,13 +85,13 @@ def pair(questions: list[object], answer: object) -> list[Message]:
 
 
 def record_in(text: str) -> dict[str, Any]:
-    """A conversation as an object: its messages, and what else the template gets."""
+    """Return a conversation as an object: its messages, and what else the template gets."""
     found = json.loads(text)
     return {"messages": found} if isinstance(found, list) else found
 
 
 def changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A field of a message with each string in it changed."""
+    """Return a field of a message with each string in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -96,20 +102,20 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def strings(value: object) -> list[str]:
-    """The strings in a field of a message."""
+    """Return the strings in a field of a message."""
     found: list[str] = []
     changed(value, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
     return found
 
 
 def contents(text: str) -> str:
-    """What was said in a conversation, as running text."""
+    """Return the text of a conversation: contents, reasoning, tool calls."""
     said = [one[key] for one in record_in(text)["messages"] for key in SPOKEN if key in one]
     return "\n".join(part for part in strings(said) if part)
 
 
 def with_contents(text: str, change: Callable[[str], str]) -> str:
-    """A conversation with what was said in each message changed."""
+    """Return a conversation with its text changed, as `contents` has it."""
     record = record_in(text)
     for message in record["messages"]:
         for key in message.keys() & {*SPOKEN}:
@@ -118,7 +124,7 @@ def with_contents(text: str, change: Callable[[str], str]) -> str:
 
 
 def with_strings(text: str, change: Callable[[str], str]) -> str:
-    """A conversation with every string of it changed: contents, reasoning, arguments and descriptions of tools."""
+    """Return a conversation with every string changed, but ids and types."""
     return _as_text(changed(json.loads(text), change))
 
 

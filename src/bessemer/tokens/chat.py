@@ -75,9 +75,15 @@ def chat_line(recipe: Recipe, store: TokenStore) -> str:
 
 
 def report_refused(refusals: Mapping[str, Sequence[int]], taken: int, first: str) -> int:
-    """Warn of conversations that the template refuses, and raise InputError where it refuses most; returns their number.
+    """Warn of conversations that the template refuses, and return their number.
 
-    refusals: their number by reason; first: the reason for one, with its document.
+    Args:
+        refusals: The number of conversations by reason.
+        taken: The number of the others.
+        first: The reason for one, with its document.
+
+    Raises:
+        InputError: When the template refuses more than half.
     """
     refused = sum(count for (count,) in refusals.values())
     said = f"{refused:,} of {counted(refused + taken, 'conversation')} left out, as the chat template refuses them; {first}"
@@ -90,7 +96,13 @@ def report_refused(refusals: Mapping[str, Sequence[int]], taken: int, first: str
 
 
 class ChatTemplate:
-    """Renders conversations. sources: the names under which they are stored; source: Jinja; names: of special tokens."""
+    """Renders conversations and finds the tokens that are trained on.
+
+    Attributes:
+        sources: The names under which conversations are stored.
+        source: The template, in Jinja.
+        turn_end: The last token that is trained on in a turn, white space apart.
+    """
 
     def __init__(self, sources: frozenset[str], source: str, names: dict[str, str], tokenizer: Tokenizer) -> None:
         self.sources, self.source, self._names, self._tokenizer = sources, source, names, tokenizer
@@ -105,7 +117,6 @@ class ChatTemplate:
         while len(said) > 1 and said[-1] not in tokenizer.special and not tokenizer.decode(said[-1:]).strip():
             said.pop()
         self.turn_end: int = said[-1]
-        """The last token that the assistant is trained on in a turn, but white space."""
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -121,9 +132,14 @@ class ChatTemplate:
         return ChatTemplate, (self.sources, self.source, self._names, self._tokenizer)
 
     def encode(self, text: str, what: str) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """The ids of a conversation (`corpus.conversation`), end-of-text last, and which of them the assistant said.
+        """Return the ids of a conversation, end-of-text last, and which of them are trained on.
 
-        what: names it in an error. Raises InputError where the template refuses it or does not write all of it.
+        Args:
+            text: A document of `corpus.conversation`.
+            what: Its name in an error.
+
+        Raises:
+            InputError: When the template fails on it or does not write all of it.
         """
         record = record_in(text)
         try:
@@ -143,7 +159,7 @@ class ChatTemplate:
         return ids, is_trained
 
     def unwritten(self, text: str) -> set[str]:
-        """Options and fields of messages that the template does not know and that hold nothing that was said."""
+        """Return options and fields of messages, other than text, that the template does not know."""
         record = record_in(text)
         keys = {key for part in (*record["messages"], record.get(OPTIONS, {})) for key in part}
         return {key for key in keys.difference(SPOKEN, ("role", "train", "weight")) if key not in self.source}
@@ -153,9 +169,9 @@ class ChatTemplate:
         return self._template.render(record["messages"], **record.get(OPTIONS, {}), **inputs)
 
     def _trained(self, record: dict[str, Any], spans: Spans) -> Spans:
-        """Those of the spans that are trained on. Raises InputError where the template does not write something of the record.
+        """Return the spans of messages that are trained on. Raises InputError when the template leaves a string out.
 
-        The record is rendered again with a word after each string in it, by which the string is found in the result.
+        The record is rendered again with a word after each string, which shows where the string is in the result.
         """
         messages, (probe, words) = record["messages"], _with_words(record)
         text, probed = _spans(self._render(probe))
@@ -180,7 +196,7 @@ class ChatTemplate:
 
 
 def _with_words(record: dict[str, Any]) -> tuple[dict[str, Any], list[Word]]:
-    """The record with a word after each string that a template has to write, and what each word stands for."""
+    """Return the record with a word after each string that a template has to write, and what each word stands for."""
     words: list[Word] = []
 
     def add(value: Any, field: str, number: int | None, part: int | None = None, always: bool = False) -> Any:

@@ -68,10 +68,15 @@ def _rates(row: list[int]) -> dict[str, Any]:
 class EncodedCounts:
     """Counts of encoded documents.
 
-    counted: bytes of the tokens of texts; unknown: tokens for text outside the vocabulary; text: bytes of the texts; refusals:
-    conversations that the chat template refuses, by reason, and refusal: why the first; unwritten: conversations by field that
-    the template does not know; spelled: by special token, documents and conversations whose text spells it; tally: the
-    fertility of the documents in its sample.
+    Attributes:
+        counted: Bytes of the tokens of texts.
+        unknown: Tokens for text outside the vocabulary.
+        text: Bytes of the texts.
+        refusal: The reason for the first conversation that the chat template refuses, with its document.
+        refusals: The number of these conversations by reason.
+        unwritten: The number of conversations by field that the template does not know.
+        spelled: The numbers of documents and conversations by special token that their text spells.
+        tally: The fertility of the documents in its sample.
     """
 
     documents: int = 0
@@ -92,7 +97,7 @@ class EncodedCounts:
             merge(getattr(self, name), getattr(other, name))
 
     def described(self) -> dict[str, Any]:
-        """What the manifest says of text that is not what it looks like; of what changes the training a person is told."""
+        """Return the counts for the manifest. Warns of special tokens in messages and of fields that templates leave out."""
         controls = [name for name, (_, conversations) in sorted(self.spelled.items()) if conversations]
         if controls:
             warn(

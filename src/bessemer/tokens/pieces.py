@@ -67,8 +67,10 @@ def token_pieces(description: dict[str, Any], vocabulary: dict[str, int], specia
 
 
 def without_special(description: dict[str, Any], ids: set[int]) -> dict[str, Any]:
-    """A tokenizer.json's content in which no text becomes one of `ids`: their tokens have random names, and merges that make
-    them are left out. All ids stay."""
+    """Return a tokenizer.json's content in which no text becomes one of `ids`.
+
+    Their tokens have random names, and merges that make them are left out. All ids stay.
+    """
     nonce = secrets.token_hex(8)
     new = {name: f"\ufdd0{nonce}{number}" for name, number in _vocabulary(description).items() if number in ids}
     model, added = dict(description["model"]), description["added_tokens"]

@@ -170,8 +170,10 @@ def end_of_text(tokens: dict[str, str]) -> str | None:
 
 
 def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
-    """Special tokens by the names under which chat templates ask for them, as `transformers` reads them from the tokenizer's
-    settings in a folder; without settings, as the export of a model trained here has them."""
+    """Return special tokens by their names in chat templates, as `transformers` reads them from the settings in a folder.
+
+    Without settings they are those of an exported model that was trained here.
+    """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         settings |= {key: value for key, value in read_table(folder / name).items() if value}
@@ -182,7 +184,7 @@ def template_names(folder: Path, end_of_text: str) -> dict[str, str]:
 
 
 def read_template(path: Path, key: str = "chat template") -> str:
-    """The text of a template file. Raises InputError where it cannot be read."""
+    """Return the text of a template file. Raises InputError when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -237,8 +239,7 @@ def template_environment(marks: tuple[str, str] = ("", "")) -> Environment:
 
 
 class JinjaTemplate:
-    """A compiled chat template. names: `template_names`; marks: put around what the assistant says. Raises InputError for one
-    that does not compile."""
+    """A compiled chat template. Raises InputError for one that does not compile."""
 
     def __init__(self, source: str, names: Mapping[str, str], marks: tuple[str, str] = ("", "")) -> None:
         try:
@@ -249,8 +250,14 @@ class JinjaTemplate:
         self._names = names
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **inputs: Any) -> str:
-        """Messages as text, as `transformers` passes them to the template. inputs: add_generation_prompt, tools, documents and
-        keys of the template. Raises InputError where it fails."""
+        """Return messages as text, with the inputs that `transformers` gives a template.
+
+        Args:
+            inputs: `add_generation_prompt`, `tools`, `documents` and options of the template.
+
+        Raises:
+            InputError: When the template fails.
+        """
         inputs = {"tools": None, "documents": None, "add_generation_prompt": False, **self._names, **inputs}
         try:
             return self._template.render(messages=[_with_reasoning(one) for one in messages], **inputs)
@@ -259,7 +266,7 @@ class JinjaTemplate:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its reasoning under each name that templates know."""
+    """Return a message with its reasoning under each name that templates know."""
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     return dict(message) if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -290,7 +297,7 @@ def train_for(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenize
 
 
 def default_system(source: str, names: Mapping[str, str]) -> str | None:
-    """The system prompt that a chat template writes where there is none; None where it writes none."""
+    """Return the system prompt that a chat template writes by default; None where it writes none."""
     user, mark = {"role": "user", "content": "a"}, "\ufdd0"
     try:
         template = JinjaTemplate(source, names)

@@ -226,7 +226,7 @@ class Tokenizer:
         return inner
 
     def special_in(self, text: str) -> list[str]:
-        """The special tokens that a text spells, in alphabetical order."""
+        """Return the special tokens that a text spells, in alphabetical order."""
         # a quick look for their beginnings comes first
         return sorted({*self._spelled.findall(text)}) if any(start in text for start in self._starts) else []
 
