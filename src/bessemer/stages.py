@@ -125,7 +125,6 @@ def run_all(session: Session) -> None:
 def corpus(session: Session) -> None:
     """Raw sources to clean documents."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
-    from bessemer.corpus.text_keys import separate_sources
     from bessemer.corpus.work import close_work
     from bessemer.tokens.chat import template_source
 
@@ -151,11 +150,7 @@ def corpus(session: Session) -> None:
     rebuild.say_where(session.run.corpus, session.recipe.corpus.publish)
     if current:
         return
-    found = read_json(statistics)
-    lines = funnel_lines(found)
-    if separate := separate_sources(session.recipe.corpus.sources, found):
-        lines += ["no one text_key reads all of these files: write their sources into a recipe as", *separate]
-    for line in lines:
+    for line in funnel_lines(read_json(statistics)):
         say(f"            [dim]{escape(line)}[/]")
 
 

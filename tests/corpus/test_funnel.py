@@ -12,10 +12,8 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.corpus import units
 from bessemer.corpus.statistics import MAX_LINES, funnel_lines, loss_warnings, percent
-from bessemer.corpus.text_keys import separate_sources
 from bessemer.corpus.webpage import ALL_TEXT
 from bessemer.errors import InputError
-from bessemer.recipe import parse
 from bessemer.run import RunFolder
 from bessemer.terminal import QUIET
 from tests.corpus.corpus_samples import prose, recipe
@@ -151,7 +149,7 @@ def bodies(first: int, number: int = 3, key: str = "body") -> bytes:
 
 
 def test_each_file_that_needs_its_own_fix_is_named(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proposed is a recipe that reads all of it; with several sources each file is of its own."""
+    """What is proposed, put into one list, reads all of it."""
     monkeypatch.setattr(units, "RANGE_BYTES", 1000)
     for folder in ("z", "y"):
         (data / folder).mkdir()
@@ -162,23 +160,19 @@ def test_each_file_that_needs_its_own_fix_is_named(data: Path, build, monkeypatc
     (data / "y" / "page.html").write_text(f"<html><body><p>{prose(2)}</p></body></html>")
     (data / "named.jsonl").write_bytes(lines_of(prose(3)))
     (data / "[x].jsonl").write_bytes(bodies(30))
-    whole = recipe(
+    sources = (
         {"name": "z", "format": "jsonl", "paths": [str(data / "z")], "weight": 2.0},
         {"name": "y", "format": "html", "paths": [str(data / "y")], "weight": 1.0},
         {"name": "a", "format": "jsonl", "paths": [str(data / "named.jsonl"), str(data / "[x].jsonl")], "weight": 1.0},
     )
-    statistics = build(whole)[2]
+    statistics = build(recipe(*sources))[2]
     shown = " ".join(funnel_lines(statistics))
     assert 'set text_key = "body"' in shown and 'set text_key = "story"' in shown
-    pasted = "\n".join(separate_sources(whole.corpus.sources, statistics))
-    proposed = parse('[run]\nname = "x"\n[model]\ndepth = 2\n' + pasted, "pasted")
-    assert [(one.name, one.text_key, [Path(path).name for path in one.paths], one.exclude) for one in proposed.corpus.sources] == [
-        ("z-1", "body", ["a.jsonl"], ()), ("z-2", "story", ["b.jsonl"], ()), ("z", "text", ["z"], ("a.jsonl", "b.jsonl")),
-        ("y", "text", ["y"], ()), ("a-1", "body", ["[x].jsonl"], ()), ("a", "text", ["named.jsonl"], ()),
-    ]  # fmt: skip
-    documents, rejected, again = build(proposed)
-    assert len(documents) == 5 + 3 + 1 + 1 + 3 + 1 and [row["path"] for row in rejected] == ["z/tiny.jsonl"]
-    assert separate_sources(proposed.corpus.sources, again) == []
+    every = {"z": ["text", "body", "story"], "a": ["text", "body"]}
+    proposed = recipe(*({**one, "text_key": every.get(str(one["name"]), "text")} for one in sources))
+    documents, rejected, _ = build(proposed)
+    assert len(documents) == 5 + 3 + 1 + 1 + 3 + 1
+    assert [(row["path"], row["reason"]) for row in rejected] == [("z/tiny.jsonl", "too_short")]
 
 
 def test_a_record_with_another_key_takes_no_file_apart(data: Path, build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +186,7 @@ def test_a_record_with_another_key_takes_no_file_apart(data: Path, build, monkey
     assert statistics["totals"]["rejected"]["no_text_key"] == 6
     (line,) = (line for line in funnel_lines(statistics) if "no_text_key" in line)
     assert "there are: body" in line and "set text_key" not in line, "which would lose the others"
-    assert separate_sources(whole.corpus.sources, statistics) == []
+    assert 'add "body" to text_key' in line
 
 
 def test_a_label_that_is_missing_is_told_as_such(data: Path, build) -> None:

@@ -17,6 +17,7 @@ from bessemer.errors import InputError
 from bessemer.recipe import Source
 from tests.corpus.corpus_samples import prose, recipe
 
+NO_DEDUP = "exact = false\nminhash = false"
 TEXTS = [prose(1), 'a "quoted" text,\nin two lines; with {braces] and café 日本語 ' * 9, prose(2)]
 RECORDS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
 
@@ -284,6 +285,70 @@ def test_text_within_nested_objects_is_named_and_read_by_a_dotted_key(data: Path
     assert sorted(row["text"] for row in documents) == sorted([text.strip() for text in TEXTS] * 3)
     assert {row["label"] for row in documents} == {"en"}
     assert [row["detail"] for row in rejected] == ["column 'data.body.text' is null"]
+
+
+JOINED = [  # a record, its text by a list of two fields, and by a template
+    ({"title": "A title", "body": "Words."}, "A title\n\nWords.", "[A title] Words."),
+    ({"title": "", "body": "Words."}, "Words.", "[] Words."),
+    ({"title": "{body}", "body": "Words."}, "{body}\n\nWords.", "[{body}] Words."),
+    ({"body": "Words."}, "Words.", None),
+    ({"title": None, "body": "Words."}, "Words.", None),
+    ({"title": ["A"], "body": "Words."}, None, None),
+    ({"other": "x"}, None, None),
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.csv"])
+@pytest.mark.parametrize("is_template", [False, True])
+def test_text_of_several_fields_is_joined(name: str, is_template: bool, data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [one for one in JOINED if {"title": str, "body": str} == {key: type(value) for key, value in one[0].items()}]
+    if name in ("a.jsonl", "a.json"):
+        rows = JOINED
+    expected = [row[1 + is_template] for row in rows]
+    records = [{**record, "number": number} for number, (record, *_) in enumerate(rows)]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(records), data / name, row_group_size=2)
+    elif name == "a.csv":
+        with open(data / name, "w") as file:
+            csv.writer(file).writerows([records[0], *(record.values() for record in records)])
+    else:
+        lines = map(json.dumps, records)
+        (data / name).write_text("\n".join(lines) if name == "a.jsonl" else f"[{', '.join(lines)}]")
+    source = {"name": "s", "paths": [str(data)], "text_key": "[{title}] {body}" if is_template else ["title", "body"]}
+    documents, rejected, statistics = build(recipe(source, dedup=NO_DEDUP, rules="min_characters = 1"))
+    places = [json.loads(row["metadata"]) for row in documents]
+    numbers = [int(place["number"]) if "number" in place else 2 * place["row_group"] + place["row"] for place in places]
+    found = dict(zip(numbers, (row["text"] for row in documents), strict=True))
+    assert found == {number: text for number, text in enumerate(expected) if text is not None}
+    assert {row["reason"] for row in rejected} == ({"bad_record", "no_text_key"} if None in expected else set())
+    assert statistics["totals"]["documents_in"] == len(rows)
+
+
+def test_a_number_is_part_of_a_template(data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"year": [1999, None], "meta": [{"text": prose(1)}] * 2}), data / "a.parquet")
+    source = {"name": "s", "paths": [str(data)], "text_key": "{year}: {meta.text}"}
+    documents, rejected, _ = build(recipe(source))
+    assert [row["text"] for row in documents] == [f"1999: {prose(1)}"]
+    assert [row["reason"] for row in rejected] == ["bad_record"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv"])
+def test_a_field_that_no_file_has_is_an_error(name: str, data: Path, build) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": [prose(1)]}), data / name)
+    else:
+        (data / name).write_text(json.dumps({"text": prose(1)}) if name == "a.jsonl" else "text,id\nwords,1\n")
+    with pytest.raises(InputError, match="corpus.sources.s.text_key: .* 'titel'"):
+        build(recipe({"name": "s", "paths": [str(data)], "text_key": ["titel", "text"]}))
 
 
 HINTS = {

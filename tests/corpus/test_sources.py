@@ -164,6 +164,30 @@ def test_a_source_that_is_gone_is_named(data: Path, build) -> None:
         inputs_digest(of)
 
 
+def test_what_is_wrong_with_several_sources_is_said_at_once(data: Path, build) -> None:
+    (data / "a.jsonl").write_text('{"body": "a text of some words"}\n')
+    (data / "b.pdf").write_bytes(b"%PDF-1.7")
+    (data / "c.txt").write_text(prose(1))
+    missing = [{"name": name, "paths": [str(data / name)]} for name in ("one", "two")]
+    good = {"name": "good", "paths": [str(data / "c.txt")]}
+    with pytest.raises(InputError) as caught:
+        build(recipe(missing[0], good, missing[1]))
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "corpus.sources.one",
+        "corpus.sources.two",
+    ]
+    unreadable = [
+        {"name": name, "format": "jsonl", "paths": [str(data / file)]}
+        for name, file in (("x", "a.jsonl"), ("y", "b.pdf"))
+    ]
+    with pytest.raises(InputError) as caught:
+        build(recipe(unreadable[0], good, unreadable[1]))
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "corpus.sources.x",
+        "corpus.sources.y",
+    ]
+
+
 def test_the_same_name_in_two_folders_is_two_documents(data: Path, build) -> None:
     for number, folder in enumerate(("x", "y", "x/z")):
         (data / folder).mkdir()

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from bessemer.corpus import engine
 from bessemer.corpus.clean import CleaningContext, Tally, clean_record
 from bessemer.corpus.document import EXCERPT_CHARACTERS, REASONS, Record, identity, printable
-from bessemer.corpus.files import Listing, listing
+from bessemer.corpus.files import Listing
+from bessemer.corpus.inputs import listings_of
 from bessemer.corpus.readers import read
 from bessemer.corpus.statistics import EXAMPLES, commonest, percent, where
 from bessemer.corpus.units import plan
@@ -40,7 +41,7 @@ Row = dict[str, Any]
 def dry_run(corpus: Corpus, count: int) -> dict[str, Any]:
     """Take about `count` documents through the rules. Returns counts by source and reason with examples, edits, languages,
     duplicates among them, and the processor seconds of a document. Raises InputError as building the corpus does."""
-    listings = {source.name: listing(source) for source in corpus.sources}
+    listings = listings_of(corpus, None)
     settings, started = CleaningContext.of(corpus), process_time()
     sources, kept, tally = [], list[Row](), Tally()
     wanted = _shares(listings, count)

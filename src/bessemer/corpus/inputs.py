@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from bessemer.corpus import language, worker
 from bessemer.corpus.files import File, Listing, contents, earlier_files, listing
 from bessemer.corpus.walk import FOUND, Folder, ListFolders, Place
 from bessemer.corpus.work import LISTING
-from bessemer.errors import InputError
+from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.recipe import Contamination, Corpus, Recipe, without_folders
+from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run import RunFolder, read_json_again, stage_facts
 from bessemer.store_path import StorePath, remove_tree
 
@@ -26,6 +26,7 @@ VERSION = 6  # increased when the same sources would give other documents, or th
 CONTENTS = "sources.json"  # of the corpus folder
 FOLDER_BYTES = 1 << 20  # what it costs to list a folder, in bytes of input that are cleaned
 
+Found = TypeVar("Found")
 Contents: TypeAlias = "dict[str, list[list[Any]]]"  # name, size and hash of files, by source
 
 
@@ -119,6 +120,21 @@ def _content(path: Path) -> list[str]:
     return [file_sha256(file) for file in files if file.is_file()]
 
 
+def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str, Found]:
+    """What is found for each source, by name. Raises one InputError with what is wrong with any of them."""
+    found, problems = dict[str, Found](), list[str]()
+    for source in corpus.sources:
+        try:
+            found[source.name] = find(source)
+        except FileChanged:
+            raise
+        except InputError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    return found
+
+
 def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
     """What the sources name; of a run that is being written, folders of many files are listed by tasks. Raises InputError as
     `files.listing`, and what tasks raise."""
@@ -141,7 +157,7 @@ def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
         return found
 
     try:
-        return {source.name: listing(source, by_tasks if run else None) for source in corpus.sources}
+        return of_each_source(corpus, lambda source: listing(source, by_tasks if run else None))
     finally:
         for place in places:
             remove_tree(place)

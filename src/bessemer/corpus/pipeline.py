@@ -40,13 +40,20 @@ from bessemer.corpus.clean import (
 )  # fmt: skip
 from bessemer.corpus.document import printable
 from bessemer.corpus.files import Listing
-from bessemer.corpus.inputs import CONTENTS, VERSION, Contents, digest_of_contents, digest_of_files, listings_of
+from bessemer.corpus.inputs import (
+    CONTENTS,
+    VERSION,
+    Contents,
+    digest_of_contents,
+    digest_of_files,
+    listings_of,
+    of_each_source,
+)
 from bessemer.corpus.look import LookAtFiles, contents_by_source, look_tasks, looked_by_source, moved_path
 from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
-from bessemer.corpus.text_keys import other_text_keys
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
@@ -61,7 +68,7 @@ from bessemer.corpus.work import (
 )
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
-from bessemer.recipe import Corpus, Recipe
+from bessemer.recipe import Corpus, Recipe, Source
 from bessemer.run import RunFolder, mark_stage, write_json
 from bessemer.storage import patient
 from bessemer.store_path import StorePath, get_folder
@@ -147,12 +154,6 @@ def _build(
         funnels, repeats = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
-        for source in corpus.sources:
-            if funnels[source.name].num_rejected("no_text_key"):
-                its = [one for one in partitions if one.source == source.name]
-                funnels[source.name].other_text_keys = other_text_keys(
-                    source, its, corpus.rules.of_source().min_characters or 1
-                )
     _check_counts(whole.rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())
@@ -195,11 +196,14 @@ def _plan(
     """The partitions, planned once per build. looks: finished; files of other sources are looked at and unpacked here."""
 
     def plan_units(folder: Path) -> dict[str, Any]:
-        spool, units = folder / "spool", list[Unit]()
-        looked = looked_by_source(looks)
-        for source in corpus.sources:
-            units += plan(source, listings[source.name].read, spool, looked.get(source.name))
+        spool, looked = folder / "spool", looked_by_source(looks)
+
+        def units_of(source: Source) -> list[Unit]:
             engine.check_stop()
+            return plan(source, listings[source.name].read, spool, looked.get(source.name))
+
+        units = [unit for some in of_each_source(corpus, units_of).values() for unit in some]
+        engine.check_stop()
         sizes: Counter[str] = Counter({source.name: 0 for source in corpus.sources})
         for unit in units:
             sizes[unit.source.name] += unit.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -72,8 +73,6 @@ class Funnel:
     languages: Counter[str] = field(default_factory=Counter)  # kept documents by language; "" where none was identified
     # what the steps counted besides: personal data by type, characters edited by rule
     tables: dict[str, dict[str, int]] = field(default_factory=dict)
-    # the text_key of each file whose records have another one than the source's (text_keys.py)
-    other_text_keys: dict[str, str] = field(default_factory=dict)
     # files of the source's folders that no source reads, by ending: {files, bytes, example}
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -140,7 +139,6 @@ class Funnel:
             "length_histogram_rejected": _histogram(self.lengths_rejected),
             "languages": {language: self.languages[language] for language in commonest(self.languages) if language},
             "tables": self.tables,
-            "other_text_keys": self.other_text_keys,
             "not_read": dict(sorted(self.not_read.items(), key=lambda item: (-item[1]["files"], item[0]))),
         }
 
@@ -293,7 +291,7 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
         for example in entry["examples"]:
             detail = " ".join(example["detail"].split())
             if not is_most:  # another key would lose the others
-                detail = detail.partition("; set text_key = ")[0]
+                detail = re.sub('; set text_key = ("[^"]*")$', r"; add \1 to text_key", detail)
             if len(detail) > EXAMPLE_CHARACTERS:
                 detail = detail[:EXAMPLE_CHARACTERS] + "..."
             found.setdefault(example["path"], where(example) + (f": {detail}" if detail else ""))

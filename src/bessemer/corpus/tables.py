@@ -17,6 +17,7 @@ from bessemer.corpus.document import Record
 from bessemer.corpus.encodings import decode, detected, foreign_format
 from bessemer.corpus.engine import require
 from bessemer.recipe import Source
+from bessemer.recipe.corpus import FIELD, text_keys
 
 # a longer record is rejected unread: no model reads one that long, and it must fit in memory
 MAX_RECORD_BYTES = 64 << 20
@@ -104,27 +105,31 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
     none. `size` is in bytes, `shown` its source text."""
     if not isinstance(value, dict):
         return Record(key, size, shown[:4000], "bad_record", f"not an object but {type(value).__name__}")
-    holder, name = field_in(value, source.text_key)
+    keys = text_keys(source.text_key)
+    found = [field_in(value, one) for one in keys]
+    holder, name = next((field for field in found if field[0] is not None), (None, ""))
     if holder is None:
-        return Record(key, size, shown[:4000], "no_text_key", no_text("field", source.text_key, value))
-    text = holder.pop(name)
+        return Record(key, size, shown[:4000], "no_text_key", no_text("field", keys[0], value))
+    text = _joined([fields and fields[of] for fields, of in found], source) if source.joins_fields else holder.pop(name)
     if source.format == "chat":
         try:
             if isinstance(text, str) and source.pair_keys is None:  # JSON within the JSON, or in a column of strings
                 text = json.loads(text)
             if source.pair_keys is not None:
-                found = (field_in(value, of) for of in source.pair_keys[:-1])
-                text = pair([None if there is None else there[inner] for there, inner in found], text)
+                asked = (field_in(value, of) for of in source.pair_keys[:-1])
+                text = pair([None if there is None else there[inner] for there, inner in asked], text)
             rest = {name: one for name, one in {**value, **holder}.items() if name not in (source.pair_keys or ())}
             text = conversation(text, rest)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: a date of Parquet
-            fields = source.pair_keys or (source.text_key,)
+            fields = source.pair_keys or text_keys(source.text_key)
             said = f"field{'s' * (len(fields) > 1)} {', '.join(map(repr, fields))}: {error}"
             return Record(key, size, shown[:4000], "bad_record", said[:300])
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         named = _known_name([name for name, other in _named(value).items() if isinstance(other, str)])
-        detail = f"field {source.text_key!r} is {kind}, not a string" + (f'; set text_key = "{named}"' if named else "")
+        detail = f"field {source.text_key!r} is {kind}, not a string" + (
+            f'; set text_key = "{named}"' if named and not source.joins_fields else ""
+        )
         return Record(key, size, shown[:4000], "bad_record", detail[:300])
     record = Record(key, size, text, metadata={**place, **_small(value, place)})
     if source.label_key:
@@ -132,6 +137,16 @@ def record_of(value: object, key: str, size: int, shown: str, place: dict[str, o
         there = "" if labelled else f"; there are: {', '.join([*_named(value)][:20])}" if value else ""
         _set_label(record, f"field {source.label_key!r}", labelled[name] if labelled else None, there)
     return record
+
+
+def _joined(values: list[object], source: Source) -> object:
+    """The text of several fields: those of a list, without empty ones, with an empty line between them, or a template filled in;
+    or a value that is no text."""
+    if isinstance(source.text_key, str):
+        strange = [value for value in values if not isinstance(value, str | int | float)]
+        return strange[0] if strange else FIELD.sub(lambda _: str(values.pop(0)), source.text_key)
+    strange = [value for value in values if not isinstance(value, str | None)]
+    return strange[0] if strange else "\n\n".join(value for value in values if isinstance(value, str) and value.strip())
 
 
 def field_in(value: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]:
@@ -220,36 +235,39 @@ def _small(fields: dict[str, object], place: dict[str, object]) -> dict[str, obj
     return kept
 
 
-def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], str, str]:
-    """The bytes of each row group of a Parquet file (a path or a seekable stream); and, where it cannot be read, a
-    reason and a detail. `head`: its first bytes. OSError when the file cannot be read."""
-    text_key, label_key = source.text_key, source.label_key
+def parquet_layout(place: Any, head: bytes, source: Source) -> tuple[list[int], str, str, list[str]]:
+    """The bytes of each row group of a Parquet file (a path or a seekable stream); where it cannot be read, a reason and a
+    detail; and the keys of text_key that it has. `head`: its first bytes. OSError when the file cannot be read."""
+    label_key = source.label_key
     if not head.startswith(b"PAR1"):
-        return [], "wrong_format", foreign_format(head) or f"not a Parquet file: it begins with {head[:16]!r}"
+        return [], "wrong_format", foreign_format(head) or f"not a Parquet file: it begins with {head[:16]!r}", []
     try:
         with pq.ParquetFile(place) as parquet:
             schema, footer = parquet.schema_arrow, parquet.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     except pa.ArrowException as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        return [], "unreadable", f"a damaged Parquet file: {first}"[:300]
+        return [], "unreadable", f"a damaged Parquet file: {first}"[:300], []
     types = {field.name: field.type for field in (*_leaves(schema), *schema)}
     strings = {name: "" for name, kind in types.items() if _is_text(kind)}
     conversations = {name: message for name, kind in types.items() if (message := _message_fields(kind))}
-    if text_key not in types:
+    known = [key for key in text_keys(source.text_key) if key in types]
+    if not known:
         fields = {field.name: conversations.get(field.name, strings.get(field.name)) for field in _leaves(schema)}
         sizes = {name: _column_bytes(groups, name) for name in strings}
         largest = max(sizes, key=lambda name: sizes[name], default="")
-        return [], "no_text_key", no_text("column", text_key, {**fields, **({largest: ANY_TEXT} if largest else {})})
-    if text_key not in strings and (source.format != "chat" or text_key not in conversations):
+        fields |= {largest: ANY_TEXT} if largest else {}
+        return [], "no_text_key", no_text("column", text_keys(source.text_key)[0], fields), known
+    readable = {*strings, *(conversations if source.format == "chat" else ())}
+    if not source.joins_fields and known[0] not in readable:
         fix = f"set text_key to a column of strings ({', '.join(strings) or 'there is none'})"
         if conversations and source.format != "chat":
-            fix = f'{text_key} holds conversations, which format = "chat" and text_key = "{text_key}" read'
-        return [], "no_text_key", f"column {text_key!r} holds {types[text_key]}, not text; {fix}"[-300:]
+            fix = f'{known[0]} holds conversations, which format = "chat" and text_key = "{known[0]}" read'
+        return [], "no_text_key", f"column {known[0]!r} holds {types[known[0]]}, not text; {fix}"[-300:], known
     if label_key and label_key not in types:
         names = ", ".join(field.name for field in _leaves(schema))
-        return [], "no_label", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300]
-    return [group.total_byte_size for group in groups], "", ""
+        return [], "no_label", f"no column {label_key!r}; there are: {names}; set label_key to one of them"[:300], known
+    return [group.total_byte_size for group in groups], "", "", known
 
 
 def _leaves(fields: Iterable[Any]) -> Iterator[Any]:
@@ -297,16 +315,18 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
 
     Rows are read a few at a time: Arrow cannot build a nested column of over 2 GiB at once.
     """
-    is_text = source.format != "chat"
-    names = [source.text_key, *([source.label_key] if source.label_key else [])] if is_text else None
+    is_text = source.format != "chat" and not source.joins_fields
+    names = [*text_keys(source.text_key), *([source.label_key] if source.label_key else [])]
     num_rows, row = None, 0
     try:
         with pq.ParquetFile(place) as parquet:
             group = parquet.metadata.row_group(number)
             num_rows = group.num_rows
             at_a_time = max(BATCH_BYTES * num_rows // max(group.total_byte_size, 1), 1)
-            for batch in parquet.iter_batches(at_a_time, row_groups=[number], columns=names):
-                for record in (_text_records if is_text else _conversations)(batch, number, row, source):
+            for batch in parquet.iter_batches(
+                at_a_time, row_groups=[number], columns=None if source.format == "chat" else names
+            ):
+                for record in (_text_records if is_text else _object_records)(batch, number, row, source):
                     yield record
                     row += 1
     except (pa.ArrowException, OSError) as error:  # OSError: Arrow's too for bytes that cannot be decompressed
@@ -326,13 +346,14 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
 def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
     """The rows of a batch as text. Raises pa.ArrowException for values that are damaged."""
     table = pa.Table.from_batches([batch])
-    texts = _column(table, source.text_key)
+    (text_key,) = text_keys(source.text_key)
+    texts = _column(table, text_key)
     in_json = [one.name for one in batch.schema if getattr(one.type, "extension_name", "") == "arrow.json"]
     labels = _column(table, source.label_key).to_pylist() if source.label_key else []
     for at, cell in enumerate(value for chunk in texts.chunks for value in chunk):
         key, raw = f"{number}:{first + at}", cell.as_py()
         if raw is None or len(raw) > MAX_RECORD_BYTES:
-            problem = f"column {source.text_key!r} is null" if raw is None else f"a text of {len(raw)} bytes"
+            problem = f"column {text_key!r} is null" if raw is None else f"a text of {len(raw)} bytes"
             yield Record(key, len(raw or b""), reason="bad_record", detail=problem)
             continue
         try:
@@ -340,7 +361,7 @@ def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterat
         except UnicodeDecodeError as error:
             yield not_utf8(key, raw, error)
             continue
-        if source.text_key in in_json and text[:1] == '"':
+        if text_key in in_json and text[:1] == '"':
             with suppress(ValueError):
                 text = json.loads(text)
         record = Record(key, len(raw), text, metadata={"row_group": number, "row": first + at})
@@ -350,7 +371,7 @@ def _text_records(batch: Any, number: int, first: int, source: Source) -> Iterat
         yield record
 
 
-def _conversations(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
+def _object_records(batch: Any, number: int, first: int, source: Source) -> Iterator[Record]:
     """The rows of a batch as objects."""
     for at in range(batch.num_rows):
         key, place = f"{number}:{first + at}", dict[str, object](row_group=number, row=first + at)

@@ -18,6 +18,7 @@ from bessemer.corpus.record_files import HEAD_BYTES, look
 from bessemer.corpus.tables import parquet_layout
 from bessemer.errors import FileChanged, InputError
 from bessemer.recipe import Source
+from bessemer.recipe.corpus import text_keys
 from bessemer.recipe.endings import compression_of, without_compression
 
 # small files are read together up to this size, so that a unit is worth a hand-over and still small in memory
@@ -76,12 +77,14 @@ class LookedFiles:
     pieces: list[Piece] = field(default_factory=list)
     num_with_text: int = 0  # files of records that may hold text
     missing: list[str] = field(default_factory=list)  # what the others hold instead
+    keys: set[str] = field(default_factory=set)  # of text_key that a file has, or may have
 
     def add(self, other: LookedFiles) -> None:
         """Add what was found in more files."""
         self.pieces += other.pieces
         self.num_with_text += other.num_with_text
         self.missing += other.missing
+        self.keys |= other.keys
 
 
 def plan(source: Source, files: list[File], spool: Path, looked: Mapping[str, LookedFiles] | None = None) -> list[Unit]:
@@ -167,6 +170,8 @@ class FilePlanner:
     def _ranges(self, file: File, kind: str, budget: int | None) -> Iterator[Piece]:
         """A file as byte ranges, or as one piece where it is no lines of JSON."""
         layout = "lines"
+        if storage.is_remote(file.path):
+            self.looked.keys.update(text_keys(self.source.text_key))
         # A look into each object of a store would take a request.
         if kind == "jsonl" and not (storage.is_remote(file.path) and file.path.lower().endswith(LINE_ENDINGS)):
             with suppress(OSError):  # the reader says what is wrong
@@ -181,7 +186,11 @@ class FilePlanner:
     def _look(self, file: File, head: bytes, is_whole: bool) -> tuple[str, Piece | None]:
         """The layout of a file of records by its beginning, and the damaged piece for one that cannot be read."""
         source = self.source
-        seen = look(head, is_whole, without_compression(file.name), source.text_key, source.encoding or "")
+        name, encoding = without_compression(file.name), source.encoding or ""
+        every = {key: look(head, is_whole, name, key, encoding) for key in text_keys(source.text_key)}
+        good = [key for key, one in every.items() if not one.reason and not one.missing]
+        self.looked.keys.update(good)
+        seen = every[good[0]] if good else next(iter(every.values()))
         if seen.missing:
             self.looked.missing.append(f"{file.name}: {seen.missing}")
         elif seen.layout:
@@ -194,7 +203,8 @@ class FilePlanner:
                 head = stream.read(HEAD_BYTES)
                 stream.seek(0)
                 place = stream if storage.is_remote(file.path) else file.path
-                sizes, reason, detail = parquet_layout(place, head, self.source)
+                sizes, reason, detail, keys = parquet_layout(place, head, self.source)
+                self.looked.keys.update(keys)
         except OSError as error:
             sizes, reason, detail = [], "unreadable", error.strerror or str(error)
         if reason:
@@ -268,6 +278,12 @@ class FilePlanner:
         if self.looked.missing and not self.looked.num_with_text and not others:
             more = f" (and {len(self.looked.missing) - 1} more files)" if len(self.looked.missing) > 1 else ""
             raise InputError(f"{where}: {self.looked.missing[0]}{more}{self._set_option_hint(self.looked.missing[0])}")
+
+        unknown = [key for key in text_keys(self.source.text_key) if key not in self.looked.keys]
+        if self.looked.keys and unknown:
+            raise InputError(
+                f"{where}.text_key: the first records of no file have a field {unknown[0]!r}; correct its name"
+            )
 
     def _set_option_hint(self, problem: str) -> str:
         """How to follow a hint on the command line: there may be no recipe file."""

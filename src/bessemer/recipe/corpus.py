@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -151,6 +152,14 @@ def is_banded(name: str, quality: Quality) -> bool:
 Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions", "chat"]
 
 
+FIELD = re.compile(r"\{([^{}]*)\}")  # of a template
+
+
+def text_keys(text_key: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The fields that hold the text: the one named, those listed, or those in the braces of a template."""
+    return text_key if isinstance(text_key, tuple) else tuple(FIELD.findall(text_key)) or (text_key,)
+
+
 class Source(Section):
     """One source of raw text."""
 
@@ -161,7 +170,7 @@ class Source(Section):
     exclude: tuple[str, ...] = Field((), strict=False)
     anonymous: bool = False
     endpoint: str | None = Field(None, pattern=r"^https?://[^/?#@\s]+$")
-    text_key: str = "text"
+    text_key: str | Words = "text"
     pair_keys: tuple[str, ...] | None = Field(None, strict=False, min_length=2)
     encoding: str | None = None
     label: str | None = Field(None, min_length=1, max_length=200)
@@ -178,6 +187,20 @@ class Source(Section):
         pair = values.get("pair_keys")
         return {"text_key": pair[-1] if isinstance(pair, list | tuple) and pair else "messages", **values}
 
+    @field_validator("text_key")
+    @classmethod
+    def _names_fields(cls, key: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not key or not all(text_keys(key)):
+            raise ValueError(
+                "name a field, a list of fields, or a template with their names in braces: '{title}: {body}'"
+            )
+        return key
+
+    @property
+    def joins_fields(self) -> bool:
+        """Whether the text is put together from several fields."""
+        return text_keys(self.text_key) != (self.text_key,)
+
     @field_validator("encoding")
     @classmethod
     def _is_encoding(cls, name: str | None) -> str | None:
@@ -192,6 +215,8 @@ class Source(Section):
         return name
 
     def _complaints(self) -> Iterator[str]:
+        if self.joins_fields and self.format not in ("jsonl", "parquet", None):
+            yield f"text_key: of files of format {self.format} no fields are joined; name one"
         if self.encoding is not None and self.format in ("warc", "mediawiki", "descriptions"):
             yield f"encoding: files of format {self.format} say or fix theirs; leave it out"
         if self.pair_keys is not None and self.format != "chat":

@@ -195,6 +195,12 @@ def _what(item: ErrorDetails, location: Location, known: dict[str, Any]) -> str:
         return f"missing; {TO_ADD.get(declared) or about or 'it is required'}"
     if kind == "value_error":
         return str(item["ctx"]["error"])
+    if (
+        kind == "tuple_type"
+        and isinstance(item["input"], dict)
+        and any(name.startswith(f"{declared}.") for name in known)
+    ):
+        return f"is a list of tables; write [[{declared}]], in two brackets, above each"
     if kind in SHOULD_BE:
         message = f"should be {SHOULD_BE[kind]}"
         if SHOULD_BE[kind] == A_TABLE and declared in known:

@@ -43,6 +43,7 @@ PATHS = (  # keys that hold paths, by the names of the fields
     "model.from_", "train.start",
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "
+YAML = (".yaml", ".yml")  # of recipes of other programs
 STORES = ("s3://", "gs://")
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
@@ -74,6 +75,11 @@ def load(
         if str(reference) in shipped():
             _warn_of_namesake(str(reference))
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
+    if path.suffix.lower() in YAML and path.is_file():
+        raise InputError(
+            f"{path}: YAML, and a recipe is TOML (`bessemer recipe demo` prints one); to train on its text, name its folder in a "
+            f"source with suffixes = ['{path.suffix}']"
+        )
     if path.is_dir():
         if not (path / "recipe.toml").exists():
             raise InputError(f"{path}: neither a recipe nor a run folder (it has no recipe.toml)")
@@ -145,7 +151,7 @@ def is_text(path: Path) -> bool:
     if path.is_dir():
         is_run = any((path / name).exists() for name in ("recipe.toml", "corpus/stage.json", "corpus.work"))
         return not is_run and next(path.glob("*/recipe.toml"), None) is None
-    if not path.is_file() or path.suffix == ".toml":
+    if not path.is_file() or path.suffix.lower() in (".toml", *YAML):
         return False
     return guessed_format(path.name) is not None or has_format(path.name, "mediawiki") or _holds_text(path)
 
@@ -210,7 +216,8 @@ def parse(
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise _unreadable(Path(where), f"not valid TOML: {error}") from None
+        hint = "; a table of a list has two brackets, as [[corpus.sources]]" if "twice" in str(error) else ""
+        raise _unreadable(Path(where), f"not valid TOML: {error}{hint}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)
