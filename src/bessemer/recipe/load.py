@@ -77,8 +77,7 @@ def load(
         return parse(recipe_for_text(path.resolve()), f"recipe for {path}", overrides, is_draft=is_draft)
     if path.suffix.lower() in YAML and path.is_file():
         raise InputError(
-            f"{path}: YAML, and a recipe is TOML (`bessemer recipe demo` prints one); to train on its text, name its folder in a "
-            f"source with suffixes = ['{path.suffix}']"
+            f"{path}: YAML, and a recipe is TOML; to train on YAML as text, name its folder in a recipe's source"
         )
     if path.is_dir():
         if not (path / "recipe.toml").exists():
@@ -367,10 +366,8 @@ def follow_chat(values: dict[str, Any]) -> None:
     validation, changed in place."""
     corpus, tokens = values.get("corpus"), values.get("tokens", {})
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
-    has_chat = isinstance(sources, list) and any(
-        isinstance(one, dict) and one.get("format") == "chat" for one in sources
-    )
-    if has_chat and isinstance(tokens, dict):
+    formats = [one.get("format") for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
+    if "chat" in formats and isinstance(tokens, dict):
         values["tokens"] = tokens
         if tokens.setdefault("packing", "best-fit") == "best-fit":
             tokens.setdefault("document_mask", True)
