@@ -215,8 +215,8 @@ def parse(
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        hint = "; a table of a list has two brackets, as [[corpus.sources]]" if "twice" in str(error) else ""
-        raise _unreadable(Path(where), f"not valid TOML: {error}{hint}") from None
+        fix = "; a table of a list has two brackets, as [[corpus.sources]]" if "twice" in str(error) else ""
+        raise _unreadable(Path(where), f"not valid TOML: {error}{fix}") from None
     if name is not None and isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", name)
     file = copy.deepcopy(values)
@@ -362,8 +362,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def follow_chat(values: dict[str, Any]) -> None:
-    """Fill in how conversations are packed, so that none is cut without need or seen by another. values: a recipe before
-    validation, changed in place."""
+    """Fill in how conversations are packed. values: a recipe before validation, changed in place."""
     corpus, tokens = values.get("corpus"), values.get("tokens", {})
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
     formats = [one.get("format") for one in sources if isinstance(one, dict)] if isinstance(sources, list) else []
