@@ -206,6 +206,41 @@ def test_lists_are_what_the_library_alone_loses() -> None:
     assert "first" in webpage.page_text(menu, Extract(max_list_link_share=1.0))
 
 
+NO_MAIN_CONTENT = {
+    "navigation only": f"<html><body><nav>{ARTICLE[6:-7]}</nav></body></html>",
+    "a sidebar": f"<html><body><div class=sidebar><div id=sidebar>{ARTICLE[6:-7]}</div></div></body></html>",
+    "noscript to the end": f"<html><body><noscript><div>{ARTICLE}</div></body></html>",
+}
+
+
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+@pytest.mark.parametrize("where", NO_MAIN_CONTENT)
+def test_a_page_without_main_content_keeps_all_its_text(where: str, engine: str) -> None:
+    pytest.importorskip(engine)
+    metadata: dict[str, str] = {}
+    text = webpage.page_text(NO_MAIN_CONTENT[where], Extract(engine=engine), metadata)
+    assert text.count("The council voted on the new bridge on Monday.") == 20
+    if engine == "resiliparse":
+        assert metadata == {"extraction": webpage.ALL_TEXT}
+    metadata = {}
+    assert webpage.page_text("<html><body><script>x</script></body></html>", Extract(engine=engine), metadata) == ""
+    assert metadata == {}
+
+
+def test_comments_and_what_surrounds_an_article_go() -> None:
+    comments = "<div id=comments class=comments><div class=comment><p>A reader says: we need no bridge.</p></div></div>"
+    around = "".join(
+        f"<div class='{name}'><p>Around the article {number}, in a sentence.</p></div>"
+        for number, name in enumerate(("page-footer", "related-posts", "author-box", "Subscribe", "copyright"))
+    )
+    page = f"<html><body><div><article class='related-x'>{ARTICLE}{around}</article>{comments}</div></body></html>"
+    text = webpage.page_text(page, PLAIN)
+    assert text.count("voted on the new bridge") == 20
+    assert "Around the article" not in text and "A reader says" not in text
+    assert "A reader says" in webpage.page_text(page, Extract(comments=True))
+    assert webpage.page_text(page, Extract(main_content=False)).count("Around the article") == 5
+
+
 def test_trafilatura() -> None:
     pytest.importorskip("trafilatura", reason="the trafilatura extra is not installed")
     settings = Extract(engine="trafilatura")
@@ -225,6 +260,17 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         webpage.check_engine(Extract(engine="trafilatura"))
 
 
+@pytest.mark.parametrize("engine", ["resiliparse", "trafilatura"])
+def test_attributes_beyond_a_limit_cost_no_text(engine: str) -> None:
+    pytest.importorskip(engine)
+    many = " ".join(f"data-{number}='a > b' x{number} y{number} = \"<p>\"" for number in range(5_000))
+    script = "<script>if (i<n && " + "x " * 3000 + ") {}</script>"
+    page = f"<html><body {many}><main {many} class=c>{script}<p {many}/>An <b {many}>old</b> bridge.</p>{ARTICLE}</main></body>"
+    text = webpage.page_text(page, Extract(engine=engine))
+    assert ("An old bridge." in text or engine == "trafilatura") and text.count("voted on the new bridge") == 20
+    assert "data-" not in text
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -232,8 +278,19 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
         "<ul>" + "<li>aaa<a href=x>b</a>" * 100_000,
         "<ul><li>a" * 250 + "x" * 500_000,
         "<p " + "a=1 " * 500_000 + ">x",
+        "<p " + " ".join(f"a{number}=1" for number in range(500_000)) + ">x",
+        ("<p " + " ".join(f"a{number}" for number in range(1500)) + ">x") * 1000,
+        '<a b="' * 1_000_000,
     ],
-    ids=["many lists", "many links", "deep lists", "many attributes"],
+    ids=[
+        "many lists",
+        "many links",
+        "deep lists",
+        "equal attributes",
+        "many attributes",
+        "many tags with many",
+        "open quotes",
+    ],
 )
 def test_odd_pages_take_linear_time(page: str) -> None:
     with no_quadratic_pass():

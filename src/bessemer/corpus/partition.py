@@ -7,6 +7,7 @@ that later steps read one at a time. Its metadata says which ranges.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ from bessemer.corpus.clean import PASSED_OVER, CleaningContext, Tally, check_tal
 from bessemer.corpus.document import EXCERPT_CHARACTERS, Record, identity, printable
 from bessemer.corpus.extract import fold, text_digest
 from bessemer.corpus.readers import read
+from bessemer.corpus.time_limit import is_left_out, limited
 from bessemer.corpus.units import Unit, in_groups
 from bessemer.corpus.work import CorpusTask, write_file
+from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.run import read_json
-from bessemer.store_path import opened
+from bessemer.store_path import StorePath, opened
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first
@@ -46,6 +49,7 @@ MANY_PARTITIONS, LARGE_PARTITION_BYTES = 400_000, 1 << 30
 # Without statistics, which would be most of the footer: of 256 row groups 0.9 MB
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["reason", "label", "language"], "write_statistics": False}
 CHUNK_BYTES = 4 << 20  # clean text buffered as Python strings before conversion to Arrow
+MIN_HANGING_BYTES = 64 << 10  # of markup; less takes no parser long
 CONTEXT = "context.json"
 RANGES_KEY = b"ranges"  # of a file's metadata: the range of each row group, as a JSON list
 
@@ -73,6 +77,14 @@ class Partition(CorpusTask):
     def folder(self) -> Path:
         return partition_folder(self.work, self.number)
 
+    @property
+    def progress(self) -> Path | None:
+        if self.units[0].format not in ("html", "warc", "mediawiki") or self.size < MIN_HANGING_BYTES:
+            return None
+        if isinstance(self.work, StorePath):
+            return Path(tempfile.gettempdir()) / f"bessemer-{digest(str(self.folder))[:16]}.progress"
+        return self.folder.with_name(f"{self.folder.name}.progress")
+
     def __str__(self) -> str:
         return f"partition {self.number}"
 
@@ -83,6 +95,8 @@ class Partition(CorpusTask):
         tables = list(_chunks(self, settings, tally)) or [_table([], settings)]
         num_bytes = sum(table.nbytes for table in tables)
         written = _write(tables, cuts[self.source], folder / "rows.parquet")
+        if self.progress is not None:
+            self.progress.unlink(missing_ok=True)
         check_tally(tally, sum(rows for _, rows in written), f"source {self.source}, {self}")
         return {
             "source": self.source,
@@ -222,8 +236,13 @@ def _chunks(partition: Partition, settings: CleaningContext, tally: Tally) -> It
     size, passed_over = 0, Counter[str]()
     for unit in partition.units:
         before = tally.documents_in
-        for piece, record in read(unit, settings.corpus.rules, settings.corpus.extract, passed_over):
+        records = read(unit, settings.corpus.rules, settings.corpus.extract, passed_over)
+        if partition.progress is not None:
+            records = limited(records, partition.progress, settings.corpus.document_seconds, tally.documents_in)
+        for piece, record in records:
             engine.check_stop()
+            if is_left_out():
+                record.reject("too_slow", f"more than {settings.corpus.document_seconds:g} s")
             record.source = partition.source
             record.format = "chat" if unit.source.format == "chat" else unit.format
             clean_record(record, settings, tally)

@@ -8,9 +8,11 @@ wrapped and their links made plain first, unless links make up most of them.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from bessemer.corpus.extract import NotText
+from bessemer.corpus.time_limit import is_left_out
 from bessemer.errors import InputError
 from bessemer.recipe import Extract
 
@@ -26,6 +28,11 @@ MAX_DEPTH = {"resiliparse": 512, "trafilatura": 250}
 EXTRACTION = "extraction"  # of the metadata: how a page was extracted that could not be as [corpus.extract] wants it
 DAMAGE = "damage"  # of the metadata: why a page of a crawl may end early
 BY_RESILIPARSE, ALL_TEXT = "resiliparse in place of trafilatura", "all text in place of the main content"
+# Attributes of a tag; the parser takes quadratic time in them (7 s at 40,000, and 1 ms at 1,000)
+MAX_ATTRIBUTES = 256
+_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{4000}")  # less than 1,300 attributes have room in a shorter one
+_ATTRIBUTE = r"[\s/]*+[^\s/><][^\s/>=<]*+(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+"
+_TAG = re.compile(rf"<[A-Za-z][^\s/>]*+(?:{_ATTRIBUTE}){{0,{MAX_ATTRIBUTES}}}+((?:{_ATTRIBUTE})*+)")
 # unclosed formatting elements times the tags of a page: the parser opens the former again in each block (HTML standard,
 # 13.2.4.3), which could fill the memory
 MAX_REOPENED = 1 << 24
@@ -36,39 +43,55 @@ SAFE_LINK_SHARE = 0.15  # of a list; resiliparse drops one above 0.2, counted wi
 
 # line numbers of listings in the markup of Pygments, Rouge and Prism, which are not code
 LINE_NUMBERS = ("td.linenos", "td.gutter", ".lineno", ".linenos", ".line-numbers-rows")
+# parts of a page around its content that resiliparse keeps in many layouts, by words of their class or id
+_WORDS = ("footer", "copyright", "related", "author-box", "respond", "subscribe", "pagination")
+FURNITURE = [f"[{name}*='{word}' i]:not(body):not(main):not(article)" for word in _WORDS for name in ("class", "id")]
 _FORMATTING = re.compile(r"<(/)?(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[\s/>]", re.IGNORECASE)
 _FRAMES = frozenset({"nav", "header", "footer", "aside"})
 
 
 def page_text(html: str, settings: Extract, metadata: dict[str, Any] | None = None) -> str:
-    """The text of a page, as [corpus.extract] wants it; where the page is too large or deep for that, by resiliparse in
-    place of trafilatura or all text in place of the main content, which `metadata` then says.
+    """The text of a page, as [corpus.extract] wants it; where the page is too large or deep for that, or no main content
+    is found, by resiliparse in place of trafilatura or all text in place of the main content, which `metadata` then says.
 
     Raises NotText where parsing would open formatting elements again without end.
     """
-    from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
+    if is_left_out():
+        raise NotText("it took too long")
     _check_formatting(html)
+    html = _few_attributes(html)
     tree, main_content, fallback = HTMLTree.parse(html), settings.main_content, ""
     if settings.engine == "trafilatura" and (html.count("<") > MAX_TAGS or _is_deeper(tree, MAX_DEPTH["trafilatura"])):
         fallback = BY_RESILIPARSE
     if (settings.engine == "resiliparse" or fallback) and main_content and _is_deeper(tree, MAX_DEPTH["resiliparse"]):
         main_content, fallback = False, ALL_TEXT
-    if fallback and metadata is not None:
-        metadata[EXTRACTION] = fallback
     if settings.engine == "trafilatura" and not fallback:
         import trafilatura
 
-        if not main_content:
-            return str(trafilatura.html2txt(html) or "")
-        return str(trafilatura.extract(html, include_comments=False, include_tables=True) or "")
-    if main_content and tree.body is not None:
-        _keep_lists(tree, settings.max_list_link_share)
+        take = partial(trafilatura.extract, include_comments=settings.comments, include_tables=True)
+        text = str((take if main_content else trafilatura.html2txt)(html) or "")
+    else:
+        if main_content and tree.body is not None:
+            _keep_lists(tree, settings.max_list_link_share)
+        text = _plain_text(tree, main_content, settings.comments)
+    if not text.strip():
+        text = _plain_text(tree, False, True, noscript=True)  # which may be open to the end of the page
+        fallback = ALL_TEXT if main_content and text.strip() else fallback
+    if fallback and metadata is not None:
+        metadata[EXTRACTION] = fallback
+    return text
+
+
+def _plain_text(tree: Any, main_content: bool, comments: bool, noscript: bool = False) -> str:
+    """The text of a page by resiliparse."""
+    from resiliparse.extract.html2text import extract_plain_text
+
     return str(
         extract_plain_text(
-            tree, preserve_formatting=True, main_content=main_content, alt_texts=False,
-            skip_elements=list(LINE_NUMBERS),
+            tree, preserve_formatting=True, main_content=main_content, alt_texts=False, comments=comments,
+            noscript=noscript, skip_elements=[*LINE_NUMBERS, *(FURNITURE if main_content else ())],
         )
     )  # fmt: skip
 
@@ -87,6 +110,15 @@ def _check_formatting(html: str) -> None:
         most = max(most, unclosed)
     if most > 2 and most * html.count("<") > MAX_REOPENED:
         raise NotText(f"HTML nested too deeply: {most} formatting elements are open at one time")
+
+
+def _few_attributes(html: str) -> str:
+    """A page without the attributes of a tag beyond MAX_ATTRIBUTES, which hold no text: parsers compare all their names."""
+    if not _LONG_TAG.search(html):
+        return html
+    spans = [found.span(1) for found in _TAG.finditer(html) if found[1]]
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(html)]
+    return "".join(html[start:end] for start, end in zip(starts, ends, strict=True))
 
 
 def max_html_bytes(settings: Extract) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bessemer.corpus.extract import NotText
+from bessemer.corpus.time_limit import is_left_out
 
 FACTS = tomllib.loads(Path(__file__).with_name("wikitext.toml").read_text(encoding="utf-8"))
 HIDDEN = frozenset(FACTS["hidden"])  # elements that go with what they hold
@@ -73,6 +74,8 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
     `prefixes` are those of links to files and categories, in lower case. Raises NotText when there are more marks than a
     page has.
     """
+    if is_left_out():
+        raise NotText("it took too long")
     page = _Page(_VARIANT.sub(_first_variant, wikitext) if "-{" in wikitext else wikitext, title, prefixes)
     page.scan()
     while len(page.stack) > 1:  # what never ended: its text stays, except of templates and tables

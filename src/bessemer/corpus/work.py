@@ -89,6 +89,12 @@ class CorpusTask(ABC):
     def size(self) -> int:
         """Amount of work, for the progress bar."""
 
+    @property
+    def progress(self) -> Path | None:
+        """The file that says which document is read (time_limit.py), of a task in which one may take so long that only the
+        end of the process stops it."""
+        return None
+
     @abstractmethod
     def make(self, folder: Path) -> dict[str, Any]:
         """Write the result into a temporary folder; returns the facts for the receipt."""

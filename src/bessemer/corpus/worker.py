@@ -35,6 +35,7 @@ from bessemer.corpus.engine import (
     worker_environment,
 )
 from bessemer.corpus.slurm import end_earlier, require_slurm, run_on_slurm
+from bessemer.corpus.time_limit import slow_documents
 from bessemer.corpus.work import CorpusTask
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
@@ -98,6 +99,8 @@ def _run(what: str, tasks: Sequence[CorpusTask], num_bytes: int, settings: Work,
         run_on_slurm(what, tasks, settings, done, shared)
     elif _kept or (num_workers > 1 and num_bytes >= SMALL_BYTES):
         Pool(tasks).work(num_workers, done)
+    elif any(task.progress for task in tasks):
+        Pool(tasks).work(1, done)
     else:
         engine.run(lambda: _run_here(tasks, done), tasks[0].stage)
 
@@ -181,8 +184,8 @@ class Pool:
         try:
             while self.waiting:
                 task = self.waiting.popleft()
-                why = ""
-                for _ in range(ATTEMPTS):
+                why, num_attempts, slow = "", 0, slow_documents(task.progress)
+                while num_attempts < ATTEMPTS:
                     process = process or self._start()
                     if process is None:
                         return
@@ -192,7 +195,9 @@ class Pool:
                     except (EOFError, BrokenPipeError, pickle.UnpicklingError, ValueError):  # it is dead
                         code = process.wait()
                         why, process = f"signal {-code}" if code < 0 else f"exit code {code}", None
-                        self._warn_of_death(task, why)
+                        if slow == (slow := slow_documents(task.progress)):
+                            num_attempts += 1
+                            self._warn_of_death(task, why)
                 else:
                     self.answers.put((task, gave_up(task, why)))
         except IndexError:  # another thread took the last task

@@ -19,6 +19,7 @@ class Extract(Section):
 
     engine: Literal["resiliparse", "trafilatura"] = "resiliparse"
     main_content: bool = True
+    comments: bool = False
     max_list_link_share: Share = 0.5
     max_undecodable_share: Share = 0.01
     max_html_bytes: Positive | None = None
@@ -234,6 +235,7 @@ class Corpus(Work):
 
     sources: tuple[Source, ...] = Field((), strict=False)
     rules: Rules = Rules()
+    document_seconds: float = Field(300, gt=0)
     extract: Extract = Extract()
     language: Language = Language()
     personal: PersonalData = PersonalData()

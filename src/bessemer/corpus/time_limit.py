@@ -1,0 +1,54 @@
+"""Time limit of documents: a process whose document takes longer ends, and the next attempt leaves that document out.
+
+Parsers in native code neither look at signals nor let other threads run, so a timer of faulthandler ends the process. A
+file has the number of the document that is read, by which the next process knows it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+Item = TypeVar("Item")
+_is_left_out = False  # the document that is read
+
+
+def is_left_out() -> bool:
+    """Whether the document that is read took too long in an earlier attempt."""
+    return _is_left_out
+
+
+def slow_documents(path: Path | None) -> set[int]:
+    """Numbers of the documents during which earlier attempts were ended by the timer."""
+    if path is None or not path.exists():
+        return set()
+    known, last, timer = path.read_text(errors="replace").split("\n", 2)
+    return {*map(int, known.split()), *([int(last)] if timer else [])}
+
+
+def limited(items: Iterator[Item], path: Path, seconds: float, number: int) -> Iterator[Item]:
+    """Read items, each of which is given `seconds` until the next is asked for; `number` is that of the first. While
+    `is_left_out` is true, what reads an item must do nothing that takes time."""
+    global _is_left_out
+    slow, next_start = slow_documents(path), 0.0
+    with path.open("wb", buffering=0) as file:
+        place = file.write(f"{' '.join(map(str, slow))}\n".encode())
+        try:
+            while True:
+                os.pwrite(file.fileno(), b"%20d\n" % number, place)
+                if monotonic() > next_start:  # starting the timer takes longer than reading a short document
+                    file.seek(place + 21)
+                    faulthandler.dump_traceback_later(1.1 * seconds, exit=True, file=file)
+                    next_start = monotonic() + 0.1 * seconds
+                _is_left_out = number in slow
+                if (item := next(items, None)) is None:
+                    return
+                yield item
+                number += 1
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            _is_left_out = False
