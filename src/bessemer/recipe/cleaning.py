@@ -74,7 +74,7 @@ class Dedup(Section):
     minhash: bool = True
     bands: Positive = 20
     rows: Positive = 7
-    shingle: Literal["words", "characters"] = "words"
+    shingle: Literal["script", "words", "characters"] = "script"
     shingle_words: Positive = 5
     shingle_characters: Positive = 24
     min_jaccard: Share = 0.8

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose, recipe
-from dedup_samples import all_pairs_components, edited, jaccard
+from dedup_samples import SCRIPTS, all_pairs_components, edited, jaccard
 
 from bessemer.corpus import partition, units, whole
 from bessemer.corpus.dedup import verdicts
@@ -92,6 +92,25 @@ def test_texts_shorter_than_a_shingle_are_never_near_duplicates(data: Path, buil
     source = {"name": "s", "format": "text", "paths": [str(data)]}
     documents, _, _ = build(recipe(source, rules="min_characters = 1"))
     assert len(documents) == 2
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_near_duplicates_of_scripts_without_spaces(data: Path, build, script: str) -> None:
+    """One character of a paragraph is changed: of the script alone, among sentences with stops, and next to English."""
+    draw, texts = random.Random(script), list[str]()
+    for number in range(30):
+        run = "".join(draw.choices(SCRIPTS[script], k=120))
+        text = (run, f"{run[:40]}。 {run[40:80]}, {run[80:]}!", f"{prose(number, 30)} {run} {prose(900 + number, 30)}")[
+            number % 3
+        ]
+        place = text.index(run[20])
+        texts += [text, text[:place] + SCRIPTS[script][-1 - (SCRIPTS[script][-1] == run[20])] + text[place + 1 :]]
+    for number, text in enumerate(texts):
+        (data / f"{number:02d}.txt").write_text(text)
+    source = {"name": "s", "format": "text", "paths": [str(data)]}
+    documents, rejected, _ = build(recipe(source))
+    kept = sorted(int(row["path"].rpartition("/")[2][:2]) // 2 for row in documents)
+    assert kept == list(range(30)) and set(reasons(rejected).values()) == {"near_duplicate"}
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("exact = false", 1), ("minhash = false", 2)])

@@ -1,13 +1,14 @@
 """Signatures: what they are made from, and that they behave as random permutations would."""
 
 import random
+import re
 from math import sqrt
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from corpus_samples import prose
-from dedup_samples import edited, jaccard
+from dedup_samples import SCRIPTS, edited, jaccard
 
 from bessemer.corpus.dedup.kernels import band_keys
 from bessemer.corpus.dedup.signatures import _permutations, shingle_set, signatures
@@ -23,11 +24,16 @@ def mixed(value: int) -> int:
     return value
 
 
+# a letter of a script without spaces, or a run of others
+ALONE = r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u4e00-\u9fff\U00020000-\U000323af"
+UNIT = re.compile(rf"[{ALONE}]|[^{ALONE}\s]+")
+
+
 def by_hand(text: str, settings: Dedup) -> list[int]:
     """The signature in Python's integers."""
-    if settings.shingle == "words":
+    if settings.shingle != "characters":
         length, tokens = settings.shingle_words, []
-        for word in text.split():
+        for word in text.split() if settings.shingle == "words" else UNIT.findall(text):
             value = 0xCBF29CE484222325
             for byte in word.encode():
                 value = (value ^ byte) * 0x100000001B3 & MASK
@@ -47,16 +53,29 @@ def by_hand(text: str, settings: Dedup) -> list[int]:
 
 
 @pytest.mark.parametrize("settings", [
-    Dedup(bands=3, rows=5), Dedup(shingle_words=1), Dedup(shingle="characters"),
+    Dedup(bands=3, rows=5), Dedup(shingle_words=1), Dedup(shingle="words"), Dedup(shingle="characters"),
     Dedup(shingle="characters", shingle_characters=3, bands=20, rows=13),
 ])  # fmt: skip
 def test_as_defined(settings: Dedup) -> None:
     texts = ["", "a", "a b c d", "one two three four five", prose(1), "Ünïcode 中文 字 😀 x " * 9, "中" * 30]
+    texts += [
+        "x漢x字𠀀x" * 9,
+        *(f"two words {letters} and {letters[::-1]}" for letters in SCRIPTS.values()),
+        "गद्य कविता 한국어 글 αβγ" * 9,
+    ]
     texts = [fold(text) for text in texts]
     expected = [by_hand(text, settings) for text in texts]
     assert signatures(texts, settings).tolist() == expected
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         assert signatures(pa.array(["x", *texts], kind)[1:], settings).tolist() == expected
+
+
+def test_text_with_spaces_has_the_signature_of_its_words() -> None:
+    texts = [
+        fold(text)
+        for text in (prose(1), "Ünïcode größer 😀 x " * 9, "हिन्दी भाषा में लिखा " * 9, "한국어 글은 띄어 쓴다 " * 9)
+    ]
+    assert signatures(texts, Dedup()).tolist() == signatures(texts, Dedup(shingle="words")).tolist()
 
 
 def test_shingle_sets_have_the_true_jaccard() -> None:

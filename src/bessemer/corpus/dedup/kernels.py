@@ -10,26 +10,28 @@ import numpy as np
 
 from bessemer.corpus.text.hashing import Array, compiled, hash_characters, hash_ngrams, hash_words, mix
 
+UNITS = ("words", "characters", "script")  # what a shingle is a run of
 NOTHING = np.uint32(0xFFFFFFFF)  # each value of the signature of a text without a shingle
 
 
 @compiled
-def shingles_of(text: Array, by_words: bool, length: int, buffer: Array) -> int:
-    """Write the hashes of a folded text's shingles into `buffer` (one place per byte is enough); returns their number."""
-    number = hash_words(text, buffer) if by_words else hash_characters(text, buffer)
+def shingles_of(text: Array, unit: int, length: int, buffer: Array) -> int:
+    """Write the hashes of a folded text's shingles into `buffer` (one place per byte is enough); returns their number. unit:
+    its place in UNITS."""
+    number = hash_characters(text, buffer) if unit == 1 else hash_words(text, buffer, unit == 2)
     return hash_ngrams(buffer, number, length, buffer)
 
 
 @compiled
 def sign(
-    data: Array, offsets: Array, by_words: bool, length: int, factors: Array, addends: Array, buffer: Array,
+    data: Array, offsets: Array, unit: int, length: int, factors: Array, addends: Array, buffer: Array,
     signatures: Array,
 ) -> None:  # fmt: skip
     """The MinHash signature of each text data[offsets[i]:offsets[i + 1]], into the rows of `signatures`."""
     num_hashes = len(factors)
     for document in range(len(offsets) - 1):
         text = data[offsets[document] : offsets[document + 1]]
-        number = shingles_of(text, by_words, length, buffer)
+        number = shingles_of(text, unit, length, buffer)
         smallest = signatures[document]
         smallest[:] = NOTHING
         # Four shingles a round: the loop over the hashes is vectorised, and loads and stores once for four.

@@ -28,7 +28,7 @@ def num_hashes(settings: Dedup) -> int:
 
 def shingle_length(settings: Dedup) -> int:
     """Words or characters in a shingle."""
-    return settings.shingle_words if settings.shingle == "words" else settings.shingle_characters
+    return settings.shingle_characters if settings.shingle == "characters" else settings.shingle_words
 
 
 def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
@@ -36,22 +36,21 @@ def signatures(folded: Sequence[str] | pa.Array, settings: Dedup) -> np.ndarray:
 
     A text shorter than a shingle has 2^32 - 1 everywhere and is compared with nothing.
     """
-    from bessemer.corpus.dedup.kernels import sign
+    from bessemer.corpus.dedup.kernels import UNITS, sign
 
     data, offsets = utf8(folded)
     signed = np.empty((len(offsets) - 1, num_hashes(settings)), dtype=np.uint32)
     factors, addends = _permutations(num_hashes(settings))
     buffer = np.empty(longest(offsets), dtype=np.uint64)
-    by_words = settings.shingle == "words"
-    sign(data, offsets, by_words, shingle_length(settings), factors, addends, buffer, signed)
+    sign(data, offsets, UNITS.index(settings.shingle), shingle_length(settings), factors, addends, buffer, signed)
     return signed
 
 
 def shingle_set(text: np.ndarray, settings: Dedup, buffer: np.ndarray) -> np.ndarray:
     """The distinct hashes (sorted, uint64) of the shingles of one folded text in UTF-8."""
-    from bessemer.corpus.dedup.kernels import shingles_of
+    from bessemer.corpus.dedup.kernels import UNITS, shingles_of
 
-    number = shingles_of(text, settings.shingle == "words", shingle_length(settings), buffer)
+    number = shingles_of(text, UNITS.index(settings.shingle), shingle_length(settings), buffer)
     return np.unique(buffer[:number])
 
 

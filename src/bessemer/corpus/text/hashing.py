@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from bessemer.corpus.text.forms import TIBETAN, UNSPACED
+
 Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -20,6 +22,12 @@ FNV_OFFSET, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3) 
 BASE = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIER, SHIFT, ONE = np.uint64(0xFF51AFD7ED558CCD), np.uint64(32), np.uint64(1)
 SPACE, NEWLINE = np.uint8(32), np.uint8(10)
+
+# Scripts without spaces by the first two bytes of a character in UTF-8: 64 characters of three bytes, or 4,096 of four
+LEADS_ALONE = np.zeros((32, 64), dtype=np.bool_)
+for _low, _high in (*UNSPACED[:-1], TIBETAN):
+    LEADS_ALONE.reshape(-1)[_low >> 6 : (_high >> 6) + 1] = True
+LEADS_ALONE[16, UNSPACED[-1][0] >> 12 : (UNSPACED[-1][1] >> 12) + 1] = True
 
 # Hash of this folder's files. Numba checks only the file of a function to see whether its machine code is current, not
 # the functions and constants of other files that were compiled into it; so the hash is part of the cache key.
@@ -64,18 +72,21 @@ def hash_span(codes: Array, first: int, last: int) -> np.uint64:
 
 
 @compiled
-def hash_words(text: Array, tokens: Array) -> int:
-    """Hash the words of folded UTF-8 (separated by single spaces or newlines) into `tokens`; returns their number."""
-    number, value, inside = 0, FNV_OFFSET, False
-    for byte in text:
-        if byte in (SPACE, NEWLINE):
-            if inside:
-                tokens[number] = mix(value)
-                number += 1
-            value, inside = FNV_OFFSET, False
-        else:
-            value = (value ^ np.uint64(byte)) * FNV_PRIME
-            inside = True
+def hash_words(text: Array, tokens: Array, by_script: bool = False) -> int:
+    """Hash the words of folded UTF-8 (separated by single spaces or newlines) into `tokens`; returns their number. by_script:
+    each character of a script without spaces is a word."""
+    number, value, inside, end = 0, FNV_OFFSET, False, -1
+    for at in range(len(text)):
+        byte = text[at]
+        is_space = byte in (SPACE, NEWLINE)
+        alone = by_script and byte >= 0xE0 and LEADS_ALONE[byte - 0xE0, text[at + 1] & 0x3F]
+        if inside and (is_space or alone or at == end):
+            tokens[number] = mix(value)
+            number, value, inside = number + 1, FNV_OFFSET, False
+        if alone:
+            end = at + (3 if byte < 0xF0 else 4)
+        if not is_space:
+            value, inside = (value ^ np.uint64(byte)) * FNV_PRIME, True
     if inside:
         tokens[number] = mix(value)
         number += 1

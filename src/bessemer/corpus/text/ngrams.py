@@ -14,18 +14,13 @@ from functools import cache
 import numpy as np
 
 from bessemer.corpus.extract import code_points
-from bessemer.corpus.text.forms import INVISIBLE, caseless
+from bessemer.corpus.text.forms import INVISIBLE, UNSPACED, caseless
 from bessemer.corpus.text.hashing import BASE, FNV_OFFSET, FNV_PRIME, Array, compiled, find_slot, hash_table, mix
 
 # Flags of a folded character: a letter that is a word of its own; a combining mark, which begins no word; a character that
 # is passed over; one that stands for several, whose place in the list of sequences is the value
 ALONE, MARK, PASSED_OVER, SEVERAL = (1 << bit for bit in (31, 30, 29, 28))
 
-# blocks of scripts without spaces between words (Unicode, Blocks.txt): Thai and Lao, Myanmar, Khmer, Han, kana
-UNSPACED = (
-    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x2FDF), (0x3005, 0x3007), (0x3040, 0x30FF),
-    (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x20000, 0x323AF),
-)  # fmt: skip
 VOICING = "\u3099\u309a"  # marks of kana, which NFC joins with the letter
 APOSTROPHES = "ʹʺʻʼʽʾʿˈˊˋ"  # letters by their category, typed for an apostrophe
 
