@@ -108,6 +108,7 @@ ELSEWHERE = {
     "not_html",
     "not_article",
     "redirect",
+    "too_slow",
 }
 
 
