@@ -27,7 +27,8 @@ LIMIT = 0.05  # of the error
 
 
 class Shape(NamedTuple):
-    """Of a model and its step. sequences: of a step, micro_batch at a time."""
+    """Of a model and its step. sequences: of a step, micro_batch at a time; kind: of text of many lengths, which is masked by
+    documents, or classified."""
 
     layers: int
     width: int
@@ -39,6 +40,7 @@ class Shape(NamedTuple):
     sequences: int
     micro_batch: int
     more: str = ""
+    kind: str = ""
 
 
 SHAPES = {
@@ -57,11 +59,22 @@ SHAPES = {
     "validation, deep": Shape(10, 320, 5, 5, 896, 2048, 512, 6, 2),
     "validation, wide": Shape(4, 640, 10, 2, 1792, 4096, 256, 16, 2),
     "validation, one micro-batch": Shape(6, 512, 8, 8, 1408, 8192, 256, 4, 2),
+    "validation, documents": Shape(4, 256, 4, 4, 768, 4096, 512, 16, 4, kind="documents"),
+    "validation, documents, wide": Shape(3, 640, 10, 2, 1792, 8192, 1024, 8, 2, kind="documents"),
+    "validation, documents, one micro-batch": Shape(6, 384, 6, 6, 1024, 8192, 512, 4, 4, kind="documents"),
+    "validation, classifier": Shape(4, 256, 4, 4, 768, 4096, 256, 32, 8, kind="classifier"),
+    "validation, classifier, wide": Shape(4, 512, 8, 8, 1408, 8192, 512, 16, 4, kind="classifier"),
 }
+KINDS = {
+    "": {"tokens": "", "train": "", "sources": ""},
+    "documents": {"tokens": ", document_mask = true", "train": "", "sources": ""},
+    "classifier": {"tokens": "", "train": 'objective = "classify"', "sources": 'label = "a"\n[[corpus.sources]]\nname = "more"\n'
+                   'paths = ["more"]\nformat = "text"\nlabel = "b"'},
+}  # fmt: skip
 RECIPE = """
 run = {{ name = "{name}", dir = "." }}
 tokenizer.vocabulary = {vocabulary}
-tokens = {{ sequence_length = {length}, held_out = 0.01 }}
+tokens = {{ sequence_length = {length}, held_out = 0.01{kind[tokens]} }}
 evaluate.max_tokens = 4096
 [model]
 layers = {layers}
@@ -78,20 +91,23 @@ device = "cpu"
 precision = "{precision}"
 compile = "{compile}"
 recompute = "{recompute}"
+{kind[train]}
 [[corpus.sources]]
 name = "text"
 paths = ["text"]
 format = "text"
+{kind[sources]}
 """
 
 
-def write_text(folder: Path) -> None:
-    """Text of 60,000 words, enough for every vocabulary."""
-    draw = random.Random(0)
+def write_text(folder: Path, kind: str) -> None:
+    """Text of 60,000 words, enough for every vocabulary. kind: as of `Shape`."""
+    draw = random.Random(len(folder.name))
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(60_000)]
     folder.mkdir()
     for number in range(600):
-        (folder / f"{number}.txt").write_text(" ".join(draw.choices(words, k=500)).capitalize() + ".\n")
+        length = draw.randint(4, 250) if kind else 500
+        (folder / f"{number}.txt").write_text(" ".join(draw.choices(words, k=length)).capitalize() + ".\n")
 
 
 def trained(
@@ -102,7 +118,8 @@ def trained(
     together = shape.micro_batch * (1 if layout == "alone" else 2)  # of all processes
     sequences = -(-shape.sequences // together) * together
     text = RECIPE.format(
-        **shape._asdict(), name=run, steps=given.steps, batch_tokens=sequences * shape.length, precision=precision,
+        **{**shape._asdict(), "kind": KINDS[shape.kind]},
+        name=run, steps=given.steps, batch_tokens=sequences * shape.length, precision=precision,
         compile="on" if given.compile else "off", recompute=recompute,
     )  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(given.source.resolve()), "OMP_NUM_THREADS": str(threads)}
@@ -145,10 +162,12 @@ def main() -> None:
         place = given.folder or Path(temporary)
         every = product(given.layouts, given.recompute, given.threads, given.precisions, given.shapes)
         for layout, recompute, threads, precision, name in every:
-            folder = place / str(SHAPES[name].vocabulary)
+            kind = SHAPES[name].kind
+            folder = place / f"{SHAPES[name].vocabulary}{kind}"
             if not folder.exists():
                 folder.mkdir(parents=True)
-                write_text(folder / "text")
+                for source in ("text", "more"):
+                    write_text(folder / source, kind)
             row = trained(folder, name, precision, threads, recompute, layout, given)
             rows.append({"shape": name, **SHAPES[name]._asdict(), "precision": precision, "threads": threads,
                          "recompute": recompute, "layout": layout, **row})  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bessemer.model import attention, bf16, casts, kernels
 from bessemer.model import bf16_kernels as loops
-from bessemer.model.attention import AttentionSpec
+from bessemer.model.attention import AttentionScope, AttentionSpec, Documents
 from bessemer.model.config import Rope
 from bessemer.model.layers import rotary_cos_sin
 from bessemer.train import cross_entropy
@@ -120,6 +122,49 @@ def test_attention(causal: bool, length: int, heads: int, groups: int) -> None:
 
     assert length in bf16.NarrowAttention.LENGTHS
     assert max(errors(lambda *x: attention._one_document(*x, spec), exact, q, k, v)) < 1.8 * ROUNDING
+
+
+class Products(TorchDispatchMode):
+    """Notes the shapes and strides of batched matmuls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[object, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "bmm" in str(func):
+            self.seen.add(tuple((tuple(x.shape), x.stride()) for x in args if isinstance(x, torch.Tensor)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_of_every_length_need_few_kernels(causal: bool) -> None:
+    """For each shape of a matmul in bf16 a CPU keeps machine code, of about a megabyte."""
+    found = []
+    for lengths in ((100,), range(66, 128, 9)):
+        with Products() as products:
+            for length in lengths:
+                starts = torch.zeros(1, 2 * length, dtype=torch.bool)
+                starts[0, 0] = starts[0, length] = True
+                scope = AttentionScope(AttentionSpec(causal), Documents.from_starts(starts), None)
+                q, k, v = (drawn(1, 1, 2 * length, 8, seed=seed).bfloat16().requires_grad_() for seed in range(3))
+                attention.attention(q, k, v, scope).sum().backward()
+        found.append(products.seen)
+    assert found[0] == found[1] != set()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_within_documents(causal: bool) -> None:
+    """Of lengths that a whole sequence would leave to torch's kernel, too."""
+    starts = torch.zeros(2, 700, dtype=torch.bool)
+    starts[:, 0] = starts[0, 5] = starts[0, 22] = starts[1, 610] = True
+    scope = AttentionScope(AttentionSpec(causal, scale=0.2), Documents.from_starts(starts), None)
+    q, k, v = (drawn(2, number, 700, 32, seed=seed).bfloat16() for number, seed in ((4, 1), (2, 2), (2, 3)))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention.attention(q, k, v, scope)
+
+    assert max(errors(attend, attend, q, k, v)) < 1.8 * ROUNDING
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])

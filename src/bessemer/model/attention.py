@@ -228,12 +228,13 @@ def _per_document(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scope: Attenti
     `leave_out_of_compilation`: compiled blocks would be compiled anew for each batch's documents.
     """
     assert scope.documents is not None
+    blocks = scope.documents.query_blocks
     parts = [
         _one_document(
             q_BHTK[block.rows, :, block.queries], k_BGTK[block.rows, :, block.keys], v_BGTK[block.rows, :, block.keys],
-            scope.spec, block.first,
+            scope.spec, block.first, is_part=len(blocks) > 1,
         )
-        for block in scope.documents.query_blocks
+        for block in blocks
     ]  # fmt: skip
     batch, heads, length, head_dim = q_BHTK.shape
     if len(parts[0]) == batch:
@@ -248,8 +249,11 @@ def leave_out_of_compilation() -> None:
     _per_document = torch.compiler.disable(_per_document)  # type: ignore[no-untyped-call]
 
 
-def _one_document(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, first: int = 0) -> Tensor:
-    """Attention of queries at first, first + 1, ... over the keys of one document, which are at 0, 1, ..."""
+def _one_document(
+    q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: AttentionSpec, first: int = 0, *, is_part: bool = False
+) -> Tensor:
+    """Attention of queries at first, first + 1, ... over the keys of one document, which are at 0, 1, ...; is_part: of several,
+    of any length."""
     count, length = q_BHCK.shape[2], k_BGTK.shape[2]
     if spec.causal and first + count < length:
         length = first + count
@@ -259,7 +263,7 @@ def _one_document(q_BHCK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, spec: Attentio
         if q_BHCK.requires_grad and runs_bf16(q_BHCK, k_BGTK, v_BGTK):
             from bessemer.model.bf16 import NarrowAttention
 
-            if count in NarrowAttention.LENGTHS:
+            if is_part or count in NarrowAttention.LENGTHS:
                 return NarrowAttention.apply(q_BHCK, k_BGTK, v_BGTK, spec.causal, spec.scale)  # type: ignore[no-any-return, no-untyped-call]
         return F.scaled_dot_product_attention(
             q_BHCK, k_BGTK, v_BGTK, is_causal=spec.causal, scale=spec.scale,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bessemer.model import bf16_kernels as kernels
@@ -159,11 +160,14 @@ class NarrowAttention(torch.autograd.Function):
     """Softmax attention of one document by torch's kernel; its gradient by batched matmuls, a block of queries at a time.
 
     torch's own backward kernel for a CPU does not reach the bf16 units. As there, the softmax is recomputed from its saved
-    log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are, too.
+    log-sum, and its weights and their gradient are rounded to bf16 for the matmuls; here the scores are, too. Lengths are padded
+    to multiples of PADDED: for matmuls of every new shape oneDNN keeps about a megabyte of machine code, and documents have
+    hundreds of lengths.
     """
 
     QUERIES = 256  # of a head at a time
-    LENGTHS = range(16, 513)  # of queries: for fewer and for more torch's kernel is as fast
+    LENGTHS = range(16, 513)  # of queries of whole sequences: for fewer and for more torch's kernel is as fast
+    PADDED = 64
 
     @staticmethod
     def forward(ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, causal: bool, scale: float | None) -> Tensor:
@@ -178,11 +182,14 @@ class NarrowAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sum = ctx.saved_tensors
+        (q, k, v, out, log_sum), (gradient,) = ctx.saved_tensors, gradients
+        num_queries, seen = q.shape[2], k.shape[2]
+        q, gradient, out, log_sum = (_padded(x, NarrowAttention.PADDED) for x in (q, gradient, out, log_sum))
+        k, v = (_padded(x, NarrowAttention.PADDED) for x in (k, v))
         length, width = q.shape[2:]
         groups, keys = k.shape[1], k.shape[2]
         count, repeats = len(k) * groups, q.shape[1] // groups
-        q_NRTK, gradient_NRTK, out_NRTK = (x.reshape(count, repeats, length, width) for x in (q, gradients[0], out))
+        q_NRTK, gradient_NRTK, out_NRTK = (x.reshape(count, repeats, length, width) for x in (q, gradient, out))
         k_NTK, v_NTK = (x.reshape(count, keys, width) for x in (k, v))
         sums_NRT = log_sum.reshape(count, repeats, length)
         parts = []
@@ -201,14 +208,20 @@ class NarrowAttention(torch.autograd.Function):
             ]
             _by_rows(
                 kernels.softmax_backward, len(sums), 4 * weights_NCE.numel(), *arrays, sums.numpy(), np.float32(ctx.scale),
-                some.stop - first, first, ctx.causal,
+                some.stop - first, first, seen, ctx.causal,
             )  # fmt: skip
             q_part = torch.bmm(slopes_NCE, k_NEK).view(count, repeats, some.stop - first, width)
             parts.append((q_part, torch.bmm(slopes_NCE.mT, q_NCK), torch.bmm(weights_NCE.mT, gradient_NCK)))
         q_parts, k_parts, v_parts = zip(*parts, strict=True)
         q_grad = q_parts[0] if len(parts) == 1 else torch.cat(q_parts, dim=2)
-        k_grad, v_grad = _summed(k_parts, keys), _summed(v_parts, keys)
-        return q_grad.view(q.shape), k_grad.view(k.shape), v_grad.view(v.shape), None, None
+        k_grad, v_grad = (_summed(parts, keys).view(k.shape)[:, :, :seen] for parts in (k_parts, v_parts))
+        return q_grad.view(q.shape)[:, :, :num_queries], k_grad, v_grad, None, None
+
+
+def _padded(x_BHT: Tensor, multiple: int) -> Tensor:
+    """The tensor with zeros after its tokens (dimension 2), up to a multiple of their number."""
+    extra = -x_BHT.shape[2] % multiple
+    return F.pad(x_BHT, (0, 0) * (x_BHT.dim() - 3) + (0, extra)) if extra else x_BHT
 
 
 def _summed(parts: tuple[Tensor, ...], keys: int) -> Tensor:

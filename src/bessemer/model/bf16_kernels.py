@@ -204,11 +204,12 @@ def move_heads(
 @_compiled
 def softmax_backward(
     first: int, last: int, scores: Bits, rests: Bits, slopes: Bits, gradient: Bits, out: Bits, log_sums: Floats, scale: Any,
-    queries: int, first_query: int, causal: bool,
+    queries: int, first_query: int, seen: int, causal: bool,
 ) -> None:  # fmt: skip
     """Scores to softmax weights, gradients of weights to gradients of unscaled scores, in place. Indices are unsigned, as above.
 
-    Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. rests: what the scores
+    Rows are queries, `queries` of a head, the first of which is number `first_query` of its document. seen: keys, without those
+    that pad them. rests: what the scores
     lost by rounding, which the exponential would show; gradient, out: of the attention's output, whose product is
     subtracted from each weight's gradient (Dao et al. 2022, "FlashAttention", appendix B.2).
     """
@@ -220,7 +221,9 @@ def softmax_backward(
         for j in range(width):
             delta += widen(gradient_1[at + j]) * widen(out_1[at + j])
         at = row * keys
-        end = min(np.uint64(first_query) + row % np.uint64(queries) + np.uint64(1), keys) if causal else keys
+        end = np.uint64(seen)
+        if causal:
+            end = min(np.uint64(first_query) + row % np.uint64(queries) + np.uint64(1), end)
         for t in range(end):
             weight = exp((widen(scores_1[at + t]) + widen(rests_1[at + t])) * scale - log_sum)
             scores_1[at + t] = narrow(weight)
