@@ -832,9 +832,13 @@ def test_a_model_behind_the_ngram_says_what_to_do(tmp_path: Path, monkeypatch: p
         (("crawl", "100TB"), "corpus RECIPE --sample"),
         (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
+        (("generate", "text", "--temperature", "nan"), "--temperature"),
+        (("generate", "text", "--top-p", "inf"), "--top-p"),
+        (("generate", "text", "--seed", str(2**64)), "--seed"),
+        (("generate", "text", "--top-k", "1" * 400), "--top-k"),
     ],
 )
-def test_a_misspelt_or_repeated_option_is_refused_with_what_to_type(
+def test_a_wrong_or_repeated_option_is_refused_with_what_to_type(
     arguments: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,6 +1,8 @@
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -10,6 +12,7 @@ from bessemer.defaults import derived_keys
 from bessemer.errors import InputError
 from bessemer.recipe.endings import guessed_format
 from bessemer.recipe.keys import OTHER_NAMES, nearest
+from bessemer.recipe.section import Section
 
 SMALL = '[run]\nname = "x"\n\n[model]\ndepth = 2\n'
 
@@ -300,3 +303,24 @@ def test_the_recipe_shown_for_a_folder_has_the_overrides(tmp_path: Path) -> None
         recipes.recipe_for_text(tmp_path, ["run.name=mx", "train.minutes=0.5", "corpus.sources.text.weight=2.0"]), "x"
     )
     assert (shown.run.name, shown.train.minutes, shown.corpus.sources[0].weight) == ("mx", 0.5, 2.0)
+
+
+def numeric_keys(section: type[Section] = recipes.Recipe, path: str = "") -> Iterator[str]:
+    """Every key of the recipe that takes a number, in tables that are there once."""
+    for name, info in section.model_fields.items():
+        kinds = (info.annotation, *get_args(info.annotation))
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            yield from numeric_keys(info.annotation, f"{path}{info.alias or name}.")
+        elif path and {int, float} & set(kinds):
+            yield f"{path}{info.alias or name}"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", str(2**64), "1" + "0" * 400])
+def test_no_key_takes_a_number_that_is_none_or_too_large(value: str) -> None:
+    keys = list(numeric_keys())
+    assert {"run.seed", "evaluate.temperature", "train.optimizer.learning_rate"} <= set(keys) and len(keys) > 100
+    for key in keys:
+        with pytest.raises(InputError, match=key.rpartition(".")[2]):
+            recipes.parse(f'run.name = "x"\n{key} = {value}\n', "r.toml")
+        with pytest.raises(InputError):
+            recipes.parse('run.name = "x"\n', "r.toml", [f"{key}={value}"])

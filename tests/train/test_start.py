@@ -16,7 +16,7 @@ from bessemer.tokens.build import build
 from bessemer.tokens.shards import TokenStore
 from bessemer.train.device import choose
 from bessemer.train.start import start_from
-from bessemer.train.state import TrainState, capture
+from bessemer.train.state import TrainState, capture, open_trained
 from bessemer.train.task import config_of
 from bessemer.train.trainer import Trainer
 
@@ -61,6 +61,22 @@ def test_the_same_objective_takes_the_head_too(runs: Path, recipe_file: Path) ->
     said = start_from(trainer, runs / "small", TokenStore.open(runs / "small" / "tokens"))
     assert "new" not in said
     assert all(torch.equal(parameter, theirs[name]) for name, parameter in trainer.model.named_parameters())
+
+
+def test_a_run_with_a_moving_average_is_started_from_it(runs: Path, recipe_file: Path) -> None:
+    """It is what evaluation, generation and export of that run take."""
+    ema = "train.ema=0.5"
+    theirs, store = pretrained(runs, recipe_file, ema), TokenStore.open(runs / "small" / "tokens")
+    recipe = resolve(load(recipe_file, [ema]), 400)
+    evaluated = open_trained(recipe, RunFolder(runs / "small"), store, choose(recipe.train))
+    wanted = dict(evaluated.trainer.model.named_parameters())
+    for overrides in ((), (ema,), CLASSIFY):
+        trainer = trainer_of(recipe_file, *overrides)
+        start_from(trainer, runs / "small", store)
+        for name, parameter in trainer.model.named_parameters():
+            assert name.startswith("classifier.") or torch.equal(parameter, wanted[name]), name
+    raw = dict(theirs.model.named_parameters())
+    assert not torch.equal(raw["head.weight"], wanted["head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,24 @@ class Command:
     usage: str | None = None
 
 
+def number(text: str) -> float:
+    """Parse a finite number."""
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def integer(text: str) -> int:
+    """Parse a whole number of at most 64 bits."""
+    if not -(2**63) <= (value := int(text)) < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large; give a number below 2^63")
+    return value
+
+
 def option(name: str, help: str, **how: Any) -> Option:
     """An option or a positional argument, in argparse's terms."""
-    return name, {"help": help, **how}
+    checked = {float: number, int: integer}
+    return name, {"help": help, **how, **({"type": checked.get(how["type"], how["type"])} if "type" in how else {})}
 
 
 def flag(name: str, help: str) -> Option:

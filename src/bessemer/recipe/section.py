@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from bessemer.errors import CREDENTIALS
 
@@ -69,6 +69,13 @@ class Section(BaseModel):
         }
         for name, info in cls.model_fields.items():
             info.description = " ".join(known.get(info.alias or name, info.description or "").split())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _require_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("is too large; give a number below 2^63")
+        return value
 
     def _complaints(self) -> Iterator[str]:
         """What is wrong between the keys of the table; the first complaint is reported."""

@@ -110,7 +110,8 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
         raise InputError(
             f"train.start: {folder} holds another model ({'; '.join(different[:4])}); give [model] the same options as there"
         )
-    saved, new = checkpoint.tensors("model"), []
+    part = "ema" if "ema" in checkpoint else "model"  # as evaluation and export take them
+    saved, new = checkpoint.tensors(part), []
     for name, parameter in trainer.model.named_parameters():
         there = saved.pop(name, None)
         if there is not None and there.shape == parameter.shape:
@@ -127,4 +128,5 @@ def start_from(trainer: Trainer, folder: Path, store: TokenStore, step: int | st
         raise InputError(
             f"train.start: {checkpoint.folder} has a tensor {unused[0]} that this model lacks; see [model]"
         )
-    return f"starting from step {checkpoint.step} of {folder}" + (f"; new: {', '.join(new)}" if new else "")
+    line = f"starting from {'the moving average at ' if part == 'ema' else ''}step {checkpoint.step} of {folder}"
+    return line + (f"; new: {', '.join(new)}" if new else "")
