@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Self
@@ -153,26 +152,11 @@ class EventFile:
 
 
 def record(data: bytes) -> bytes:
-    """A TFRecord: the length, its masked CRC, the data, its masked CRC. Not by TensorBoard's writer, which loads its plugins."""
+    """A TFRecord: the length, its masked CRC-32C, the data, its masked CRC-32C. TensorBoard's own writer loads its plugins."""
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
     length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
-
-
-def masked_crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), rotated by 15 bits and offset, as TFRecords have it."""
-    table, crc = _crc_table(), 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@lru_cache(maxsize=1)
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
-    return table
+    return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))
 
 
 class Rates:
