@@ -81,8 +81,7 @@ def test_a_validation_starts_without_what_steps_have_freed(tmp_path: Path, monke
         trainer=trainer, held_out=[], horizon=SimpleNamespace(sizes=sizes), timing=lambda phase: contextlib.nullcontext(),
         log=MetricsLog(RunFolder(tmp_path), [], 0, False, writes=False),
     )  # fmt: skip
-    stop: Any = SimpleNamespace(is_requested=lambda: False)
-    loop._validate(training, TrainState(), stop)
+    loop._validate(training, TrainState(), loop.StopSignal())
     if kept > 2.9e8:  # a C library that keeps what is freed
         assert seen[0] < empty + 5e7
 
