@@ -117,6 +117,7 @@ class Funnel:
             example = self.rejected[reason].examples[0]
             colon = ": " if example["detail"] else ""
             shown.append(f"{reason} {self.rejected[reason].documents} ({where(example)}{colon}{example['detail']})")
+        shown += [f"{count} {name} passed over" for name, count in self.tables.get(PASSED_OVER, {}).items()]
         return ", ".join(shown)
 
     def _commonest_reasons(self) -> list[str]:

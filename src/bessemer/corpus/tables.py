@@ -322,7 +322,7 @@ def row_group(place: Any, number: int, size: int, source: Source) -> Iterator[Re
         with pq.ParquetFile(place) as parquet:
             group = parquet.metadata.row_group(number)
             num_rows = group.num_rows
-            at_a_time = max(BATCH_BYTES * num_rows // max(group.total_byte_size, 1), 1)
+            at_a_time = min(max(BATCH_BYTES * num_rows // max(group.total_byte_size, 1), 1), max(num_rows, 1))
             for batch in parquet.iter_batches(
                 at_a_time, row_groups=[number], columns=None if source.format == "chat" else names
             ):
