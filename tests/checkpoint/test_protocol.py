@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -135,6 +136,36 @@ def test_a_header_that_cuts_an_element_is_damage(folder: Path) -> None:
         found = latest(folder, said.append)
         assert found is not None and found.step == 20
         assert "model.safetensors: damaged: size or SHA-256 differ" in said[0]
+
+
+def with_dtype(checkpoint: Path, dtype: object) -> None:
+    """Name another type of a tensor in a manifest, and sign it."""
+    path = checkpoint / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["tensors"]["model"]["a"][0] = dtype
+    del manifest["sha256"]
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["torch.load", "torch.int8", "torch.bfloat16", "torch.float64", "float32", "torch", "", 7, ["torch.float32"]],
+)
+def test_a_manifest_with_another_type_than_the_file_is_passed_over(folder: Path, dtype: object) -> None:
+    with_dtype(folder / "step-00000030", "torch.float32")
+    assert latest(folder).step == 30  # type: ignore[union-attr]
+    with_dtype(folder / "step-00000030", dtype)
+    said: list[Any] = []
+    found = latest(folder, said.append)
+    assert found is not None and found.step == 20 and len(said) == 1 and "step-00000030" in said[0].cause
+    with pytest.raises(BessemerError, match="step-00000030"):
+        verify(folder / "step-00000030")
+    for step in (10, 20):
+        with_dtype(folder / f"step-{step:08d}", dtype)
+    with pytest.raises(BessemerError) as caught:
+        latest(folder)
+    assert said[0].cause in str(caught.value), "why the newest is not whole"
 
 
 @pytest.mark.fault(4)

@@ -79,6 +79,12 @@ def file_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tupl
     return head, {name: len(head) + at for name, at in begins.items()}
 
 
+def tensor_dtypes(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the format's name of each tensor's type in a file; empty for a file without a valid header. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        return {name: dtype for name, dtype, _ in _header(file)[1]}
+
+
 def save_file(tensors: Mapping[str, ArraySource], path: str | os.PathLike[str]) -> Scan:
     """Write a new file, synced, one tensor in memory at a time. The file is not complete where a value is not finite."""
 

@@ -30,6 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bessemer.checkpoint.files import DTYPES, tensor_dtypes
 from bessemer.errors import BessemerError
 from bessemer.parallel.dtensors import Box, fill, local_shard
 from bessemer.run import read_json
@@ -120,17 +121,30 @@ def load_manifest(folder: Path) -> Manifest:
             for part, named in found["tensors"].items()
         }
         manifest = Manifest(int(found["step"]), found["files"], contents, found["facts"], found["sha256"])
+        for part, named in contents.items():
+            for name, of in named.items():
+                what = f"{path}: {part} tensor {name}"
+                if of.dtype not in DTYPES:
+                    raise BessemerError(f"{what} is of {of.dtype!r}, which is no type of a checkpoint's tensors")
+                require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
+                if unknown := [shard.file for shard in of.shards if shard.file not in manifest.files]:
+                    raise BessemerError(f"{what} lies in {unknown[0]}, which has no hash")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BessemerError(f"{path}: is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
     if outside := [name for name in manifest.files if Path(name).name != name]:
         raise BessemerError(f"{path}: names a file outside of the checkpoint: {outside[0]}")
-    for part, named in manifest.contents.items():
-        for name, of in named.items():
-            what = f"{path}: {part} tensor {name}"
-            require_cover(what, of.shape, [(shard.offset, shard.shape) for shard in of.shards])
-            if unknown := [shard.file for shard in of.shards if shard.file not in manifest.files]:
-                raise BessemerError(f"{what} lies in {unknown[0]}, which has no hash")
     return manifest
+
+
+def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> None:
+    """Raise BessemerError unless the tensors in these files of a checkpoint are of the types that its manifest says."""
+    there = {file: tensor_dtypes(folder / file) for file in files}
+    for part, named in contents.items():
+        for name, of in named.items():
+            for shard in (shard for shard in of.shards if shard.file in there):
+                if (found := there[shard.file].get(shard.key)) != DTYPES[of.dtype]:
+                    what = f"{folder / shard.file}: {part} tensor {name}"
+                    raise BessemerError(f"{what} is of {found} there, but of {of.dtype} in {MANIFEST}")
 
 
 def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any] | None) -> StoredTensor:

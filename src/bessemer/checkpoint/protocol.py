@@ -44,6 +44,7 @@ from bessemer.checkpoint.format import (
     global_plan,
     load_manifest,
     local_shards,
+    require_dtypes,
 )
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
@@ -232,12 +233,17 @@ def latest(
             )
         cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
         on_damage(Damage(cause, "going on from the newest checkpoint that is", of_pointer=True))
-    consequence = "falling back to the next older checkpoint"
-    newest_verified = next(verified(folder, reversed(steps), on_damage, consequence, mesh, refetch), None)
+    consequence, causes = "falling back to the next older checkpoint", list[str]()
+
+    def report(damage: Damage) -> None:
+        causes.append(damage.cause)
+        on_damage(damage)
+
+    newest_verified = next(verified(folder, reversed(steps), report, consequence, mesh, refetch), None)
     if steps and newest_verified is None:
         raise InputError(
-            f"{folder}: none of its {len(steps)} checkpoints is whole; restore one from a backup, or start over with "
-            "--restart (what is left of the old training is set aside, not removed)"
+            f"{folder}: none of its {len(steps)} checkpoints is whole ({causes[0]}); restore one from a backup, or start over "
+            "with --restart (what is left of the old training is set aside, not removed)"
         )
     return newest_verified
 
@@ -312,6 +318,7 @@ def verify(
         names = _files_to_verify(manifests[0].files, mesh)
         with ThreadPoolExecutor(_verify_threads() if read is None else 1) as pool:  # `read` takes one file at a time
             list(pool.map(lambda name: _verify_file(folder / name, manifests[0].files[name], read or scan), names))
+        require_dtypes(folder, manifests[0].contents, names)
         return manifests[0].sha256
 
     def compare(hashes: list[str]) -> list[None]:
