@@ -14,10 +14,14 @@ END = 0
 DOCUMENTS = [[5, 6, 7], [8], list(range(1, 60)), [9, 9, 9, 9]]
 
 
-def nanogpt(path: Path, ids: list[int], header: bool = False) -> Path:
-    raw = np.array(ids, dtype="<u2").tobytes()
+def nanogpt(
+    path: Path, ids: list[int], header: bool = False, dtype: str = "<u2", head: tuple[int, ...] = (20240520, 1)
+) -> Path:
+    """head: magic and version, and what follows the number of tokens."""
+    raw = np.array(ids, dtype=dtype).tobytes()
     if header:
-        raw = np.array([20240520, 1, len(ids), *[0] * 253], dtype="<i4").tobytes() + raw
+        values = [*head[:2], len(ids), *head[2:]]
+        raw = np.array(values + [0] * (256 - len(values)), dtype="<i4").tobytes() + raw
     path.write_bytes(raw)
     return path
 
@@ -34,12 +38,12 @@ def megatron(path: Path, documents: list[list[list[int]]], dtype: str = "<u2", c
     return path
 
 
-def source(folder: Path, form: str) -> TokenSource:
-    return TokenSource(name="theirs", format=form, paths=(str(folder),))
+def source(folder: Path, form: str, dtype: str | None = None) -> TokenSource:
+    return TokenSource(name="theirs", format=form, paths=(str(folder),), dtype=dtype)
 
 
-def read(folder: Path, form: str, vocabulary: int = 100) -> list[list[int]]:
-    return [one.ids.tolist() for one in foreign.documents(source(folder, form), vocabulary, END)]
+def read(folder: Path, form: str, vocabulary: int = 100, dtype: str | None = None, end: int = END) -> list[list[int]]:
+    return [one.ids.tolist() for one in foreign.documents(source(folder, form, dtype), vocabulary, end)]
 
 
 CLOSED = [[*document, END] for document in DOCUMENTS]
@@ -53,6 +57,75 @@ def test_nanogpt(tmp_path: Path, header: bool) -> None:
     # end-of-text before each document, none after the last, some empty ones
     nanogpt(tmp_path / "a.bin", [END, END, *flat[:-1]], header)
     assert read(tmp_path, "nanogpt") == CLOSED
+
+
+def many(vocabulary: int, end: int, documents: int = 40) -> list[list[int]]:
+    draw = np.random.default_rng(vocabulary)
+    texts = (draw.integers(0, vocabulary, 30) for _ in range(documents))
+    return [[int(token) for token in text if token != end] + [end] for text in texts]
+
+
+@pytest.mark.parametrize("end", [0, 2, 98])
+@pytest.mark.parametrize("vocabulary", [100, 50_257, 65_536, 70_001, 200_000])
+@pytest.mark.parametrize(
+    ("dtype", "header"),
+    [(dtype, None) for dtype in ("<u2", "<u4", "<i4", "<i8")]
+    + [("<u2", (20240520, 1)), ("<u4", (20240520, 1)), ("<u4", (20240801, 7)), ("<u4", (20240520, 2)),
+       ("<u2", (278895051, 1, 2)), ("<u4", (278895051, 1, 4)), ("<u4", (20250805, 1, 4)), ("<u2", (1, 1))],
+)  # fmt: skip
+def test_the_width_of_ids_follows_from_the_file(
+    tmp_path: Path, dtype: str, header: tuple[int, ...] | None, vocabulary: int, end: int
+) -> None:
+    narrow = dtype == "<u2" and vocabulary > 65_536  # their ids are below 65,536, as those of a smaller tokenizer
+    documents = many(65_536 if narrow else vocabulary, end)
+    flat = [token for document in documents for token in document]
+    nanogpt(tmp_path / "a.bin", flat, header is not None, dtype, header or ())
+    if narrow and header is None:
+        with pytest.raises(InputError, match=r"tokens\.sources\.theirs\.dtype"):
+            read(tmp_path, "nanogpt", vocabulary, end=end)
+        assert read(tmp_path, "nanogpt", vocabulary, "uint16", end) == documents
+    else:
+        assert read(tmp_path, "nanogpt", vocabulary, end=end) == documents
+    named = {"<u2": "uint16", "<u4": "uint32", "<i4": "uint32", "<i8": "int64"}[dtype]
+    assert read(tmp_path, "nanogpt", vocabulary, named, end) == documents
+
+
+def test_ids_of_unclear_width_are_asked_for(tmp_path: Path) -> None:
+    """Texts of one token, with 0 after each; or uint32 without end-of-text."""
+    path = nanogpt(tmp_path / "a.bin", [5, END, 6, END] * 500)
+    with pytest.raises(InputError, match=r"a\.bin.*tokens\.sources\.theirs\.dtype"):
+        read(tmp_path, "nanogpt")
+    assert read(tmp_path, "nanogpt", dtype="uint16") == [[5, END], [6, END]] * 500
+    with pytest.raises(InputError, match="no end-of-text token"):
+        read(tmp_path, "nanogpt", dtype="uint32")
+    nanogpt(path, [7, 0], dtype="<u4")
+    with pytest.raises(InputError, match=r"tokens\.sources\.theirs\.dtype"):
+        read(tmp_path, "nanogpt")
+    assert read(tmp_path, "nanogpt", dtype="uint32") == [[7, END]]
+
+
+def test_a_file_with_a_header_that_was_cut_is_refused(tmp_path: Path) -> None:
+    """Half of the uint32 ids have the size of as many uint16."""
+    flat = [token for document in many(1000, END) for token in document]
+    for head, dtype, cut in (((20240801, 7), "<u4", 2), ((20240520, 1), "<u2", 1), ((20250805, 1, 4), "<u4", 3)):
+        path = nanogpt(tmp_path / "a.bin", flat, True, dtype, head)
+        body = path.read_bytes()[1024:]
+        path.write_bytes(path.read_bytes()[:1024] + (body[: len(body) // 2] if cut == 2 else body[:-4]))
+        with pytest.raises(InputError, match=r"a\.bin: its header says"):
+            read(tmp_path, "nanogpt", 1000)
+    nanogpt(path, flat, True)
+    with pytest.raises(InputError, match=r"a\.bin: its header says"):
+        read(tmp_path, "nanogpt", 1000, "uint32")
+
+
+def test_ids_that_do_not_fit_into_32_bits_are_named(tmp_path: Path) -> None:
+    nanogpt(tmp_path / "a.bin", [1, 2, (1 << 32) + 3, END], dtype="<i8")
+    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
+        read(tmp_path, "nanogpt", dtype="int64")
+    (tmp_path / "a.bin").unlink()
+    megatron(tmp_path / "b.bin", [[[1, (1 << 32) + 3]]], "<i8", 5)
+    with pytest.raises(InputError, match=f"id {(1 << 32) + 3}"):
+        read(tmp_path, "megatron")
 
 
 def test_documents_over_the_borders_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +203,7 @@ def test_every_cut_of_an_index_is_refused(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = nanogpt(tmp_path / "a.bin", [1, 2, 3, END])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"a\.bin: 7 bytes are no whole number of uint16 ids"):
+    with pytest.raises(InputError, match=r"a\.bin: 7 bytes are no whole number of ids"):
         read(tmp_path, "nanogpt")
     nanogpt(path, [1, 2, 3])
     with pytest.raises(InputError, match=r"a\.bin: no end-of-text token \(id 0\)"):
@@ -140,7 +213,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         read(tmp_path, "nanogpt")
     raw = nanogpt(path, [1, 2, 3, END], header=True).read_bytes()
     path.write_bytes(raw[:-2])
-    with pytest.raises(InputError, match=r"a\.bin: its header says version 1 and 4 tokens, but 3 follow"):
+    with pytest.raises(InputError, match=r"a\.bin: its header says"):
         read(tmp_path, "nanogpt")
     megatron(path, [[[1, -2, 3]]], "<i4", 4)
     with pytest.raises(InputError, match=r"a\.bin: sequence 0 has the id -2"):

@@ -1,8 +1,9 @@
 """Tokens that others have written: nanoGPT's .bin and Megatron's .bin/.idx, read document by document.
 
-nanogpt   little-endian uint16 ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
-          end-of-text; also with the header of llm.c and modded-nanogpt: 256 int32, the first 20240520, the second the
-          version 1, the third the number of tokens (karpathy/llm.c, dev/data/data_common.py).
+nanogpt   little-endian ids and nothing else (karpathy/nanoGPT, data/openwebtext/prepare.py), documents set apart by
+          end-of-text; also with the header of llm.c and its descendants: 256 int32, a magic number, a version and the number of
+          tokens (karpathy/llm.c, dev/data/data_common.py). uint16, or uint32 and int64 where the number of tokens in the header,
+          the vocabulary or the ids themselves show it (`nanogpt_tokens`).
 megatron  NAME.bin holds the ids, NAME.idx the index (NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py): 9 bytes
           "MMIDIDX\\0\\0", uint64 version 1, uint8 type, uint64 sequences S, uint64 document borders D, then S int32
           lengths in tokens, S int64 places in bytes, D int64 borders counted in sequences (the first 0, the last S), and for
@@ -17,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,14 @@ from bessemer.corpus.document import identity
 from bessemer.errors import InputError
 from bessemer.hashing import sampled_sha256
 from bessemer.recipe import TokenSource
+from bessemer.store_path import mapped
 from bessemer.tokens.documents import Document
+from bessemer.tokens.shards import token_dtype
 
-HEADER_MAGIC, HEADER_INTS = 20240520, 256
+HEADER_BYTES = 1024
+HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
+ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
+CLEAR_TOKENS = 64  # with fewer, ids do not show how wide they are
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER_BYTES = 34
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
@@ -66,33 +73,36 @@ def facts(source: TokenSource, by_content: bool = False) -> list[list[Any]]:
     """Path, size and modification time of each file, to detect changes; by_content: name, size and a hash of samples."""
     files = files_of(source)
     files += [file.with_suffix(".idx") for file in files if file.with_suffix(".idx").exists()]
+    asked = [] if source.dtype is None else [[source.dtype]]
     if by_content:
-        return [[file.name, file.stat().st_size, sampled_sha256(file)] for file in files]
-    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return asked + [[file.name, file.stat().st_size, sampled_sha256(file)] for file in files]
+    return asked + [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def documents(source: TokenSource, vocabulary: int, end_of_text: int) -> Iterator[Document]:
     """Every document of a source, file by file. Raises InputError for a damaged file, or ids the vocabulary lacks."""
-    read = nanogpt_documents if source.format == "nanogpt" else megatron_documents
+    read = partial(nanogpt_documents, source, vocabulary) if source.format == "nanogpt" else megatron_documents
     for file in files_of(source):
         filled = (parts for parts in read(file, end_of_text) if any(map(len, parts)))
         for number, parts in enumerate(filled):
-            ids = np.concatenate([*parts, [end_of_text]], dtype=np.uint32, casting="unsafe")
-            if int(ids.max()) >= vocabulary:
+            if (largest := max(int(part.max()) for part in parts if len(part))) >= vocabulary:
                 raise InputError(
-                    f"{file}: document {number} has the id {int(ids.max())}, but the tokenizer has only {vocabulary}; were "
-                    "these tokens written with it?"
+                    f"{file}: document {number} has the id {largest}, but the tokenizer has only {vocabulary}; were these "
+                    f"tokens written with it? If so, say how wide they are: {_key(source)} = one of {', '.join(ID_BYTES)}"
                 )
+            ids = np.concatenate([*parts, [end_of_text]], dtype=np.uint32, casting="unsafe")
             yield Document(identity(source.name, file.name, str(number)), source.name, ids=ids)
 
 
-def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
+def _key(source: TokenSource) -> str:
+    return f"tokens.sources.{source.name}.dtype"
+
+
+def nanogpt_documents(source: TokenSource, vocabulary: int, path: Path, end_of_text: int) -> Iterator[list[Any]]:
     """Documents of one nanoGPT file, each in parts without end-of-text."""
-    tokens = nanogpt_tokens(path)
     parts: list[npt.NDArray[Any]] = []
     has_ends = False
-    for start in range(0, len(tokens), CHUNK_TOKENS):
-        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
+    for chunk in _chunks(nanogpt_tokens(path, source, vocabulary, end_of_text)):
         ends = np.flatnonzero(chunk == end_of_text)
         has_ends |= len(ends) > 0
         first, *others = np.split(chunk, ends)
@@ -108,21 +118,39 @@ def nanogpt_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray
     yield parts
 
 
-def nanogpt_tokens(path: Path) -> npt.NDArray[np.uint16]:
-    """The ids of a nanoGPT file, mapped into memory."""
-    size = path.stat().st_size
-    if size == 0 or size % 2:
-        raise InputError(f"{path}: {size} bytes are no whole number of uint16 ids; the file is empty or cut short")
-    tokens: npt.NDArray[np.uint16] = np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)
-    header = tokens[: 2 * HEADER_INTS].view("<i4") if len(tokens) >= 2 * HEADER_INTS else [0]
-    if header[0] == HEADER_MAGIC:
-        tokens = tokens[2 * HEADER_INTS :]
-        if header[1] != 1 or header[2] != len(tokens):
-            raise InputError(
-                f"{path}: its header says version {header[1]} and {header[2]} tokens, but {len(tokens)} follow it (only version "
-                "1 is known); the file is cut short or of another kind"
-            )
-    return tokens
+def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int, end_of_text: int) -> npt.NDArray[Any]:
+    """Map the ids of a nanoGPT file, as wide as the source's `dtype` or the header says. Without these, as the vocabulary needs,
+    or wider where all ids fit: else every other id would be 0. Raises InputError where it is unclear."""
+    raw = mapped(path, np.uint8)
+    asked = ID_BYTES.get(source.dtype or "")
+    head = raw[:HEADER_BYTES].view("<u4") if len(raw) >= HEADER_BYTES else np.zeros(HEADER_BYTES // 4, "<u4")
+    if head[0] in HEADER_MAGICS or (head[:3].all() and not head[4:].any()):
+        version, count, body = int(head[1]), int(head[2]), raw[HEADER_BYTES:]
+        widths = (4,) if head[0] == HEADER_MAGICS[1] else (2, 4, 8)
+        fitting = [width for width in widths if width * count == len(body) and asked in (None, width)]
+        if not fitting:
+            said = f"version {version} and {count} {source.dtype or ''} tokens, but {len(body)} bytes follow it"
+            raise InputError(f"{path}: its header says {said}; the file is cut short or of another kind")
+        return body.view(f"<u{fitting[0]}")
+    narrowest = token_dtype(vocabulary).itemsize
+    width = asked or next((more for more in (8, 4) if more >= narrowest and _fits(raw, more, vocabulary)), 2)
+    if not len(raw) or len(raw) % width:
+        said = f"{len(raw)} bytes are no whole number of ids of {width} bytes"
+        raise InputError(f"{path}: {said}; the file is empty, cut short or of another width, which {_key(source)} says")
+    ids = raw.view(f"<u{width}")
+    is_clear = len(ids) >= CLEAR_TOKENS and any((chunk == end_of_text).any() for chunk in _chunks(ids))
+    if not asked and (width < narrowest or (width > narrowest and not is_clear)):
+        raise InputError(f"{path}: unclear how many bytes an id has, perhaps {width}; say it: {_key(source)}")
+    return ids
+
+
+def _fits(raw: npt.NDArray[np.uint8], width: int, vocabulary: int) -> bool:
+    """True when all ids of this width are in the vocabulary."""
+    return len(raw) % width == 0 and all(int(chunk.max()) < vocabulary for chunk in _chunks(raw.view(f"<u{width}")))
+
+
+def _chunks(tokens: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    return (tokens[start : start + CHUNK_TOKENS] for start in range(0, len(tokens), CHUNK_TOKENS))
 
 
 def megatron_documents(path: Path, end_of_text: int) -> Iterator[list[npt.NDArray[Any]]]:
