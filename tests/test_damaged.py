@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import random
 import resource
 import shutil
 from pathlib import Path
@@ -16,6 +19,7 @@ from bessemer.cli import run_command
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines
 from bessemer.train.measure import RunTiming
+from tests.changed_stage import record_again
 from tests.newest import weights_hash
 
 LONGER = ("--set", "train.steps=30")
@@ -105,6 +109,7 @@ def test_tokens_that_would_be_others_are_not_written(trained: Path, capsys: pyte
 
     table = parquet.read_table(documents)
     parquet.write_table(table.slice(0, len(table) - 1), documents)
+    record_again(trained / "corpus")
     edit(trained / "tokens" / "code-train-00000.bin")
     before = files(trained)
     assert train(trained, command="tokens") == 1
@@ -161,7 +166,10 @@ def test_a_finished_run_looks_at_its_last_checkpoint(trained: Path, capsys: pyte
         truncate(path)
     assert train(trained) == 2
     said = capsys.readouterr().err
-    assert "checkpoints is whole; restore one from a backup" in said and "train longer" not in said
+    assert "restore one from a backup" in said and "train longer" not in said
+    assert str(checkpoints / "step-00000024" / "model.safetensors") in said.splitlines()[-1], (
+        "the reason, for the newest"
+    )
 
 
 def test_a_damaged_checkpoint_is_an_incident_when_training_longer_too(trained: Path) -> None:
@@ -448,3 +456,203 @@ def test_what_is_scored_and_exported_is_the_newest_checkpoint_or_nothing(
     shutil.rmtree(newest)
     assert run_command(["train", str(trained)]) == 0
     assert newest.is_dir() and run_command(export) == 0
+
+
+def swap_two_ids(tokens: Path) -> Path:
+    """The file has the same size: two tokens of one length have each other's id."""
+    path = tokens / "tokenizer.json"
+    text = path.read_text()
+    ids = read_json(path)["model"]["vocab"]
+    first, other = [token for token, number in ids.items() if len(token) == 1 and 100 <= number < 256][:2]
+    swapped = {
+        f'"{first}": {ids[first]}': f'"{first}": {ids[other]}',
+        f'"{other}": {ids[other]}': f'"{other}": {ids[first]}',
+    }
+    for before, after in swapped.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    path.write_text(text)
+    return path
+
+
+def name_another_end_of_text(tokens: Path) -> Path:
+    path = tokens / "manifest.json"
+    manifest = read_json(path)
+    path.write_text(json.dumps(manifest | {"tokenizer": manifest["tokenizer"] | {"end_of_text": 7}}))
+    return path
+
+
+def flip_a_length(tokens: Path) -> Path:
+    path = tokens / "token_bytes.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-8] ^= 2
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("damage", [swap_two_ids, name_another_end_of_text, flip_a_length])
+def test_no_command_reads_tokens_that_were_changed(
+    trained: Path, damage: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = files(trained), trained.parent / "out"
+    path = damage(trained / "tokens")
+    damaged = files(trained)
+    assert damaged != whole
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    for command in (
+        ["evaluate", str(trained)],
+        ["export", str(trained), str(out)],
+        ["generate", str(trained), "def "],
+        ["chat", str(trained), "--template", "plain"],
+        ["train", str(trained), *LONGER],
+        ["trace", str(trained), "--step", "1"],
+    ):
+        capsys.readouterr()
+        assert run_command(command) == 2, command
+        said = capsys.readouterr().err
+        assert str(path) in said and f"`bessemer tokens {trained}`" in said, command
+        assert files(trained) == damaged and not out.exists()
+    assert run_command(["tokens", str(trained)]) == 0
+    timed = dict.fromkeys(("tokens/manifest.json", "tokens/stage.json"), b"")
+    assert {**files(trained), **timed} == {**whole, **timed}
+    assert run_command(["generate", str(trained), "def "]) == 0
+
+
+def test_held_out_text_that_was_overwritten_is_not_scored(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = trained / "tokens" / "prose-heldout-00000.bin"
+    content = shard.read_bytes()
+    shard.write_bytes(content[::-1])
+    assert run_command(["evaluate", str(trained)]) == 2
+    assert str(shard) in capsys.readouterr().err and not (trained / "evaluation.json").exists()
+    assert run_command(["generate", str(trained), "def "]) == 0, "which reads no shard"
+    shard.write_bytes(content)
+    assert run_command(["evaluate", str(trained)]) == 0
+
+
+def test_a_run_whose_stages_have_no_hashes_goes_on(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As earlier versions wrote them."""
+    for stage in ("corpus", "tokens"):
+        facts = read_json(trained / stage / "stage.json")
+        del facts["sha256"]
+        (trained / stage / "stage.json").write_text(json.dumps(facts))
+    for command in ("corpus", "tokens", "evaluate"):
+        assert run_command([command, str(trained)]) == 0
+    assert "corpus    unchanged" in (said := capsys.readouterr().err) and "tokens    unchanged" in said
+    edit(trained / "tokens" / "code-heldout-00000.bin")  # which the manifest knows
+    (trained / "evaluation.json").unlink()
+    assert run_command(["evaluate", str(trained)]) == 2
+
+
+def test_a_damaged_document_is_no_training_text(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bessemer tokens` names it; `bessemer run` builds the corpus again, and the tokens are the same."""
+    whole = files(trained)
+    for name in ("documents/part-00001.parquet", "statistics.json"):
+        shutil.rmtree(trained / "tokens")
+        edit(trained / "corpus" / name)
+        capsys.readouterr()
+        assert run_command(["tokens", str(trained)]) == 2
+        said = capsys.readouterr().err
+        assert str(trained / "corpus" / name) in said and f"`bessemer corpus {trained}`" in said
+        assert not (trained / "tokens").exists()
+        assert run_command(["run", str(trained), "--set", "export.hf=false"]) == 0
+        for folder in ("corpus/documents", "tokens"):
+            made = {path: content for path, content in files(trained).items() if path.startswith(folder)}
+            assert {**made, "tokens/manifest.json": b"", "tokens/stage.json": b""} == {
+                **{path: content for path, content in whole.items() if path.startswith(folder)},
+                "tokens/manifest.json": b"", "tokens/stage.json": b"",
+            }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["documents/part-00000.parquet", "index/documents-code.idx", "sources.json"])
+def test_a_corpus_that_was_damaged_is_built_again(trained: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens that were made of it stay current."""
+    whole = (trained / "corpus" / name).read_bytes()
+    edit(trained / "corpus" / name)
+    assert run_command(["corpus", str(trained)]) == 0
+    assert str(trained / "corpus" / name) in capsys.readouterr().err
+    assert (trained / "corpus" / name).read_bytes() == whole
+    for command in ("corpus", "tokens"):
+        capsys.readouterr()
+        assert run_command([command, str(trained)]) == 0
+        assert "unchanged, skipped" in capsys.readouterr().err
+
+
+def test_damaged_pages_are_found_where_no_hash_is(trained: Path) -> None:
+    """As of documents in a store, or read by tasks: each bit of the pages is under a checksum."""
+    from bessemer.errors import DamagedFile
+    from bessemer.tokens.documents import documents
+
+    (trained / "corpus" / "stage.json").unlink()
+    part = trained / "corpus" / "documents" / "part-00000.parquet"
+    whole, content = list(documents(part.parent)), part.read_bytes()
+    draw = random.Random(0)
+    for _ in range(40):
+        raw = bytearray(content)
+        raw[draw.randrange(len(raw) * 3 // 4)] ^= 1 << draw.randrange(8)
+        part.write_bytes(raw)
+        with contextlib.suppress(DamagedFile):
+            assert list(documents(part.parent)) == whole
+    part.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    with pytest.raises(DamagedFile, match=str(part)):
+        list(documents(part.parent))
+
+
+def test_an_export_that_was_damaged_is_written_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    out = trained.parent / "out"
+    command = ["export", str(trained), str(out)]
+    assert run_command(command) == 0
+    whole = files(out)
+    for damage in (
+        lambda: edit(out / "model.safetensors"),
+        lambda: truncate(out / "model.safetensors"),
+        lambda: (out / "config.json").unlink(),
+        lambda: edit(out / "bessemer.json"),
+        lambda: None,
+    ):
+        damage()
+        is_whole = files(out) == whole
+        capsys.readouterr()
+        assert run_command(command) == 0
+        assert ("unchanged, skipped" in capsys.readouterr().err) == is_whole
+        assert files(out) == whole
+    (out / "notes.txt").write_text("mine")
+    assert run_command(command) == 0 and (out / "notes.txt").exists(), "a file of the user's is no damage"
+
+
+def test_every_bit_of_a_stage_is_verified_or_changes_nothing(trained: Path) -> None:
+    """60 single bits, over all files of corpus and tokens: found when the stage is verified, else the same is read."""
+    from bessemer.errors import BessemerError
+    from bessemer.run import STAGE_FILE, verify_stage
+    from bessemer.tokens.documents import documents
+    from bessemer.tokens.shards import TokenStore
+
+    def read() -> list[Any]:
+        store = TokenStore.open(trained / "tokens")
+        store.verify()
+        verify_stage(trained / "corpus", "bessemer corpus")
+        shards = [
+            shard
+            for name in store.sources
+            for split in ("train", "heldout")
+            for shard in store.split(name, split).shards
+        ]
+        arrays = [part.tobytes() for shard in shards for part in (shard.tokens, shard.offsets, shard.identities)]
+        kept = {name: content for name, content in files(trained).items() if not name.endswith(STAGE_FILE)}
+        return [store.manifest, arrays, list(documents(trained / "corpus" / "documents")), kept]
+
+    whole, draw, found = read(), random.Random(1), 0
+    paths = [path for stage in ("corpus", "tokens") for path in sorted((trained / stage).rglob("*")) if path.is_file()]
+    for number in range(60):
+        path = paths[number % len(paths)]
+        content = path.read_bytes()
+        raw = bytearray(content)
+        raw[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
+        path.write_bytes(raw)
+        try:
+            assert read() == whole, path
+            assert path.name == STAGE_FILE
+        except BessemerError:
+            found += 1
+        path.write_bytes(content)
+    assert found >= 50 and read() == whole

@@ -14,11 +14,11 @@ from bessemer.plan import sizing
 from bessemer.plan.sizing import Basis, Choice
 from bessemer.recipe import Recipe, Train, parse
 from bessemer.recipe.load import MIN_TEXT_BYTES
-from bessemer.run import RunFolder, published, read_json, read_json_again, stage_facts, write_json
+from bessemer.run import RunFolder, published, read_json_again, stage_facts, write_json
 from bessemer.store_path import published_folder
 from bessemer.terminal import counted, rate, say, size, warn
 from bessemer.tokens import outlook
-from bessemer.tokens.documents import held_out_share
+from bessemer.tokens.documents import corpus_totals, held_out_share
 
 GPU_UTILISATION = 0.15  # of a GPU's peak, which small models do not fill; a CPU is timed
 PROBE_SECONDS = 2.0  # of training steps of a small model, to time a CPU
@@ -155,7 +155,7 @@ def _basis(recipe: Recipe, run: RunFolder, old: dict[str, Any] | None) -> tuple[
         num_bytes, documents = raw_text(recipe)
         return replace(before, text_bytes=num_bytes, documents=documents, held_bytes=0, ids=0), ""
 
-    totals, corpus_folder = read_json(run.corpus / "statistics.json")["totals"], published_folder(run.corpus)
+    totals, corpus_folder = corpus_totals(recipe, run), published_folder(run.corpus)
     num_bytes, documents = int(totals.get("bytes_kept") or 0), int(totals.get("documents_kept") or 0)
     share, number, held = held_out_share(
         corpus_folder / "documents", recipe.tokens.seed, sizing.held_out_bytes(num_bytes)

@@ -33,6 +33,10 @@ class FileChanged(InputError):
     """A file of a source is not the one that was listed. The corpus is then made of the files as they are now, once."""
 
 
+class DamagedFile(InputError):
+    """A file of the run is missing, or is not what was written; the message names the command that writes it again."""
+
+
 class TooFewIds(InputError):
     """A text of which no vocabulary as large as asked for can be made; supported: the largest that can."""
 

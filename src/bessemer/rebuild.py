@@ -19,7 +19,7 @@ from rich.markup import escape
 from bessemer import derived
 from bessemer.corpus import owners
 from bessemer.corpus.work import note_replaced
-from bessemer.errors import InputError
+from bessemer.errors import DamagedFile, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
     STAGE_FILE,
@@ -31,6 +31,7 @@ from bessemer.run import (
     stage_facts,
     stage_is_current,
     staging,
+    verify_stage,
 )
 from bessemer.store_path import StorePath, is_published, published_folder
 from bessemer.terminal import counted, say, warn
@@ -154,18 +155,17 @@ def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
 
 
 @contextmanager
-def built_once(folder: Path, inputs: str, is_whole: Callable[[Path], bool] = Path.exists) -> Iterator[Path | None]:
+def built_once(folder: Path, inputs: str) -> Iterator[Path | None]:
     """Take a stage's `folder` over from another run in the same folder that has it of the same `inputs`.
 
     Gives that run's folder, or None: then the block builds it, and others that want the same wait for it. Only published
-    stages with files of full length are taken, of which `is_whole` says that they are as they were written; a copy is made
-    where hard links are impossible.
+    stages are taken whose files are as they were written; a copy is made where hard links are impossible.
     """
     with _lock(folder.parent.parent / f".building-{folder.name}-{inputs[:16]}", folder.name):
-        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs, is_whole)
+        yield None if stage_is_current(folder, inputs) else _taken(folder, inputs)
 
 
-def _taken(folder: Path, inputs: str, is_whole: Callable[[Path], bool]) -> Path | None:
+def _taken(folder: Path, inputs: str) -> Path | None:
     for record in sorted(folder.parent.parent.glob(f"*/{folder.name}/{STAGE_FILE}")):
         theirs = record.parent
         if theirs == folder or not stage_is_current(theirs, inputs):
@@ -173,15 +173,16 @@ def _taken(folder: Path, inputs: str, is_whole: Callable[[Path], bool]) -> Path 
         try:
             with staging(folder) as staged:
                 link(theirs.resolve(), staged)
-                if not stage_is_current(staged, inputs):
-                    raise FileNotFoundError(theirs)
-                if not is_whole(staged):
-                    warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` mends it")
+                verify_stage(staged, "")
+                if not (stage_is_current(staged, inputs) and is_published(staged)):
                     raise FileNotFoundError(theirs)
                 note_replaced(folder)
-        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked, or damaged
-            continue
-        return theirs.parent
+        except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked
+            pass
+        except DamagedFile:
+            warn(f"{theirs}: damaged, so it is not taken over; `bessemer run {theirs.parent}` makes it again")
+        else:
+            return theirs.parent
     return None
 
 

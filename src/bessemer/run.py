@@ -14,14 +14,17 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import BessemerError, InputError
-from bessemer.terminal import LOG, log, variable, warn
+from bessemer.errors import BessemerError, DamagedFile, InputError
+from bessemer.hashing import file_sha256
+from bessemer.terminal import LOG, counted, log, variable, warn
 
 STAGE_FILE = "stage.json"
 STORE_RECORD, STORE_LOCK = (
@@ -98,6 +101,10 @@ class RunFolder:
     def evaluation_of(self, weights: Weights) -> Path:
         """Return the file of the scores of these weights."""
         return self.evaluation.with_stem(self.evaluation.stem + weights.suffix)
+
+    def command(self, name: str) -> str:
+        """Return the command line of `bessemer NAME` for this run."""
+        return f"bessemer {name} {self.path if self.recipe.exists() else 'RECIPE'}"
 
     @property
     def was_saved(self) -> bool:
@@ -258,8 +265,13 @@ def write_json(path: Path, value: Any, is_durable: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", is_durable)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of the run folder; a damaged one is an error that names it."""
+def read_json(path: Path, command: str | None = None) -> Any:
+    """Read a JSON file of the run folder; a damaged one is an error that names it.
+
+    command: for a file of a stage, which is verified first: the command that writes it again. Raises DamagedFile.
+    """
+    if command is not None:
+        verify_stage(path.parent, command, lambda name: name == path.name)
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError("it is larger than any such file")
@@ -398,13 +410,66 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def mark_stage(folder: Path, inputs: str, is_durable: bool = True, **facts: Any) -> None:
-    """Record inside a staged folder what it was made from; called last, before it is published. `is_durable`: as for
-    `write_atomic`."""
-    outputs = {
-        str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()
-    }
-    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, **facts}, is_durable)
+Files = Mapping[str, Any]  # name of a file in a stage -> its "bytes" and, where it is known, its "sha256"
+
+
+def fingerprints(folder: Path, known: Files | None = None) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: (known or {}).get(name) or _fingerprint(path) for name, path in paths.items()}
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Files | None = None, **facts: Any) -> None:
+    """Record inside a staged folder what it was made from, and size and SHA-256 of its files; called last, before it is
+    published. `is_durable`: as for `write_atomic`; known: as for `fingerprints`."""
+    files = fingerprints(folder, known)
+    outputs, hashes = ({name: of[key] for name, of in files.items()} for key in ("bytes", "sha256"))
+    write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts}, is_durable)
+
+
+def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what `mark_stage` recorded of a stage's files. Stages of earlier versions have sizes only."""
+    facts = stage_facts(folder)
+    hashes = facts["sha256"] if isinstance(facts.get("sha256"), dict) else {}
+    return {name: {"bytes": size, "sha256": hashes.get(name)} for name, size in facts.get("outputs", {}).items()}
+
+
+def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool, files: Files | None = None) -> None:
+    """Raise DamagedFile for the first file of a stage that is missing, or is not of the size and the SHA-256 that were recorded.
+
+    Each file is hashed once in a process, several at one time. command: writes the stage again; reads: which files are read, all
+    by default; files: in place of `recorded_files`.
+    """
+    files = recorded_files(folder) if files is None else files
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        damages = pool.map(lambda name: _damage(folder / name, files[name]), filter(reads, files))
+        if damage := next(filter(None, damages), None):
+            raise DamagedFile(f"{damage}; write it again with `{command}`")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _damage(path: Path, fingerprint: Mapping[str, Any]) -> str | None:
+    try:
+        there, wanted = path.stat(), fingerprint.get("sha256")
+        version = there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino
+        if there.st_size == fingerprint["bytes"] and (wanted is None or _sha256(path, *version) == wanted):
+            return None
+    except OSError as error:
+        return f"{path}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}"
+    also = f" (also for {counted(there.st_nlink - 1, 'other run')} with the same file)" if there.st_nlink > 1 else ""
+    return f"{path}: damaged: not what was written{also}"
+
+
+@cache
+def _sha256(path: Path, *version: int) -> str:
+    """Return the hash of a file, read once in a process unless its size, times or inode change."""
+    return file_sha256(path)
 
 
 def stage_is_current(folder: Path, inputs: str) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from rich.markup import escape
 
 from bessemer import derived, forecast, interrupt, preflight, rebuild
 from bessemer.defaults import derived_keys
-from bessemer.errors import BessemerError, InputError, Stopped, TooFewIds, lack_of_memory
+from bessemer.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds, lack_of_memory
 from bessemer.hashing import digest
 from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
@@ -26,22 +27,23 @@ from bessemer.run import (
     RunFolder,
     Weights,
     checkpoint_name,
+    fingerprints,
     published,
     read_json,
     read_json_again,
     read_steps,
     stage_facts,
+    verify_stage,
     write_atomic,
     write_json,
 )
-from bessemer.store_path import is_published
 from bessemer.terminal import amount, counted, duration, say, size, warn, working
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
 
 FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
-EXPORT_FORMAT = 2  # of what an export holds; another one is written anew
+EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
 
 
 @dataclass
@@ -107,7 +109,11 @@ def run_all(session: Session) -> None:
     forecast.require_layout(session.recipe, session.run)
     if session.recipe.corpus.sources or not session.recipe.tokens.sources:
         corpus(session)
-    tokens(session)
+    try:
+        tokens(session)
+    except DamagedFile:  # of the corpus, whose documents are read only now
+        corpus(session, reads=True)
+        tokens(session)
     prepared = prepare(session)
     try:
         train(session, prepared)
@@ -122,8 +128,8 @@ def run_all(session: Session) -> None:
     report(session)
 
 
-def corpus(session: Session) -> None:
-    """Raw sources to clean documents."""
+def corpus(session: Session, reads: bool = False) -> None:
+    """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
     from bessemer.corpus.work import close_work
     from bessemer.tokens.chat import template_source
@@ -133,10 +139,12 @@ def corpus(session: Session) -> None:
     inputs, current = rebuild.corpus_inputs(session.recipe, session.run)
     if current:
         close_work(session.run.corpus)  # left there by a kill after the corpus was published
+        look = partial(verify_stage, session.run.corpus, "", lambda name: reads or "/" not in name)
+        current = _is_undamaged(look, "building the corpus again")
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
-        with rebuild.built_once(session.run.corpus, inputs, is_published) as other:
+        with rebuild.built_once(session.run.corpus, inputs) as other:
             if other is not None:
                 close_work(session.run.corpus)
                 return f"shared with {other}, which was made of the same sources: {result_line(read_json(statistics))}"
@@ -152,6 +160,16 @@ def corpus(session: Session) -> None:
         return
     for line in funnel_lines(read_json(statistics)):
         say(f"            [dim]{escape(line)}[/]")
+
+
+def _is_undamaged(verify: Callable[[], None], action: str) -> bool:
+    """True when `verify` raises no error; else warn of it and of the action."""
+    try:
+        verify()
+    except BessemerError as error:
+        warn(f"{str(error).partition(';')[0]}: {action}")
+        return False
+    return True
 
 
 def tokens(session: Session) -> None:
@@ -172,20 +190,15 @@ def _tokens(session: Session, run: RunFolder) -> None:
     from bessemer.tokens import build
     from bessemer.tokens.chat import chat_line
 
-    (inputs, current), wanted = rebuild.tokens_inputs(session.recipe, run), None
-    if not current:
-        wanted = rebuild.trained_on(run)
-    else:
+    inputs, current = rebuild.tokens_inputs(session.recipe, run)
+    if current:
         close_work(run.tokens)  # left there by a kill after the tokens were published
-        try:
-            with working("tokens"):
-                TokenStore.open(run.tokens).verify()
-        except BessemerError as error:
-            warn(str(error).split(";")[0] + ": writing the tokens again")
-            current, wanted = False, rebuild.trained_on(run)
+        with working("tokens"):
+            current = _is_undamaged(lambda: TokenStore.open(run.tokens).verify(), "writing the tokens again")
+    wanted = None if current else rebuild.trained_on(run)
 
     def work() -> str:
-        with rebuild.built_once(run.tokens, inputs, TokenStore.is_whole) as other:
+        with rebuild.built_once(run.tokens, inputs) as other:
             if other is not None:
                 close_work(run.tokens)
                 return f"shared with {other}, which was made of the same corpus"
@@ -420,10 +433,17 @@ def export(
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
     record = folder / "bessemer.json"
-    current = record.exists() and read_json(record).get("inputs") == inputs
+    facts = read_json_again(record) or {}
+
+    def look() -> None:
+        if facts.pop("sha256", None) != digest(facts):
+            raise DamagedFile(f"{record}: damaged: not what was written")
+        verify_stage(folder, "", files=facts["files"])
+
+    current = facts.get("inputs") == inputs and _is_undamaged(look, "writing the export again")
 
     def work() -> str:
-        if folder.exists() and any(folder.iterdir()) and not record.exists():
+        if folder.exists() and any(folder.iterdir()) and not record.exists() and folder != run.export:
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
         from bessemer.train.exported import export_gguf, export_trained
 
@@ -431,7 +451,9 @@ def export(
             line = export_gguf(recipe, run, folder, weights, dtype)
         else:
             line = export_trained(recipe, run, folder, weights)
-        write_json(record, {**read_json(record), "inputs": inputs})
+        files = {name: of for name, of in fingerprints(folder).items() if name != record.name}
+        made = {**read_json(record), "inputs": inputs, "files": files}
+        write_json(record, {**made, "sha256": digest(made)})
         return line
 
     session.stage("export", work, current)

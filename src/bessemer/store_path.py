@@ -16,7 +16,7 @@ from stat import S_IFDIR, S_IFREG
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer import interrupt
-from bessemer.errors import BessemerError
+from bessemer.errors import BessemerError, DamagedFile
 from bessemer.run import STAGE_FILE, link, stage_facts
 from bessemer.storage import COPIED_BYTES, answering, asked, failure, open_filesystem, open_remote, put_file
 from bessemer.terminal import warn
@@ -268,12 +268,33 @@ def opened(path: Path) -> Any:
     return path.open("rb") if isinstance(path, StorePath) else path
 
 
+@contextmanager
+def open_parquet(path: Path, command: str) -> Iterator[Any]:
+    """Open a Parquet file, here or in a store, whose pages are compared with their checksums when they are read.
+
+    command: writes the file again. Raises DamagedFile for what Arrow cannot read.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(opened(path), page_checksum_verification=True) as file:
+            yield file
+    except (ArrowException, OSError) as error:
+        is_of_disk = isinstance(error, OSError) and (error.errno is not None or not path.is_file())
+        if is_of_disk:
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DamagedFile(f"{path}: damaged ({first}); write it again with `{command}`") from None
+
+
 def mapped(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A file as an array of numpy: mapped into memory, of a store read into it."""
     import numpy as np
 
     if isinstance(path, StorePath):
         return np.frombuffer(path.read_bytes(), dtype=dtype)
+    if not path.stat().st_size:  # which cannot be mapped
+        return np.zeros(0, dtype)
     # A plain view: a memmap goes through Python for every slice.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 

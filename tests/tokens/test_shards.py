@@ -1,10 +1,11 @@
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import DamagedFile, InputError
 from bessemer.tokens.shards import ShardWriter, TokenStore, token_dtype
 from bessemer.tokens.stream import Shard, SplitTokens
 
@@ -70,16 +71,69 @@ def test_a_missing_truncated_or_changed_shard_is_named(runs: Path) -> None:
     shard = folder / "code-train-00000.bin"
     data = shard.read_bytes()
     shard.write_bytes(data[:-2])
-    with pytest.raises(BessemerError, match=r"code-train-00000.bin: \d+ bytes, but the manifest says"):
+    with pytest.raises(DamagedFile, match=str(shard)):
         TokenStore.open(folder)
     shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    with pytest.raises(BessemerError, match=r"code-train-00000.bin: its content has changed"):
-        TokenStore.open(folder).verify()
+    for reads in (TokenStore.verify, lambda store: store.split("code", "train").shards[0].tokens):
+        with pytest.raises(DamagedFile, match=str(shard)):
+            reads(TokenStore.open(folder))
+    assert len(TokenStore.open(folder).split("code", "heldout").shards[0].tokens)
     shard.unlink()
-    with pytest.raises(BessemerError, match=r"code-train-00000.bin: missing"):
+    with pytest.raises(DamagedFile, match=str(shard)):
         TokenStore.open(folder)
     with pytest.raises(InputError, match="bessemer tokens"):
         TokenStore.open(runs)
+
+
+def changed(folder: Path, name: str, content: bytes) -> Path:
+    """Put other content into a file of a tokens folder, with its hash: as another tool would write it."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "stage.json").unlink(missing_ok=True)
+    return folder / name
+
+
+@pytest.mark.parametrize("place", [0, 77, -1])
+def test_an_id_outside_the_vocabulary_is_named(runs: Path, place: int) -> None:
+    folder = runs / "small" / "tokens"
+    ids = np.fromfile(folder / "prose-train-00000.bin", dtype="<u2")
+    ids[place] = 400
+    shard = changed(folder, "prose-train-00000.bin", ids.tobytes())
+    for reads in (TokenStore.verify, lambda store: store.split("prose", "train").shards[0].tokens):
+        with pytest.raises(DamagedFile, match=rf"{shard}.* {place % len(ids)} .*\b400\b") as caught:
+            reads(TokenStore.open(folder))
+        assert caught.value.exit_code == 2
+    ids[place] = 399
+    changed(folder, "prose-train-00000.bin", ids.tobytes())
+    TokenStore.open(folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [(-1, 1), (-1, -1), (0, 1), (3, 10_000), (5, -3)],
+    ids=["long", "short", "first", "far", "falls"],
+)
+def test_an_index_that_does_not_fit_its_shard_is_named(runs: Path, number: int, value: int) -> None:
+    """value: added to an offset."""
+    folder = runs / "small" / "tokens"
+    raw = (folder / "code-train-00000.idx").read_bytes()
+    count = int(np.frombuffer(raw[8:16], dtype="<u8")[0])
+    offsets = np.frombuffer(raw[16 : 16 + 8 * (count + 1)], dtype="<i8").copy()
+    offsets[number] = offsets[number - 1] + value if value == -3 else offsets[number] + value
+    index = changed(folder, "code-train-00000.idx", raw[:16] + offsets.tobytes() + raw[16 + 8 * (count + 1) :])
+    for reads in (TokenStore.verify, lambda store: store.split("code", "train").documents(0, 10)):
+        with pytest.raises(DamagedFile, match=str(index)):
+            reads(TokenStore.open(folder))
+
+
+@pytest.mark.parametrize("cut", [0, 7, 20, 100])
+def test_an_index_of_another_size_is_named(runs: Path, cut: int) -> None:
+    folder = runs / "small" / "tokens"
+    index = changed(folder, "code-train-00000.idx", (folder / "code-train-00000.idx").read_bytes()[:cut])
+    with pytest.raises(DamagedFile, match=str(index)):
+        TokenStore.open(folder).verify()
 
 
 def test_the_manifest_counts_what_is_there(prepared: Path) -> None:

@@ -25,6 +25,7 @@ from bessemer.tokens import build, tasks
 from bessemer.tokens.encode import Encoder
 from bessemer.tokens.shards import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
+from tests.changed_stage import record_again
 from tests.corpus.object_store import Store
 from tests.tokens.test_foreign import megatron
 
@@ -50,6 +51,7 @@ def corpus(prepared: Path, tmp_path: Path) -> Path:
     half = table.num_rows // 2
     pq.write_table(table.slice(0, half), folder / "documents" / "part-00000.parquet", row_group_size=7)
     pq.write_table(table.slice(half), folder / "documents" / "part-00001.parquet", row_group_size=5)
+    record_again(folder)
     return tmp_path / "runs"
 
 

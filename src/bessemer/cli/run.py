@@ -44,7 +44,7 @@ def corpus(args: argparse.Namespace) -> Any:
         return _sample(args)
     session = runs.open_recipe(args, fill_derived=False)
     with runs.writing(session):
-        stages.corpus(session)
+        stages.corpus(session, reads=True)
     return {"stages": session.results, "folder": session.run.corpus, **runs.corpus_statistics(session.run)}
 
 

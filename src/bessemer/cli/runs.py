@@ -283,7 +283,7 @@ def corpus_statistics(run: RunFolder) -> dict[str, Any]:
     from bessemer.run import read_json
 
     path = run.corpus / "statistics.json"
-    return {"corpus": read_json(path)} if path.exists() else {}
+    return {"corpus": read_json(path, run.command("corpus"))} if path.exists() else {}
 
 
 def summary(session: Session) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from bessemer.errors import BessemerError
-from bessemer.store_path import opened, stage_files
+from bessemer.run import RunFolder, verify_stage
+from bessemer.store_path import open_parquet, stage_files
 
 MAGIC = b"BSMRDOC1"
 RECORD = struct.Struct("<16sIII")
@@ -92,16 +92,22 @@ def _search(path: Path, identity: bytes) -> tuple[int, int, int] | None:
 
 
 def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Columns of the rows with these identities, and {kind, part, row_group, row}; unknown identities are left out."""
+    """Columns of the rows with these identities, and {kind, part, row_group, row}; unknown identities are left out.
+
+    The index is verified where it is small or lacks an identity. Raises DamagedFile.
+    """
+    command = RunFolder(corpus.parent).command("corpus") if corpus.name == "corpus" else "bessemer corpus RECIPE"
     groups: dict[tuple[str, int, int], dict[str, int]] = {}
-    files = stage_files(corpus, "index")
-    for identity in dict.fromkeys(identities):
-        if (entry := _find(files, identity)) is not None:
-            groups.setdefault((entry.kind, entry.part, entry.row_group), {})[identity] = entry.row
+    files, wanted = stage_files(corpus, "index"), set(identities)
+    entries = {identity: entry for identity in wanted if (entry := _find(files, identity)) is not None}
+    if len(entries) < len(wanted) or sum(path.stat().st_size for path in files) < 64 << 20:  # 40 ms
+        verify_stage(corpus, command, lambda name: name.startswith("index/"))
+    for identity, entry in entries.items():
+        groups.setdefault((entry.kind, entry.part, entry.row_group), {})[identity] = entry.row
     result: dict[str, dict[str, Any]] = {}
     for (kind, part, group), rows in sorted(groups.items()):
         path = corpus / kind / f"part-{part:05d}.parquet"
-        with pq.ParquetFile(opened(path)) as file:
+        with open_parquet(path, command) as file:
             present = [name for name in columns if name in file.schema_arrow.names]
             table = file.read_row_group(group, columns=["identity", *present])
         for identity, row in rows.items():

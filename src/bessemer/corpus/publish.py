@@ -41,7 +41,7 @@ READ = (
     "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
 FUNNEL = "funnel.pickle"  # the counts, in the folder of a published bucket
-WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"]}
+WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
 WRITTEN_COLUMNS = {"documents": COLUMNS, "rejected": REJECTED_COLUMNS}
 
 

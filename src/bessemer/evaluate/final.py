@@ -19,7 +19,7 @@ from bessemer.hashing import file_sha256
 from bessemer.logfile import json_line
 from bessemer.model.generation import require_writer
 from bessemer.recipe import Contamination, EvaluationSet, Recipe
-from bessemer.run import RunFolder, read_json_again, write_atomic
+from bessemer.run import RunFolder, read_json, write_atomic
 from bessemer.tasks.files import ONE_NAME, EvaluationTask, open_task
 from bessemer.tasks.scoring import score_task
 from bessemer.terminal import counted, progress, size, warn
@@ -75,13 +75,14 @@ def task_scores(
     num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
     with progress("tasks", num_texts, "text") as advance:
         for reference, task in zip(references, tasks, strict=True):
+            contamination = contamination_of(task, recipe, run)
             scored = score_task(task, subject, advance)
             place = run.path / items / f"{scored.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
             facts = {"data": task.place, "reference": reference, "content": task.content}
             facts["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
-            facts["contamination"] = contamination_of(task, recipe, run)
+            facts["contamination"] = contamination
             rows.append({**scored.to_dict(), **facts})
     return rows
 
@@ -135,7 +136,8 @@ def _is_same_file(one: str, other: str) -> bool:
 
 def _searched(one: EvaluationSet, settings: Contamination, run: RunFolder) -> str:
     """What the corpus' search for an evaluation set found."""
-    statistics = read_json_again(run.corpus / "statistics.json") or {}
+    path = run.corpus / "statistics.json"
+    statistics = read_json(path, run.command("corpus")) if path.exists() else {}
     rows = statistics.get("contamination") or []
     touched = next((row.get("items_touched") for row in rows if row.get("name") == one.name), None)
     done = {"drop": "their documents were dropped", "mask": "they were masked", "report": "they were kept"}

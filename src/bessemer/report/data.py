@@ -298,7 +298,7 @@ class RunReader:
 
     def _json_file(self, path: Path) -> Json:
         try:
-            found = self._cached(path, read_json)
+            found = self._cached(path, lambda path: read_json(path, ""))
         except BessemerError:
             found = "damaged"
         if found is not None and not isinstance(found, dict):

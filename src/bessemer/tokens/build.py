@@ -108,7 +108,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     corpus = published_folder(run.corpus) / "documents" if recipe.corpus.sources or not recipe.tokens.sources else None
     if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
-    totals = read_json(run.corpus / "statistics.json")["totals"] if corpus is not None else {}
+    totals = documents.corpus_totals(recipe, run) if corpus is not None else {}
     text_bytes = int(totals.get("bytes_kept") or 0)
     by_tasks = corpus is not None and is_distributed(recipe, text_bytes)
     if by_tasks:
@@ -171,7 +171,8 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             )
         write_json(staged / "manifest.json", manifest)
         stored = _publish(staged, place, inputs, manifest) if isinstance(place, StorePath) else {}
-        mark_stage(staged, inputs, content=inputs_digest(recipe, run, by_content=True), **stored)
+        content = inputs_digest(recipe, run, by_content=True)
+        mark_stage(staged, inputs, known=manifest["files"], content=content, **stored)
     close_work(run.tokens)
     return TokenStore(run.tokens, manifest)
 

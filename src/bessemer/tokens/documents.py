@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bessemer.corpus.conversation import contents
 from bessemer.hashing import key_of
 from bessemer.recipe import Recipe
-from bessemer.store_path import each, opened, stage_files
+from bessemer.run import RunFolder, read_json, verify_stage
+from bessemer.store_path import StorePath, each, open_parquet, stage_files
 from bessemer.tokens.phases import average_shares
 
 if TYPE_CHECKING:
@@ -116,10 +117,24 @@ def part_files(corpus: Path) -> list[Path]:
     return [path for path in stage_files(corpus.parent, corpus.name) if path.suffix == ".parquet"]
 
 
-def _metadata(path: Path) -> Any:
-    import pyarrow.parquet as parquet
+def corpus_totals(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """Return the totals of a corpus that is to be read. Raises DamagedFile where it is not as it was written; on a cluster its
+    documents are left to the checksums of their pages, which are verified wherever they are read."""
+    unread = ("rejected/", "index/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
+    verify_stage(run.corpus, run.command("corpus"), lambda name: not name.startswith(unread))
+    return dict(read_json(run.corpus / "statistics.json")["totals"])
 
-    return parquet.read_metadata(opened(path))
+
+def _open(path: Path) -> Any:
+    """Open a part file, whose run is three folders above."""
+    if isinstance(path, StorePath):  # where only the receipt is looked at
+        return open_parquet(path, f"bessemer corpus RECIPE, after removing {path.parents[1]}")
+    return open_parquet(path, RunFolder(path.parents[2]).command("corpus"))
+
+
+def _metadata(path: Path) -> Any:
+    with _open(path) as file:
+        return file.metadata
 
 
 def row_groups(corpus: Path, num_bytes: int) -> Iterator[tuple[Path, range, int]]:
@@ -148,18 +163,14 @@ def of_row_groups(path: Path, groups: range) -> Iterator[Document]:
 
 def batches_of_row_groups(path: Path, groups: range, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of some row groups of a part file, in their order."""
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetFile(opened(path)) as file:
+    with _open(path) as file:
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
 def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
     """The rows from number `skip` on; row groups before it are not read."""
-    import pyarrow.parquet as parquet
-
     for path in part_files(corpus):
-        with parquet.ParquetFile(opened(path)) as file:
+        with _open(path) as file:
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if skip >= rows:

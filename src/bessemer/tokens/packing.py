@@ -29,6 +29,7 @@ import numpy.typing as npt
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.recipe.tokens import Packing
+from bessemer.store_path import mapped
 from bessemer.tokens.shards import SPLITS, TokenStore
 
 MAGIC = b"BSMRPAK2"
@@ -60,11 +61,10 @@ class Pack:
     @classmethod
     def open(cls, path: Path) -> Pack:
         """Map a .pack file into memory. Raises BessemerError when it is none, or not whole."""
-        size = path.stat().st_size
-        raw = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) if size else np.zeros(0, np.uint8)
-        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if size >= HEADER else (0, 0, 0)
+        raw = mapped(path, np.uint8)
+        length, sequences, pieces = raw[8:HEADER].view("<u8").tolist() if len(raw) >= HEADER else (0, 0, 0)
         *ends, end = accumulate((HEADER, 8 * (sequences + 1), 8 * pieces, 8 * pieces))
-        if raw[:8].tobytes() != MAGIC or size != end + 4 * pieces:
+        if raw[:8].tobytes() != MAGIC or len(raw) != end + 4 * pieces:
             raise BessemerError(f"{path}: not a packing, or not a whole one; build the tokens again")
         first, starts, by_start = (part.view("<i8") for part in np.split(raw[:end], ends)[1:])
         return cls(length, first, starts, raw[end:].view("<u4"), by_start)
@@ -203,7 +203,8 @@ def open_pack(store: TokenStore, recipe: Recipe, source: str, split: str) -> Pac
             f"tokens.packing: {store.folder} is not packed for {recipe.tokens.packing} in sequences of "
             f"{recipe.tokens.sequence_length}; write the tokens again with `bessemer tokens RECIPE`"
         )
-    return Pack.open(store.folder / f"{source}-{split}.pack")
+    store.check(path := store.folder / f"{source}-{split}.pack")
+    return Pack.open(path)
 
 
 def facts(store: TokenStore, recipe: Recipe) -> dict[str, Any]:

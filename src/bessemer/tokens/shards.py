@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,18 +26,24 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError, DamagedFile, InputError
 from bessemer.hashing import digest, file_sha256
-from bessemer.run import read_json, stage_facts, write_atomic
-from bessemer.store_path import StorePath, published_folder, sizes
-from bessemer.terminal import counted
+from bessemer.run import read_json, recorded_files, stage_facts, verify_stage, write_atomic
+from bessemer.store_path import StorePath, mapped, published_folder
 from bessemer.tokens.pieces import Framing
-from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens
+from bessemer.tokens.stream import MAGIC, NO_LABEL, Shard, SplitTokens, tokens_command
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "heldout")
 RECORD = np.dtype([("identity", "V16"), ("tokens", "<i8"), ("label", "<i4")])
 BUFFER_BYTES = 1 << 20
+LARGE = (
+    ".bin",
+    ".idx",
+    ".lbl",
+    ".msk",
+    ".pack",
+)  # files that are verified when they are read; others when a store is opened
 COUNTS = ("documents", "tokens", "bytes", "longest", "shards")
 
 
@@ -48,9 +53,8 @@ def token_dtype(vocabulary: int) -> np.dtype[Any]:
 
 
 @cache
-def _sha256(path: Path, size: int, modified_ns: int) -> str:
-    """Of a file's content, which is read again when its length or time has changed."""
-    return file_sha256(path)
+def _largest_id(path: Path, dtype: np.dtype[Any], modified_ns: int) -> int:
+    return int(mapped(path, dtype).max(initial=0))
 
 
 class TokenStore:
@@ -59,6 +63,7 @@ class TokenStore:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         tokenizer = manifest["tokenizer"]
         self.folder, self.manifest = folder, manifest
+        self.is_verified = False  # then shards are read as they are
         self.sources: tuple[str, ...] = tuple(manifest.get("sources", ()))  # in the recipe's order
         self.labels: tuple[str, ...] = tuple(manifest.get("labels", ()))  # classes, by the number of their label
         self.vocabulary: int = tokenizer["vocabulary"]  # number of ids
@@ -78,15 +83,15 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path) -> TokenStore:
-        """Open a tokens folder; a shard that is missing or has another length is named."""
+        """Open a tokens folder. Raises DamagedFile for a small file that is not as it was written, and for a shard of another
+        size; the content of shards is verified when it is read."""
         if not (folder / MANIFEST).exists():
             raise InputError(f"{folder}: no tokens here; write them with `bessemer tokens RECIPE`")
         try:
             store = cls(folder, read_json(folder / MANIFEST))
         except (InputError, AttributeError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{folder / MANIFEST}: damaged ({error}); write the tokens again with `bessemer tokens {folder.parent}`"
-            ) from None
+            why = f"damaged ({str(error).partition(';')[0]})"
+            raise DamagedFile(f"{folder / MANIFEST}: {why}; write it again with `{tokens_command(folder)}`") from None
         store.verify(reads=False)
         return store
 
@@ -94,44 +99,46 @@ class TokenStore:
     def described(cls, folder: Path) -> TokenStore | None:
         """What a manifest says, without a look at the shards; None where there is none that can be read."""
         try:
+            verify_stage(folder, "", lambda name: name == MANIFEST)
             return cls(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).exists() else None
         except (InputError, AttributeError, KeyError, TypeError):  # reported by the stage that makes it again
             return None
 
-    @classmethod
-    def is_whole(cls, folder: Path) -> bool:
-        """Whether the manifest can be read and every file is as it says, by its SHA-256."""
-        try:
-            cls.open(folder).verify()
-        except BessemerError:
-            return False
-        return True
-
     def verify(self, reads: bool = True) -> None:
-        """Raise InputError for the first file that is not as the manifest says. reads: by its SHA-256, which reads it whole,
-        once in a process, and of a store by its length; else by its length, and those of a store not."""
-        if damage := next(self._damages(reads), None):
-            raise InputError(f"{damage}; write it again with `bessemer tokens {self.folder.parent}`")
+        """Raise DamagedFile for the first file that is not as it was written, and for a shard with ids or offsets that cannot be.
 
-    def _damages(self, reads: bool) -> Iterator[str]:
-        shards, others = self.manifest["files"], stage_facts(self.folder).get("outputs", {})
+        reads: hash every file, once in a process, and those in a store by their size; else small files only.
+        """
+        again = tokens_command(self.folder)
         if reads and isinstance(self._stored, StorePath):
-            there = sizes(self._stored)
-            for name in (name for name in self._names_stored if there.get(name) != shards[name]["bytes"]):
-                yield f"{self._stored / name}: missing, or not of the {shards[name]['bytes']} bytes that were written"
-        for name, size in ((name, size) for name, size in others.items() if name not in {*shards, MANIFEST}):
-            if not (self.folder / name).exists() or (self.folder / name).stat().st_size != size:
-                yield f"{self.folder / name}: missing, or not of the {size} bytes that were written"
-        for name, facts in ((name, facts) for name, facts in shards.items() if name not in self._names_stored):
-            path = self.folder / name
-            if not path.exists():
-                yield f"{path}: missing; the manifest lists it"
-            elif (size := path.stat().st_size) != facts["bytes"]:
-                yield f"{path}: {size} bytes, but the manifest says {facts['bytes']}"
-            elif reads and _sha256(path, size, path.stat().st_mtime_ns) != facts["sha256"]:
-                shared = path.stat().st_nlink - 1
-                also = f" (also for {counted(shared, 'other run')} with the same file)" if shared else ""
-                yield f"{path}: its content has changed{also}"
+            stored = {name: {"bytes": self.manifest["files"][name]["bytes"]} for name in self._names_stored}
+            verify_stage(self._stored, again, files=stored)
+        unread = {} if reads else {name: {"sha256": None} for name in self._written if Path(name).suffix in LARGE}
+        written = {name: {**facts, **unread.get(name, {})} for name, facts in self._written.items()}
+        verify_stage(self.folder, again, files=written)
+        for shard in (self.shard(name) for name in self.manifest["files"] if reads and name.endswith(".bin")):
+            _ = shard.offsets, shard.tokens
+
+    def check(self, path: Path) -> None:
+        """Verify a file of a shard before it is read. Raises DamagedFile."""
+        if self.is_verified or path.name not in self._written:
+            return
+        again = tokens_command(self.folder)
+        verify_stage(self.folder, again, files={path.name: self._written[path.name]})
+        if path.suffix == ".bin":
+            dtype = token_dtype(self.vocabulary)
+            if (largest := _largest_id(path, dtype, path.stat().st_mtime_ns)) >= self.vocabulary:
+                place = int(np.argmax(mapped(path, dtype)))
+                why = f"token {place} is the id {largest}, but the vocabulary has {self.vocabulary} ids"
+                raise DamagedFile(f"{path}: damaged: {why}; write it again with `{again}`")
+
+    @cached_property
+    def _written(self) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of the files that are here, by the receipt of the stage, else by the manifest."""
+        files: dict[str, dict[str, Any]] = {name: dict(facts) for name, facts in self.manifest.get("files", {}).items()}
+        for name, facts in recorded_files(self.folder).items():
+            files.setdefault(name, {}).update({key: value for key, value in facts.items() if value is not None})
+        return {name: facts for name, facts in files.items() if name not in self._names_stored}
 
     @property
     def digest(self) -> str:
@@ -155,7 +162,8 @@ class TokenStore:
         """A shard by the name of its .bin."""
         dtype, facts = token_dtype(self.vocabulary), self.manifest["files"].get(name)
         length = None if facts is None else facts["bytes"] // dtype.itemsize
-        return Shard(self.folder / name, dtype, self._stored / name if name in self._names_stored else None, length)
+        stored = self._stored / name if name in self._names_stored else None
+        return Shard(self.folder / name, dtype, stored, length, self.check)
 
     @cached_property
     def _stored(self) -> Path:
@@ -238,6 +246,7 @@ class ShardWriter:
             "files": {name: dict(facts) for name, facts in self.files.items()},
             "held": self._open_tokens,
             "records": self._records,
+            "sha256": self._hash.hexdigest(),
         }
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -257,8 +266,6 @@ class ShardWriter:
         if not self._records:
             return
         size = self._open_tokens * self.dtype.itemsize
-        if not place.exists() or place.stat().st_size < size:
-            raise BessemerError(f"{place}: shorter than its record says")
         if self.masked:
             if not mask.exists() or mask.stat().st_size < self._open_tokens:
                 raise BessemerError(f"{mask}: shorter than its record says")
@@ -267,6 +274,8 @@ class ShardWriter:
         os.truncate(place, size)
         with open(place, "rb") as file:
             self._hash = hashlib.file_digest(file, "sha256")  # type: ignore[assignment]
+        if state.get("sha256") != self._hash.hexdigest():
+            raise BessemerError(f"{place}: damaged: its content is not what was written")
         self._bin, self._part = self._open(".bin", "ab"), self._open(".part", "ab")
 
     def _kept_records(self) -> npt.NDArray[Any]:

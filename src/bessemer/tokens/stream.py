@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
-from bessemer.errors import BessemerError
+from bessemer.errors import DamagedFile
+from bessemer.run import RunFolder
 from bessemer.store_path import StoredNumbers, StorePath, in_parallel, mapped
 
 MAGIC = b"BSMRIDX1"
@@ -21,19 +23,21 @@ NO_LABEL = -1
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known."""
+    """One .bin/.idx pair, memory-mapped. stored: where the .bin is, if apart from the .idx; length: in tokens, if known; check:
+    called with the path of each file before it is read."""
 
     path: Path
     dtype: np.dtype[Any]
     stored: Path | None = None
     length: int | None = None
+    check: Callable[[Path], None] = field(default=lambda path: None, compare=False)
 
     @cached_property
     def tokens(self) -> npt.NDArray[np.unsignedinteger[Any]]:
         """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
         if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
-        return mapped(self.path, self.dtype)
+        return self._map(".bin", self.dtype)
 
     @cached_property
     def num_tokens(self) -> int:
@@ -52,25 +56,40 @@ class Shard:
     @cached_property
     def labels(self) -> npt.NDArray[np.int32]:
         """Number of each document's label; NO_LABEL for none."""
-        path = self.path.with_suffix(".lbl")
-        if not path.exists():
-            return np.full(len(self.identities), NO_LABEL, dtype=np.int32)
-        return mapped(path, "<i4")
+        has_labels = self.path.with_suffix(".lbl").exists()
+        return self._map(".lbl", "<i4") if has_labels else np.full(len(self.identities), NO_LABEL, dtype=np.int32)
 
     @cached_property
     def is_trained(self) -> npt.NDArray[np.bool_] | None:
         """Which ids the loss is of; None: of all."""
-        path = self.path.with_suffix(".msk")
-        return mapped(path, np.bool_) if path.exists() else None
+        return self._map(".msk", np.bool_) if self.path.with_suffix(".msk").exists() else None
+
+    def _map(self, suffix: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        self.check(self.path.with_suffix(suffix))
+        return mapped(self.path.with_suffix(suffix), dtype)
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        raw = mapped(self.path.with_suffix(".idx"), np.uint8)
-        if raw[:8].tobytes() != MAGIC:
-            raise BessemerError(f"{self.path.with_suffix('.idx')}: not a document index; build the tokens again")
-        count = int(raw[8:16].view("<u8")[0])
+        path, raw = self.path.with_suffix(".idx"), self._map(".idx", np.uint8)
+        again = f"write it again with `{tokens_command(path.parent)}`"
+        count = int(raw[8:16].view("<u8")[0]) if len(raw) >= 24 and raw[:8].tobytes() == MAGIC else -1
         ends = 16 + 8 * (count + 1)
-        return raw[16:ends].view("<u8"), raw[ends:].reshape(count, IDENTITY_BYTES)
+        if count < 0 or len(raw) != ends + IDENTITY_BYTES * count:
+            raise DamagedFile(f"{path}: damaged: not a document index, or not a whole one; {again}")
+        offsets: npt.NDArray[np.uint64] = raw[16:ends].view("<u8")
+        falling = np.flatnonzero(offsets[1:] < offsets[:-1])
+        # A store is not asked for a length that is not known.
+        last = offsets[-1] if self.length is None and isinstance(self.path, StorePath) else self.num_tokens
+        if offsets[0] or len(falling) or offsets[-1] != last:
+            place = 0 if offsets[0] else int(falling[0]) + 1 if len(falling) else count
+            why = f"offset {place} is {offsets[place]}; they ascend from 0 to the {last} tokens of {self.path.name}"
+            raise DamagedFile(f"{path}: damaged: {why}; {again}")
+        return offsets, raw[ends:].reshape(count, IDENTITY_BYTES)
+
+
+def tokens_command(folder: Path) -> str:
+    """Return the command that writes a tokens folder again."""
+    return "bessemer tokens RECIPE" if isinstance(folder, StorePath) else RunFolder(folder.parent).command("tokens")
 
 
 class SplitTokens:

@@ -34,7 +34,7 @@ from bessemer.environment import num_cores
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.run import STAGE_FILE
-from bessemer.store_path import StorePath, copy_files, each, opened, sizes
+from bessemer.store_path import StorePath, copy_files, each, open_parquet, sizes
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
@@ -110,8 +110,6 @@ def add_batch(
 
 def training_sample(recipe: Recipe, corpus: Path, work: Path) -> Iterator[str]:
     """The texts of `documents.training_sample`. corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`)."""
-    import pyarrow.parquet as parquet
-
     places, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
     counting = [CountTexts(work, number, *place) for number, place in enumerate(places)]
     for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
@@ -120,7 +118,7 @@ def training_sample(recipe: Recipe, corpus: Path, work: Path) -> Iterator[str]:
     sampling = [SampleTexts(work, number, *place, recipe, shares) for number, place in enumerate(places)]
     drawn = worker.run_tasks("drawing the tokenizer's sample", "B", sampling, 1 / READING, engine_of(recipe))
     for task, _ in zip(sampling, drawn, strict=True):
-        with parquet.ParquetFile(opened(task.folder / TEXTS)) as file:
+        with open_parquet(task.folder / TEXTS, f"rm -r {work}; bessemer tokens RECIPE") as file:
             for batch in file.iter_batches(batch_size=documents.BATCH_DOCUMENTS):
                 yield from batch.column("text").to_pylist()
 
@@ -182,7 +180,8 @@ class SampleTexts(RowGroupTask):
         import pyarrow.parquet as parquet
 
         texts = list(documents.sampled(self.recipe, documents.of_row_groups(self.path, self.groups), self.shares))
-        parquet.write_table(pa.table({"text": pa.array(texts, pa.large_string())}), folder / TEXTS)
+        table = pa.table({"text": pa.array(texts, pa.large_string())})
+        parquet.write_table(table, folder / TEXTS, write_page_checksum=True)
         return {}
 
 

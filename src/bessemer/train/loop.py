@@ -74,6 +74,7 @@ def train_here(
     store = TokenStore.open(run.tokens)
     if mesh.is_main:
         store.verify()
+    store.is_verified = True  # by the main process for all
     _prepare_device(recipe, run, device, mesh)
     config = config_of(recipe, store.vocabulary, len(store.labels))
     recomputed, planned_memory = _plan_memory(recipe, config, run, device, mesh)

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bessemer.corpus.dedup.exchange import read_split
 from bessemer.corpus.dedup.task import folders_for, targets_each
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
-from bessemer.store_path import opened
+from bessemer.store_path import open_parquet
 
 EXACT, NEAR = 1, 2
 VERDICTS, PATHS = "verdicts", "paths"  # files of NameKeepers (keepers.py), cut by part: VERDICT and UTF-8
@@ -160,12 +159,13 @@ class ParquetPart:
     @property
     def size(self) -> int:
         """Documents."""
-        return int(pq.read_metadata(opened(self.path)).num_rows)
+        with open_parquet(self.path, "bessemer corpus RECIPE") as file:
+            return int(file.metadata.num_rows)
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Tables with those of the columns that exist. Texts of an earlier corpus, which another tool may have written, are
         normalised as those of this one."""
-        with pq.ParquetFile(opened(self.path)) as file:
+        with open_parquet(self.path, "bessemer corpus RECIPE") as file:
             wanted = [name for name in columns if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 table = file.read_row_group(number, columns=wanted)
