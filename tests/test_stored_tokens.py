@@ -93,7 +93,7 @@ def test_shards_that_are_lost_are_written_again(command: Any, tmp_path: Path, bu
     with pytest.raises(BessemerError, match=r"prose-train-00001.bin: ends before byte .*write the tokens again"):
         TokenStore.open(run.tokens).split("prose", "train").shards[1].tokens[:]
     said = command("tokens", "two", PUBLISH)
-    assert "prose-train-00001.bin: missing, or not of the" in said and "unchanged" not in said
+    assert "prose-train-00001.bin" in said and "unchanged" not in said
     assert shard.read_bytes() == whole and objects(bucket) == there
     command("tokens", "two", PUBLISH, "tokens.seed=5")
     assert len({name.split("/")[2] for name in objects(bucket) if name.startswith("tokens")}) == 1, (

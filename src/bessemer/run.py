@@ -463,7 +463,9 @@ def _damage(path: Path, fingerprint: Mapping[str, Any]) -> str | None:
     except OSError as error:
         return f"{path}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}"
     also = f" (also for {counted(there.st_nlink - 1, 'other run')} with the same file)" if there.st_nlink > 1 else ""
-    return f"{path}: damaged: not what was written{also}"
+    is_cut = there.st_size != fingerprint["bytes"]
+    why = f"{there.st_size} bytes, but {fingerprint['bytes']} were written" if is_cut else "not what was written"
+    return f"{path}: damaged: {why}{also}"
 
 
 @cache

@@ -82,9 +82,11 @@ def test_what_is_gone_is_named(tmp_path: Path) -> None:
     add(made, 0, 2)
     state = made.state()
     shutil.copytree(tmp_path, tmp_path / "copy")
-    (tmp_path / "copy" / "s-train-00000.bin").write_bytes(b"1234")
-    with pytest.raises(BessemerError, match=r"s-train-00000.bin: shorter than its record says"):
-        writer(tmp_path / "copy").resume(state)
+    whole = (tmp_path / "s-train-00000.bin").read_bytes()
+    for content in (b"1234", whole[:-1] + bytes([whole[-1] ^ 1]), whole[::-1]):
+        (tmp_path / "copy" / "s-train-00000.bin").write_bytes(content)
+        with pytest.raises(BessemerError, match=r"s-train-00000.bin"):
+            writer(tmp_path / "copy").resume(state)
     (tmp_path / "s-train-00000.part").unlink()
     with pytest.raises(BessemerError, match=r"s-train-00000.part: missing or shorter"):
         writer(tmp_path).resume(state)
