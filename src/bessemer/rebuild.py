@@ -19,7 +19,7 @@ from rich.markup import escape
 from bessemer import derived
 from bessemer.corpus import owners
 from bessemer.corpus.work import note_replaced
-from bessemer.errors import DamagedFile, InputError
+from bessemer.errors import BessemerError, DamagedFile, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
     STAGE_FILE,
@@ -142,6 +142,16 @@ def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[],
 def _is_whole(folder: Path, inputs: str) -> bool:
     """Whether a stage was made from these inputs and all of it is there, in the run folder and in a store."""
     return stage_is_current(folder, inputs) and is_published(folder)
+
+
+def is_undamaged(verify: Callable[[], None], action: str) -> bool:
+    """True when `verify` raises no error; else warn of it and of the action."""
+    try:
+        verify()
+    except BessemerError as error:
+        warn(f"{str(error).partition(';')[0]}: {action}")
+        return False
+    return True
 
 
 def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:

@@ -14,17 +14,15 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bessemer.errors import BessemerError, DamagedFile, InputError
-from bessemer.hashing import file_sha256
-from bessemer.terminal import LOG, counted, log, variable, warn
+from bessemer.errors import BessemerError, InputError
+from bessemer.hashing import fingerprints, verify_files
+from bessemer.terminal import LOG, log, variable, warn
 
 STAGE_FILE = "stage.json"
 STORE_RECORD, STORE_LOCK = (
@@ -410,20 +408,7 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
     shutil.rmtree(work, ignore_errors=True)
 
 
-Files = Mapping[str, Any]  # name of a file in a stage -> its "bytes" and, where it is known, its "sha256"
-
-
-def fingerprints(folder: Path, known: Files | None = None) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of every file below a folder. known: those of files that were hashed while they were written."""
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: (known or {}).get(name) or _fingerprint(path) for name, path in paths.items()}
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-
-
-def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Files | None = None, **facts: Any) -> None:
+def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = None, **facts: Any) -> None:
     """Record inside a staged folder what it was made from, and size and SHA-256 of its files; called last, before it is
     published. `is_durable`: as for `write_atomic`; known: as for `fingerprints`."""
     files = fingerprints(folder, known)
@@ -438,40 +423,12 @@ def recorded_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: {"bytes": size, "sha256": hashes.get(name)} for name, size in facts.get("outputs", {}).items()}
 
 
-def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool, files: Files | None = None) -> None:
-    """Raise DamagedFile for the first file of a stage that is missing, or is not of the size and the SHA-256 that were recorded.
+def verify_stage(folder: Path, command: str, reads: Callable[[str], bool] = bool) -> None:
+    """Raise DamagedFile for the first file of a stage that is not as `mark_stage` recorded it.
 
-    Each file is hashed once in a process, several at one time. command: writes the stage again; reads: which files are read, all
-    by default; files: in place of `recorded_files`.
+    command: writes the stage again; reads: which files are read, all by default.
     """
-    files = recorded_files(folder) if files is None else files
-    pool = ThreadPoolExecutor(os.cpu_count())
-    try:
-        damages = pool.map(lambda name: _damage(folder / name, files[name]), filter(reads, files))
-        if damage := next(filter(None, damages), None):
-            raise DamagedFile(f"{damage}; write it again with `{command}`")
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _damage(path: Path, fingerprint: Mapping[str, Any]) -> str | None:
-    try:
-        there, wanted = path.stat(), fingerprint.get("sha256")
-        version = there.st_size, there.st_mtime_ns, there.st_ctime_ns, there.st_ino
-        if there.st_size == fingerprint["bytes"] and (wanted is None or _sha256(path, *version) == wanted):
-            return None
-    except OSError as error:
-        return f"{path}: {'missing' if isinstance(error, FileNotFoundError) else error.strerror}"
-    also = f" (also for {counted(there.st_nlink - 1, 'other run')} with the same file)" if there.st_nlink > 1 else ""
-    is_cut = there.st_size != fingerprint["bytes"]
-    why = f"{there.st_size} bytes, but {fingerprint['bytes']} were written" if is_cut else "not what was written"
-    return f"{path}: damaged: {why}{also}"
-
-
-@cache
-def _sha256(path: Path, *version: int) -> str:
-    """Return the hash of a file, read once in a process unless its size, times or inode change."""
-    return file_sha256(path)
+    verify_files(folder, {name: facts for name, facts in recorded_files(folder).items() if reads(name)}, command)
 
 
 def stage_is_current(folder: Path, inputs: str) -> bool:

@@ -27,7 +27,6 @@ from bessemer.run import (
     RunFolder,
     Weights,
     checkpoint_name,
-    fingerprints,
     published,
     read_json,
     read_json_again,
@@ -140,7 +139,7 @@ def corpus(session: Session, reads: bool = False) -> None:
     if current:
         close_work(session.run.corpus)  # left there by a kill after the corpus was published
         look = partial(verify_stage, session.run.corpus, "", lambda name: reads or "/" not in name)
-        current = _is_undamaged(look, "building the corpus again")
+        current = rebuild.is_undamaged(look, "building the corpus again")
     statistics = session.run.corpus / "statistics.json"
 
     def work() -> str:
@@ -160,16 +159,6 @@ def corpus(session: Session, reads: bool = False) -> None:
         return
     for line in funnel_lines(read_json(statistics)):
         say(f"            [dim]{escape(line)}[/]")
-
-
-def _is_undamaged(verify: Callable[[], None], action: str) -> bool:
-    """True when `verify` raises no error; else warn of it and of the action."""
-    try:
-        verify()
-    except BessemerError as error:
-        warn(f"{str(error).partition(';')[0]}: {action}")
-        return False
-    return True
 
 
 def tokens(session: Session) -> None:
@@ -194,7 +183,7 @@ def _tokens(session: Session, run: RunFolder) -> None:
     if current:
         close_work(run.tokens)  # left there by a kill after the tokens were published
         with working("tokens"):
-            current = _is_undamaged(lambda: TokenStore.open(run.tokens).verify(), "writing the tokens again")
+            current = rebuild.is_undamaged(lambda: TokenStore.open(run.tokens).verify(), "writing the tokens again")
     wanted = None if current else rebuild.trained_on(run)
 
     def work() -> str:
@@ -421,6 +410,7 @@ def export(
     to: "hf" or "gguf"; dtype: of the weights, None: export.dtype.
     """
     from bessemer.checkpoint.format import MANIFEST
+    from bessemer.train.exported import export_gguf, export_trained, record_export, verify_export
 
     if dtype == "q8_0" and to == "hf":
         raise InputError("--dtype q8_0: only a GGUF file has it; add --to gguf, or take bfloat16 or float16")
@@ -433,27 +423,17 @@ def export(
     options = [to, dtype, recipe.export.model_dump(exclude={"hf"})]
     inputs = digest(EXPORT_FORMAT, recipe.run.name, hashes, scored, options)
     record = folder / "bessemer.json"
-    facts = read_json_again(record) or {}
-
-    def look() -> None:
-        if facts.pop("sha256", None) != digest(facts):
-            raise DamagedFile(f"{record}: damaged: not what was written")
-        verify_stage(folder, "", files=facts["files"])
-
-    current = facts.get("inputs") == inputs and _is_undamaged(look, "writing the export again")
+    current = (read_json_again(record) or {}).get("inputs") == inputs
+    current = current and rebuild.is_undamaged(partial(verify_export, record), "writing the export again")
 
     def work() -> str:
         if folder.exists() and any(folder.iterdir()) and not record.exists() and folder != run.export:
             raise InputError(f"{folder}: holds other files; give a folder that is empty or does not exist")
-        from bessemer.train.exported import export_gguf, export_trained
-
         if to == "gguf":
             line = export_gguf(recipe, run, folder, weights, dtype)
         else:
             line = export_trained(recipe, run, folder, weights)
-        files = {name: of for name, of in fingerprints(folder).items() if name != record.name}
-        made = {**read_json(record), "inputs": inputs, "files": files}
-        write_json(record, {**made, "sha256": digest(made)})
+        record_export(record, inputs)
         return line
 
     session.stage("export", work, current)

@@ -143,8 +143,7 @@ def require_dtypes(folder: Path, contents: Contents, files: Iterable[str]) -> No
         for name, of in named.items():
             for shard in (shard for shard in of.shards if shard.file in there):
                 if (found := there[shard.file].get(shard.key)) != DTYPES[of.dtype]:
-                    what = f"{folder / shard.file}: {part} tensor {name}"
-                    raise BessemerError(f"{what} is of {found} there, but of {of.dtype} in {MANIFEST}")
+                    raise BessemerError(f"{folder / shard.file}: {part} tensor {name} is {found}, not {of.dtype}")
 
 
 def _stored(part: str, name: str, dtype: str, shape: Box, pieces: dict[str, Any] | None) -> StoredTensor:

@@ -75,14 +75,13 @@ def task_scores(
     num_texts = sum(max(len(item.continuations), 1) for task in tasks for item in task.items)
     with progress("tasks", num_texts, "text") as advance:
         for reference, task in zip(references, tasks, strict=True):
-            contamination = contamination_of(task, recipe, run)
             scored = score_task(task, subject, advance)
             place = run.path / items / f"{scored.name}.jsonl"
             place.parent.mkdir(exist_ok=True)
             write_atomic(place, b"".join(map(json_line, scored.rows)))
             facts = {"data": task.place, "reference": reference, "content": task.content}
             facts["precision"] = trainer.device.precision.name  # rows of earlier commands may be of another
-            facts["contamination"] = contamination
+            facts["contamination"] = contamination_of(task, recipe, run)
             rows.append({**scored.to_dict(), **facts})
     return rows
 

@@ -37,7 +37,6 @@ from bessemer.tokens.shards import token_dtype
 HEADER_BYTES = 1024
 HEADER_MAGICS = (20240520, 20240801, 278895051)  # llm.c's of GPT-2 and of Llama 3, whose ids are uint32; NeMo's
 ID_BYTES = {"uint16": 2, "uint32": 4, "int64": 8}
-CLEAR_TOKENS = 64  # with fewer, ids do not show how wide they are
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER_BYTES = 34
 INDEX_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats, which no ids are
@@ -138,7 +137,8 @@ def nanogpt_tokens(path: Path, source: TokenSource, vocabulary: int, end_of_text
         said = f"{len(raw)} bytes are no whole number of ids of {width} bytes"
         raise InputError(f"{path}: {said}; the file is empty, cut short or of another width, which {_key(source)} says")
     ids = raw.view(f"<u{width}")
-    is_clear = len(ids) >= CLEAR_TOKENS and any((chunk == end_of_text).any() for chunk in _chunks(ids))
+    # Fewer ids do not show how wide they are.
+    is_clear = len(ids) >= 64 and any((chunk == end_of_text).any() for chunk in _chunks(ids))
     if not asked and (width < narrowest or (width > narrowest and not is_clear)):
         raise InputError(f"{path}: unclear how many bytes an id has, perhaps {width}; say it: {_key(source)}")
     return ids

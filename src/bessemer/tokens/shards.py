@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.errors import BessemerError, DamagedFile, InputError
-from bessemer.hashing import digest, file_sha256
+from bessemer.hashing import digest, file_sha256, verify_files
 from bessemer.run import read_json, recorded_files, stage_facts, verify_stage, write_atomic
 from bessemer.store_path import StorePath, mapped, published_folder
 from bessemer.tokens.pieces import Framing
@@ -112,10 +112,10 @@ class TokenStore:
         again = tokens_command(self.folder)
         if reads and isinstance(self._stored, StorePath):
             stored = {name: {"bytes": self.manifest["files"][name]["bytes"]} for name in self._names_stored}
-            verify_stage(self._stored, again, files=stored)
+            verify_files(self._stored, stored, again)
         unread = {} if reads else {name: {"sha256": None} for name in self._written if Path(name).suffix in LARGE}
         written = {name: {**facts, **unread.get(name, {})} for name, facts in self._written.items()}
-        verify_stage(self.folder, again, files=written)
+        verify_files(self.folder, written, again)
         for shard in (self.shard(name) for name in self.manifest["files"] if reads and name.endswith(".bin")):
             _ = shard.offsets, shard.tokens
 
@@ -124,7 +124,7 @@ class TokenStore:
         if self.is_verified or path.name not in self._written:
             return
         again = tokens_command(self.folder)
-        verify_stage(self.folder, again, files={path.name: self._written[path.name]})
+        verify_files(self.folder, {path.name: self._written[path.name]}, again)
         if path.suffix == ".bin":
             dtype = token_dtype(self.vocabulary)
             if (largest := _largest_id(path, dtype, path.stat().st_mtime_ns)) >= self.vocabulary:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bessemer import __version__
 from bessemer.checkpoint.format import weight_reader
-from bessemer.errors import InputError
-from bessemer.hashing import digest
+from bessemer.errors import DamagedFile, InputError
+from bessemer.hashing import digest, fingerprints, verify_files
 from bessemer.model.config import ModelConfig
 from bessemer.model.gguf import TYPES, GgufIds, architecture_of, modelfile, vocabulary_of, write_gguf
 from bessemer.model.huggingface.config import family_of, written_dropout
@@ -132,6 +132,21 @@ def export_gguf(
         files = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         write_json(staged / RECORD, {**check, "files": files})
     return f"{architecture} in {folder / name}: {tensors} tensors in {TYPES[dtype]}, each read back and equal"
+
+
+def verify_export(record: Path) -> None:
+    """Raise DamagedFile unless an export is as it was written. record: its bessemer.json."""
+    facts = read_json(record)
+    if facts.pop("sha256", None) != digest(facts):
+        raise DamagedFile(f"{record}: damaged: not what was written")
+    verify_files(record.parent, facts["files"], "")
+
+
+def record_export(record: Path, inputs: str) -> None:
+    """Add to the record of an export what it was made from, size and SHA-256 of its files, and the record's own hash."""
+    files = {name: facts for name, facts in fingerprints(record.parent).items() if name != record.name}
+    made = {**read_json(record), "inputs": inputs, "files": files}
+    write_json(record, {**made, "sha256": digest(made)})
 
 
 def _is_imported(run: RunFolder) -> bool:
