@@ -143,7 +143,9 @@ def written(family: str, folder: Path, **settings: Any) -> Path:
 def test_keys_that_the_class_ignores_are_no_error(family: str, tmp_path: Path) -> None:
     """Keys of all other families and near names of its own, with values that would matter if they were read."""
     known = FAMILIES[family].known
-    ignored = {key: 0.5 if key.endswith("_eps") else 7 for key in EVERY_KEY if key not in known | READ_ANYWHERE}
+    ignored: dict[str, Any] = {
+        key: 0.5 if key.endswith("_eps") else 7 for key in EVERY_KEY if key not in known | READ_ANYWHERE
+    }
     ignored |= {f"{key}_": 7 for key in FAMILIES[family].keys.values()} | {"kernel_size": "someone/kernel"}
     assert len(ignored) > 20
     plain = read_config(written(family, tmp_path))[1]

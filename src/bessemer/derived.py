@@ -47,7 +47,7 @@ def filled(recipe: Recipe, run: RunFolder, *, record: bool = False, show: bool =
     old = _recorded(run)
     if old is not None and published(run.checkpoints):
         return _as_trained(recipe, old)
-    start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model)
+    start = None if recipe.model.from_ is None else derived_keys.dimensions(recipe.model.changed(vocabulary=None))
     width, positions = (0, 0) if start is None else (start.width or 0, start.max_positions or 0)
     is_known = not run.tokens.exists() and (record or (show and _is_here(recipe)))
     if old is None and recipe.model.has_size and not is_known:

@@ -22,9 +22,9 @@ from bessemer.run_store import RunStore
 from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.patterns import NAMED
-from bessemer.tokens.pretrained import facts_of, framing_of, tokenizer_file, train_for
+from bessemer.tokens.pretrained import facts_of, framing_of, load_for, tokenizer_file, train_for
 from bessemer.tokens.shards import require_equal_tokenizers
-from bessemer.tokens.tokenizer import Tokenizer, mask_token
+from bessemer.tokens.tokenizer import Tokenizer
 
 OF_THE_HEAD = ("logit_soft_cap", "max_positions", "sequence_length", "family")  # may differ, or is a name
 HOPELESS_MEMORY = 1.25  # of what is free: plans of this machine are within 10%
@@ -38,7 +38,8 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     exports: the model is exported at the end, and must be of a family that transformers knows."""
     require_one_horizon(recipe, run, reference)
     webhook_url(recipe.report.webhook)
-    _tokenizer(recipe)
+    if recipe.tokenizer.path is not None:
+        load_for(recipe)  # with the tokens that the objective needs
     has_begun = run.was_saved
     if has_begun and not recipe.corpus.sources:
         raise InputError(
@@ -221,12 +222,6 @@ def rate_concern(resolved: Recipe) -> str:
     return f"{what} is so low that the weights hardly change; {USUAL_RATES}"
 
 
-def _tokenizer(recipe: Recipe) -> None:
-    """A tokenizer that is loaded must have the tokens that the objective needs."""
-    if recipe.tokenizer.path is not None:
-        Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text, mask_token(recipe))
-
-
 def _model_tokenizer(recipe: Recipe) -> None:
     """Raise InputError unless `transformers` uses the tokenizer that model.from brings."""
     path, source = recipe.tokenizer.path, recipe.model.from_
@@ -235,15 +230,16 @@ def _model_tokenizer(recipe: Recipe) -> None:
     folder = hub.local_folder(source, weights=False)
     if tokenizer_file(path).parent.resolve() != folder.resolve():
         return
-    from bessemer.model.huggingface.gate import RESAVE, compare_tokenizers, framing_of, load_tokenizer
+    from bessemer.model.huggingface.gate import compare_tokenizers, framing_of, load_tokenizer
 
     theirs = load_tokenizer(folder)
     try:
         compare_tokenizers(theirs, Tokenizer.load_any(tokenizer_file(path)), framing_of(theirs))
     except BessemerError as error:
         raise InputError(
-            f"model.from: {folder}: {error}. {RESAVE}; else its export could not be used; to train nevertheless: "
-            "--set export.hf=false"
+            f"model.from: {folder}: {error}. If the model was trained with the class that transformers loads, AutoTokenizer."
+            "from_pretrained(FOLDER).save_pretrained(FOLDER) writes that tokenizer; else its export could not be used; to train "
+            "nevertheless: --set export.hf=false"
         ) from None
 
 
@@ -251,18 +247,16 @@ def _exported_tokenizer(resolved: Recipe) -> None:
     """Raise InputError, with what would work, where `transformers` would change the tokenizer of the export."""
     if (problem := _export_problem(resolved)) is None:
         return
-    patterns, families = tuple(NAMED), ENCODERS if resolved.model.family in ENCODERS else DECODERS
+    families, own = ENCODERS if resolved.model.family in ENCODERS else DECODERS, resolved.tokenizer.path is None
+    choices = [("tokenizer", "pattern", name) for name in NAMED if own]
+    choices += [("model", "family", name) for name in families if resolved.model.from_ is None]
     works = [
-        f"{table}.{key} = {' or '.join(fitting)}"
-        for table, key, other, names in (
-            ("tokenizer", "pattern", resolved.tokenizer.path, patterns), ("model", "family", resolved.model.from_, families)
-        )
-        if other is None
-        and (fitting := [f'"{name}"' for name in names if not _export_problem(resolved.changed(**{table: {key: name}}))])
+        f'{table}.{key} = "{name}"' for table, key, name in choices
+        if _export_problem(resolved.changed(**{table: {key: name}})) is None
     ]  # fmt: skip
     raise InputError(
         f"model.family = {resolved.model.family}: its export could not be used: {problem}"
-        + "".join(f"; this would work: {one}" for one in works)
+        + (f"; each of these would work: {', '.join(works)}" if works else "")
         + "; to train nevertheless: --set export.hf=false"
     )
 
@@ -293,9 +287,8 @@ def _sample_tokenizer(recipe: Recipe) -> Tokenizer:
     """Load the recipe's tokenizer, or train a small one that cuts text like the one to be trained."""
     from bessemer.model.huggingface.gate import GATE_TEXTS
 
-    options = recipe.tokenizer
-    if options.path is not None:
-        return Tokenizer.load(tokenizer_file(options.path), options.end_of_text, mask_token(recipe))
+    if recipe.tokenizer.path is not None:
+        return load_for(recipe)
     try:
         return train_for(recipe, GATE_TEXTS, SAMPLE_VOCABULARY)
     except TooFewIds as error:

@@ -12,9 +12,12 @@ PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'
     ("keys", "why"),
     [
         ('path = "t.json"\nvocabulary = 300', "vocabulary and path exclude each other"),
-        ('path = "t.json"\nsample = "mixture"', "sample and path exclude each other"),
-        ('path = "t.json"\nspecial_tokens = ["<x>"]', "special_tokens and path exclude each other"),
-        ('path = "t.json"\ndigits = "single"', "digits and path exclude each other"),
+        ('path = "t.json"\nsample = "mixture"', "tokenizer.sample is for a new tokenizer"),
+        (
+            'path = "t.json"\nspecial_tokens = ["<x>"]',
+            "tokenizer.special_tokens are added to the tokenizer of model.from alone",
+        ),
+        ('path = "t.json"\ndigits = "single"', "tokenizer.digits is for a new tokenizer"),
         ('special_tokens = ["<x>", "<x>"]', "'<x>' is empty or named twice"),
         ('special_tokens = ["<|endoftext|>"]', "is empty or named twice"),
         ('special_tokens = [""]', "is empty or named twice"),
@@ -24,6 +27,27 @@ PLAIN = '[run]\nname = "r"\n[model]\ndepth = 2\n'
 def test_what_cannot_be_is_refused(keys: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         parse(f"{PLAIN}[tokenizer]\n{keys}\n", "test")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'sample = "mixture"',
+        "sample_bytes = 1000",
+        'pattern = "gpt2"',
+        'digits = "single"',
+        'white_space = "single"',
+        "prefix_space = true",
+    ],
+)
+def test_keys_of_a_new_tokenizer_are_refused_where_the_model_brings_one(keys: str) -> None:
+    text = PLAIN.replace("depth = 2", 'from = "hf:some/model"')
+    with pytest.raises(InputError, match=f"tokenizer.{keys.split()[0]} "):
+        parse(f"{text}[tokenizer]\n{keys}\n", "test")
+    assert parse(f"{text}[tokenizer]\nvocabulary = 300\n{keys}\n", "test").model.from_ == "hf:some/model"
+    # Special tokens are added to it, and the recipe that a run keeps, with the tokenizer's path, can be read again.
+    for path in ("", 'path = "hf:some/model"\n'):
+        assert parse(f'{text}[tokenizer]\n{path}special_tokens = ["<x>"]\n', "test").adds_tokens
 
 
 def test_paths_are_taken_from_the_recipe_s_folder(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +122,28 @@ def test_chat_templates_in_each_place(tmp_path: Path) -> None:
     assert chat_template(tmp_path) == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert chat_template(tmp_path) == "J"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}},
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31}, "merges": []}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": {"type": "Unigram", "vocab": [], "unk_id": 7}},
+    ],
+)
+def test_a_tokenizer_that_asks_for_all_memory_or_breaks_the_library_is_one_error(
+    changes: dict[str, Any], tmp_path: Path, cold: None
+) -> None:
+    """In a process of its own, which the library may end."""
+    folder = folder_with(tmp_path / "model", BERT)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    code = (
+        "import sys; from pathlib import Path; from bessemer.errors import InputError; from bessemer.tokens.tokenizer import Tokenizer\n"
+        "try: Tokenizer.load_any(Path(sys.argv[1])).token_bytes()\n"
+        "except InputError as error: sys.exit(2 if chr(10) not in str(error) else 3)"
+    )
+    limit = ["prlimit", f"--as={8 << 30}"] if shutil.which("prlimit") else []
+    assert subprocess.run([*limit, sys.executable, "-c", code, str(file)], stderr=subprocess.DEVNULL).returncode == 2

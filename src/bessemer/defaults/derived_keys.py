@@ -58,7 +58,7 @@ def resolve(
     whose output matrix is in the FLOPs of no token; unique_tokens: to train on, where they are known, for
     `train.max_epochs`; held_out_tokens: to validate on, where they are known.
     """
-    model = dimensions(recipe.model)
+    model = dimensions(recipe.model, vocabulary if recipe.adds_tokens else 0)
     length = recipe.tokens.sequence_length
     classes = labels if recipe.train.objective == "classify" else 0
     config = model_config(recipe.changed(model=model), vocabulary, labels=classes)
@@ -133,14 +133,15 @@ def validation_share(resolved: Recipe, held_out_tokens: int | None) -> float:
     return FORWARD_SHARE * tokens / (train.validate_every * (train.global_batch_tokens or 1))
 
 
-def dimensions(model: Model) -> Model:
-    """The table with every dimension filled in: of its depth, or of the model that it starts from."""
+def dimensions(model: Model, ids: int = 0) -> Model:
+    """Fill in every dimension of the table: of its depth, or of the model that it starts from. ids: of that model's tokenizer
+    with added tokens, for which its embedding grows."""
     if model.from_ is not None:
         name = model.from_.removeprefix("hf:")
         if not hub.is_name(name):
-            return _imported(model, Path(name))
+            return _imported(model, Path(name), ids)
         found = hub.fetched(name, weights=False)
-        return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder)
+        return _imported(model.changed(from_=f"hf:{found.pinned}"), found.folder, ids)
     depth = model.depth or model.layers
     if depth is None:
         raise InputError(
@@ -155,9 +156,10 @@ def dimensions(model: Model) -> Model:
     return model.changed(**sizes, head_dim=head_dim, mlp_width=hidden)
 
 
-def _imported(model: Model, folder: Path) -> Model:
+def _imported(model: Model, folder: Path, ids: int) -> Model:
     """The dimensions and options of the folder that the weights come from; the recipe may repeat but not change them."""
     found, given = recipe_keys(folder), model.model_dump(mode="json", exclude_none=True)
+    found["vocabulary"] = max(found["vocabulary"], ids)
     for key, value in found.items():
         if key in model.model_fields_set and key in given and given[key] != value:
             raise InputError(f"model.{key}: {given[key]} is not what {folder} has ({value}); remove the key")

@@ -161,6 +161,8 @@ class ModelConfig:
             )
         for key in SCALINGS:
             scaling: RotaryScaling | None = getattr(self, key)
+            if scaling is not None and scaling.kind == "dynamic" and width == 2:
+                raise InputError(f"model.{key}: dynamic positions need heads with more than 2 rotated dimensions")
             if scaling is None or scaling.kind != "longrope":
                 continue
             if not len(scaling.short_factor) == len(scaling.long_factor) == width // 2:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
-from bessemer.recipe.section import Positive, Section
+from bessemer.recipe.section import Section
 
 FamilyName = Literal[
     "qwen3", "qwen2", "llama", "mistral", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "gpt2", "bert", "roberta",
@@ -17,7 +17,8 @@ ENCODERS = ("bert", "roberta", "modernbert")  # attention sees both sides; objec
 DECODERS = tuple(name for name in get_args(FamilyName) if name not in ENCODERS)
 
 
-Factors = tuple[Annotated[float, Field(gt=0)], ...]
+MOST = 1e9  # of a factor or a number of turns: larger ones leave no digits of a position
+Factors = tuple[Annotated[float, Field(ge=1 / MOST, le=MOST)], ...]
 # The keys that each kind reads besides `kind` and `factor`.
 KEYS: dict[str, tuple[str, ...]] = {
     "linear": (),
@@ -32,16 +33,16 @@ class RopeScaling(Section):
     """How rotary positions are stretched beyond the length a model was first trained on."""
 
     kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
-    factor: float = Field(ge=1)
-    original_length: Positive = 8192
-    low_frequency: float = Field(1.0, gt=0)
-    high_frequency: float = Field(4.0, gt=0)
-    beta_fast: float = Field(32.0, gt=0)
-    beta_slow: float = Field(1.0, gt=0)
+    factor: float = Field(ge=1, le=MOST)
+    original_length: int = Field(8192, ge=2)
+    low_frequency: float = Field(1.0, ge=1 / MOST, le=MOST)
+    high_frequency: float = Field(4.0, ge=1 / MOST, le=MOST)
+    beta_fast: float = Field(32.0, ge=1 / MOST, le=MOST)
+    beta_slow: float = Field(1.0, ge=1 / MOST, le=MOST)
     truncate: bool = True
-    attention_factor: float | None = Field(None, gt=0)
-    mscale: float = Field(0.0, ge=0)
-    mscale_all_dim: float = Field(0.0, ge=0)
+    attention_factor: float | None = Field(None, ge=1 / MOST, le=MOST)
+    mscale: float = Field(0.0, ge=0, le=MOST)
+    mscale_all_dim: float = Field(0.0, ge=0, le=MOST)
     short_factor: Factors = Field((), strict=False)
     long_factor: Factors = Field((), strict=False)
 
@@ -97,8 +98,8 @@ class Model(Section):
     inverse_layer_scale: bool | None = None
     attention_soft_cap: float | None = Field(None, ge=0)
     logit_soft_cap: float | None = Field(None, ge=0)
-    rope_theta: float | None = Field(None, gt=0)
-    window_rope_theta: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, ge=2, le=MOST**2)
+    window_rope_theta: float | None = Field(None, ge=2, le=MOST**2)
     rope_scaling: RopeScaling | None = None
     window_rope_scaling: RopeScaling | None = None
     rotary_fraction: float | None = Field(None, gt=0, le=1)

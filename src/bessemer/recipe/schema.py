@@ -21,7 +21,7 @@ from bessemer.recipe.corpus import Corpus, Part, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, repeated
-from bessemer.recipe.tokens import TokenizerChoice, Tokens, TokenSource
+from bessemer.recipe.tokens import TRAINED_ONLY, TokenizerChoice, Tokens, TokenSource
 from bessemer.recipe.train import Train
 
 
@@ -166,6 +166,13 @@ class Recipe(Section):
         return not self.is_continued and self.train.objective != "classify"
 
     @property
+    def adds_tokens(self) -> bool:
+        """Whether special tokens are added to the tokenizer of model.from."""
+        return (
+            bool(self.tokenizer.special_tokens) and self.model.from_ is not None and self.tokenizer.vocabulary is None
+        )
+
+    @property
     def sources(self) -> tuple[Source | TokenSource, ...]:
         """The sources of text, then those of foreign tokens."""
         return *self.corpus.sources, *self.tokens.sources
@@ -193,6 +200,7 @@ class Recipe(Section):
 
     def _complaints(self) -> Iterator[str]:
         yield from self._objective_fits()
+        yield from self._tokenizer_fits()
         yield from self._sources_fit()
         yield from self._copies_are_elsewhere()
         yield from self._tokens_fit()
@@ -221,6 +229,19 @@ class Recipe(Section):
                 yield "tokens.held_out_from = passages has no meaning for a classifier: a text is scored as a whole"
         if self.train.start is not None and self.model.from_ is not None:
             yield "train.start and model.from both give the starting weights; remove one"
+
+    def _tokenizer_fits(self) -> Iterator[str]:
+        options = self.tokenizer
+        if options.vocabulary is not None or (options.path is None and self.model.from_ is None):
+            return
+        for key in (key for key in TRAINED_ONLY if getattr(options, key) != type(options).model_fields[key].default):
+            yield f"tokenizer.{key} is for a new tokenizer, but one is loaded; remove it, or give tokenizer.vocabulary"
+        if options.special_tokens and not self.adds_tokens:
+            export = ', or start from the export of the run of train.start: model.from = "hf:RUN/export"'
+            yield (
+                "tokenizer.special_tokens are added to the tokenizer of model.from alone; remove the key"
+                + export * (self.train.start is not None)
+            )
 
     def _sources_fit(self) -> Iterator[str]:
         if self.tokens.sources:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from bessemer.recipe.section import Positive, Section, StoreURL, Words, repeated
 
-TRAINED_ONLY = ("sample", "special_tokens", "pattern", "digits", "white_space", "prefix_space")
+TRAINED_ONLY = ("sample", "sample_bytes", "pattern", "digits", "white_space", "prefix_space")
 
 
 class TokenizerChoice(Section):
@@ -32,11 +32,6 @@ class TokenizerChoice(Section):
     def _complaints(self) -> Iterator[str]:
         if self.path is not None and self.vocabulary is not None:
             yield "vocabulary and path exclude each other: a loaded tokenizer brings its own size; remove one"
-        if self.path is not None:
-            fields = type(self).model_fields
-            changed = [key for key in TRAINED_ONLY if getattr(self, key) != fields[key].default]
-            if changed:
-                yield f"{changed[0]} and path exclude each other: a loaded tokenizer brings its own; remove one"
         if self.mask_token == self.end_of_text:
             yield f"mask_token and end_of_text are both {self.mask_token!r}; name two tokens"
         twice = repeated((self.end_of_text, *self.special_tokens))

@@ -80,7 +80,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> s
     if tokens.packing != "concatenate":  # concatenated, any length is read from the same shards
         more.append([tokens.packing, tokens.sequence_length])
     more += chat_digest(recipe)
-    if path is not None and (framing := framing_of(recipe, Tokenizer.load(path, options.end_of_text))):
+    if path is not None and (framing := framing_of(recipe, pretrained.load_for(recipe))):
         more.append([list(framing.before), list(framing.after)])
     if by_content:
         options = without_folders(recipe).tokenizer
@@ -215,7 +215,7 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
-        tokenizer = Tokenizer.load(tokenizer_file(options.path), options.end_of_text, mask_token(recipe))
+        tokenizer = pretrained.load_for(recipe)
     else:
         assert corpus is not None  # the recipe asks for a path where there is no corpus
         sample = tasks.training_sample(recipe, *exchange) if exchange else documents.training_sample(recipe, corpus)

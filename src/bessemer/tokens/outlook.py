@@ -10,9 +10,8 @@ from bessemer.terminal import warn
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.packing import facts, is_packed_for
 from bessemer.tokens.phases import REPEATS_WORTH_A_WARNING
-from bessemer.tokens.pretrained import tokenizer_file
+from bessemer.tokens.pretrained import load_for
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.tokenizer import Tokenizer
 
 
 def outlook(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def vocabulary(recipe: Recipe, folder: Path) -> int:
     if (store := TokenStore.described(folder)) is not None:
         return store.vocabulary
     if recipe.tokenizer.path is not None:
-        return Tokenizer.load(tokenizer_file(recipe.tokenizer.path), recipe.tokenizer.end_of_text).vocabulary
+        return load_for(recipe).vocabulary
     return recipe.tokenizer.vocabulary or 32_768
 
 

@@ -285,6 +285,15 @@ def template_error(source: str) -> str | None:
     return None
 
 
+def load_for(recipe: Recipe) -> Tokenizer:
+    """Load the tokenizer of tokenizer.path, with the special tokens that the recipe adds."""
+    options, file = recipe.tokenizer, tokenizer_file(str(recipe.tokenizer.path))
+    if recipe.adds_tokens:
+        added = options.special_tokens
+        return Tokenizer.load_any(file).with_special_tokens(added, options.end_of_text, mask_token(recipe))
+    return Tokenizer.load(file, options.end_of_text, mask_token(recipe))
+
+
 def train_for(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a tokenizer as the recipe's [tokenizer] says."""
     options = recipe.tokenizer
@@ -346,7 +355,8 @@ def framing_of(recipe: Recipe, tokenizer: Tokenizer) -> Framing | None:
 
 def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Facts for the tokens' manifest of the model that a run starts from: the ids around a text (prefix, suffix), those at
-    which generation ends, the special tokens by role. Empty for a model of its own."""
+    which generation ends, the special tokens by role, and added tokens: the ids that each one's text had before. Empty for a
+    model of its own."""
     if not keeps_tokenizer(recipe):
         return {}
     folder, around = folder_of(str(recipe.tokenizer.path)), framing_of(recipe, tokenizer)
@@ -355,6 +365,10 @@ def facts_of(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     ends = kept.get("ends") or next((named for one in folders if (named := end_ids(one, tokenizer))), [])
     found: dict[str, Any] = {"special": special_tokens(tokenizer, folders)}
     found["ends"] = list(dict.fromkeys([*ends, tokenizer.end_of_text]))
+    if recipe.adds_tokens:
+        before = Tokenizer.load_any(tokenizer_file(str(recipe.tokenizer.path)))
+        new = [name for name in recipe.tokenizer.special_tokens if before.id_of(name) is None]
+        found["added"] = {str(tokenizer.id_of(name)): before.encode(name) for name in new}
     return found | ({"prefix": list(around.before), "suffix": list(around.after)} if around is not None else {})
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.uint32]
 
+MAX_IDS = 2**24
 _END_NAMES = re.compile(r"end|eos|eot|sep|^</s>$", re.IGNORECASE)  # names of tokens that may end a text
 
 
@@ -60,6 +61,9 @@ class Tokenizer:
 
     def __init__(self, inner: HuggingFaceTokenizer, end_of_text: str, mask_token: str | None = None) -> None:
         self._inner = inner
+        self.vocabulary: int = max(inner.get_vocab().values(), default=0) + 1
+        if self.vocabulary > MAX_IDS:  # the library ends the process for want of memory, where there are large gaps
+            raise InputError(f"tokenizer.path: it has the id {self.vocabulary - 1}; ids up to {MAX_IDS - 1} are read")
         # `transformers` truncates and pads as its caller says, not as the tokenizer.json was saved.
         inner.no_truncation()
         inner.no_padding()
@@ -79,7 +83,6 @@ class Tokenizer:
             )
         self.end_of_text, self.end_of_text_token = int(end), end_of_text
         self.mask_token: int | None = None if mask_token is None else inner.token_to_id(mask_token)
-        self.vocabulary: int = max(inner.get_vocab().values()) + 1
         self._description: dict[str, Any] = json.loads(inner.to_str())
         model = self._description["model"]
         if model.get("dropout"):
@@ -171,6 +174,16 @@ class Tokenizer:
         inner = _read(path)
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         return cls(inner, special[0] if special else next(iter(inner.get_vocab())))
+
+    def with_special_tokens(self, names: Sequence[str], end_of_text: str, mask_token: str | None = None) -> Tokenizer:
+        """Add special tokens after the last id; those that it has stay as they are."""
+        inner = _from(self._description)
+        inner.add_special_tokens([name for name in names if name not in self.special.values()])
+        if any(self.id_of(name) is None and (inner.token_to_id(name) or 0) < self.vocabulary for name in names):
+            raise InputError(
+                "tokenizer.special_tokens: the tokenizer's ids have gaps, so that no token can be added to it"
+            )
+        return Tokenizer(inner, end_of_text, mask_token)
 
     def to_json(self) -> str:
         return str(self._inner.to_str(pretty=True))
@@ -287,7 +300,9 @@ def _read(path: Path) -> HuggingFaceTokenizer:
         raise InputError(f"{path}: no such tokenizer file")
     try:
         return HuggingFaceTokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:  # the library raises plain Exception, and a panic is not even that
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         raise InputError(f"{path}: not a tokenizer.json: {error}") from None
 
 

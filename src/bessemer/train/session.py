@@ -243,11 +243,11 @@ def _trainer(
     weights = None
     if mesh.is_single:
         source = None if has_checkpoint else recipe.model.from_
-        model = starting_model(source, config, recipe.run.seed)
+        model = starting_model(source, config, recipe.run.seed, store)
     elif has_checkpoint:
         model, weights = meta_model(config), lambda name, shape: torch.zeros(shape)
     elif recipe.model.from_ is not None:
-        model = starting_model(recipe.model.from_, config, recipe.run.seed, mesh.is_main)
+        model = starting_model(recipe.model.from_, config, recipe.run.seed, store, mesh.is_main)
     else:
         model, weights = meta_model(config), initial_weights(config, recipe.run.seed)
     return Trainer(recipe, model, device, store.end_of_text, len(store.sources), mesh, weights, recomputed)

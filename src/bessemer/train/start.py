@@ -12,7 +12,7 @@ from bessemer.hub import local_folder
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.check import read_checked
 from bessemer.model.huggingface.config import dropout_keys
-from bessemer.model.huggingface.weights import read_model, require_weights
+from bessemer.model.huggingface.weights import read_model, require_weights, start_added_tokens
 from bessemer.model.transformer import Transformer, build_model
 from bessemer.parallel.dtensors import put
 from bessemer.recipe import Model, Train
@@ -30,19 +30,29 @@ FREE_OPTIONS = {
 }  # fmt: skip
 
 
-def starting_model(source: str | None, config: ModelConfig, seed: int, checked: bool = True) -> Transformer:
-    """The model at step 0, in fp32 on the CPU.
+def starting_model(
+    source: str | None, config: ModelConfig, seed: int, store: TokenStore, checked: bool = True
+) -> Transformer:
+    """Return the model at step 0, in fp32 on the CPU.
 
-    source: model.from; checked: compare imported weights with `transformers`, on one of several processes. Raises InputError
-    when the folder's weights are not this model's, BessemerError when `transformers` computes something else from them.
+    Args:
+        source: model.from.
+        store: The tokens, whose manifest names the tokens that were added to that model's tokenizer.
+        checked: Compare imported weights with `transformers`, on one of several processes.
+
+    Raises:
+        InputError: When the folder's weights are not this model's.
+        BessemerError: When `transformers` computes something else from them.
     """
     if source is None:
         return build_model(config, seed)
     folder = local_folder(source)
-    if not checked:
-        return read_model(folder, config, seed)
-    model, check = read_checked(folder, config, seed)
-    say(f"  starting from the weights of {folder}: {check.line}")
+    if checked:
+        model, check = read_checked(folder, config, seed)
+        say(f"  starting from the weights of {folder}: {check.line}")
+    else:
+        model = read_model(folder, config, seed)
+    start_added_tokens(model, store.manifest["tokenizer"].get("added", {}))
     return model
 
 

@@ -25,7 +25,7 @@ from bessemer.model.huggingface.gate import (
     understood_copy,
 )
 from bessemer.model.huggingface.rules import ForeignConfig
-from bessemer.model.huggingface.weights import read_model
+from bessemer.model.huggingface.weights import BY_TOKEN, read_model
 from bessemer.model.transformer import Transformer, meta_model
 from bessemer.terminal import warn
 from bessemer.tokens.pretrained import TOKENIZER_SIDE_FILES, chat_template, read_table, template_error, token_ids
@@ -175,7 +175,8 @@ def _sharing(model: Transformer, config: ModelConfig) -> Transformer:
     """A model of another configuration, such as fewer layers, which shares the memory of this one."""
     other = meta_model(config)
     wanted = other.state_dict().keys()
-    other.load_state_dict({name: t for name, t in model.state_dict().items() if name in wanted}, assign=True)
+    ours = {name: t[: config.vocabulary] if name in BY_TOKEN else t for name, t in model.state_dict().items()}
+    other.load_state_dict({name: t for name, t in ours.items() if name in wanted}, assign=True)
     return other.eval()
 
 

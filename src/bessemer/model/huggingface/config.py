@@ -6,9 +6,10 @@ config.json is understood, known to change nothing, none of `transformers` eithe
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from bessemer.errors import InputError
 from bessemer.hub import foreign_file
@@ -17,6 +18,7 @@ from bessemer.model.huggingface.families import FAMILIES, FIXED, READ_ANYWHERE, 
 from bessemer.model.huggingface.rules import ForeignConfig, Values, read_activation, write_activation
 from bessemer.recipe import Dropout, Model, Recipe
 from bessemer.terminal import counted
+from bessemer.tokens.pretrained import read_table
 
 # Options that belong to no family: a family takes any value of them, or has an obstacle.
 FREE_OPTIONS = {
@@ -127,19 +129,22 @@ def read_config(folder: Path) -> tuple[str, ModelConfig]:
     labels = _labels(settings)  # looked at under any head: transformers makes a name for each
     if settings.texts("architectures")[:1] == [family.classifier]:
         values |= {"labels": labels, "pooling": pooling}
-    return family.name, ModelConfig(sequence_length=values["max_positions"], **values)
+    config = ModelConfig(sequence_length=values["max_positions"], **values)
+    try:
+        Model.model_validate(_model_keys(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("model", *first["loc"])))
+        raise InputError(f"{settings.path}: says {key} = {str(first['input'])[:60]}: {first['msg']}") from None
+    return family.name, config
 
 
 def read_settings(folder: Path) -> ForeignConfig:
     """The folder's config.json. Raises InputError when it is not there or not a table of settings."""
     path = foreign_file(folder, "config.json")
-    try:
-        return ForeignConfig(path, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout") from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {reason}") from None
+    if not path.exists():
+        raise InputError(f"{path}: not there; `hf:` needs a folder in the Hugging Face layout")
+    return ForeignConfig(path, read_table(path))
 
 
 def written_dropout(config: ModelConfig, trained: Dropout) -> dict[str, float]:
@@ -153,25 +158,22 @@ def dropout_keys(folder: Path) -> dict[str, float]:
 
     Raises InputError on a rate outside of [0, 1].
     """
-    settings, rates = read_settings(folder), {}
-    for key in _family(settings).dropout:
-        rate = settings.raw(key)
-        if rate is None:
-            continue
-        if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= 1:
-            raise settings.wrong(key, "must be a share from 0 to 1")
-        rates[key] = float(rate)
-    return rates
+    settings = read_settings(folder)
+    return {key: settings.share(key) for key in _family(settings).dropout if settings.raw(key) is not None}
 
 
 def recipe_keys(folder: Path) -> Values:
     """What a folder's config.json says, as keys of the recipe's [model] table."""
     family, config = read_config(folder)
+    return _model_keys(config) | {"family": family}
+
+
+def _model_keys(config: ModelConfig) -> Values:
     values = {key: value for key, value in config.to_dict().items() if key in Model.model_fields}
     for key in SCALINGS:
         if values[key]:  # TOML has no null
             values[key] = {name: value for name, value in values[key].items() if value is not None}
-    return values | {"family": family}
+    return values
 
 
 def _family(settings: ForeignConfig) -> Family:

@@ -7,7 +7,6 @@ tokens, the scores of a padded batch.
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -124,11 +123,6 @@ def verify(
 _TEXTS = tomllib.loads(Path(__file__).with_name("gate_texts.toml").read_text(encoding="utf-8"))
 PLAIN_TEXTS = tuple(_TEXTS["plain"])
 GATE_TEXTS = (*chain.from_iterable(_TEXTS.values()), *(run * RUN for run in _TEXTS["runs"]))
-# What helps where a foreign folder's class replaces parts of its tokenizer.json.
-RESAVE = (
-    "If the model was trained with the class that transformers loads, "
-    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes that tokenizer"
-)
 
 
 @contextmanager
@@ -142,7 +136,6 @@ def errors_about(subject: str) -> Iterator[None]:
 
 def quiet_transformers() -> Any:
     """Import the library, without its progress bars and warnings."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with hub.offline():  # older versions keep what holds now
         import transformers
 

@@ -3,7 +3,6 @@ both ways, which families.toml names. No torch."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.model.config import Activation, ModelConfig
+from bessemer.recipe.model import MOST
 from bessemer.terminal import counted
 
 Values = dict[str, Any]
@@ -63,8 +63,12 @@ class ForeignConfig:
         return int(self._value(key, default, lambda x: _is_number(x, min_value, LARGEST) and x == int(x), what))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0; required without a default."""
-        return float(self._value(key, default, _is_positive, "must be a finite number above 0"))
+        """A number above 0, at most MOST squared; required without a default."""
+        return float(self._value(key, default, _is_positive, f"must be a finite number above 0, at most {MOST**2:g}"))
+
+    def share(self, key: str) -> float:
+        """A number from 0 to 1; required."""
+        return float(self._value(key, None, lambda x: _is_number(x, 0.0, 1.0), "must be a share from 0 to 1"))
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._value(key, default, lambda x: isinstance(x, bool), "must be true or false"))
@@ -109,7 +113,7 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return _is_number(value, 0.0, sys.float_info.max) and value > 0
+    return _is_number(value, 0.0, MOST**2) and value > 0
 
 
 def _kind(value: Any) -> str:

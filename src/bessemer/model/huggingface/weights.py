@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 _JOINT = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # the order in which transformers' joint tensors have them
 # Buffers of older versions, which a folder may hold and no model reads.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".position_ids")
+BY_TOKEN = ("embedding.weight", "head.weight", "head.bias")  # of our parameters: a row for each token
 _HEADS = ("head.", "classifier.")  # of our parameters
 _LFS_POINTER = b"version https://git-lfs"
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -141,10 +142,12 @@ def read_model(folder: Path, config: ModelConfig | None = None, seed: int = 0) -
     model = build_model(wanted, seed)
     for tensor in hub_tensors(model, family=family):
         theirs = weights.name_of(tensor.name)
-        if theirs is not None and weights.shapes[theirs] == tensor.shape:  # else it is a new head's
-            tensor.scatter(weights.read_finite(theirs))
+        if theirs is not None and weights.shapes[theirs] == _stored_shape(tensor, own):  # else it is a new head's
+            values = weights.read_finite(theirs)
+            more = values.new_zeros((tensor.shape[0] - len(values), *values.shape[1:]))  # rows of added tokens
+            tensor.scatter(torch.cat([values, more]) if len(more) else values)
     if model.config.is_tied:
-        _require_tied(weights, FAMILIES[family], model.embedding.weight)
+        _require_tied(weights, FAMILIES[family], model.embedding.weight[: own.vocabulary])
     return model
 
 
@@ -165,12 +168,25 @@ def require_weights(folder: Path, config: ModelConfig) -> WeightsFolder:
     optional = {name for name, tensor in expected.items() if new_head and tensor.ours.startswith(_HEADS)}
     _require_names(weights, expected, optional, FAMILIES[family], config, new_head)
     for name, tensor in expected.items():
-        theirs = weights.name_of(name)
-        if theirs is not None and name not in optional and weights.shapes[theirs] != tensor.shape:
+        theirs, shape = weights.name_of(name), _stored_shape(tensor, own)
+        if theirs is not None and name not in optional and weights.shapes[theirs] != shape:
             raise InputError(
-                f"{folder}: tensor {theirs} is {list(weights.shapes[theirs])}, config.json makes it {list(tensor.shape)}"
+                f"{folder}: tensor {theirs} is {list(weights.shapes[theirs])}, config.json makes it {list(shape)}"
             )
     return weights
+
+
+def _stored_shape(tensor: HubTensor, own: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a tensor in a folder of this configuration; a model with added tokens has more rows of some."""
+    return (own.vocabulary, *tensor.shape[1:]) if tensor.ours in BY_TOKEN else tensor.shape
+
+
+@torch.no_grad()
+def start_added_tokens(model: Transformer, added: Mapping[str, Sequence[int]]) -> None:
+    """Set the rows of added tokens to the mean of the rows of the ids that each one's text had before, or of all."""
+    for name, parameter in model.named_parameters():
+        for number, pieces in added.items() if name in BY_TOKEN else ():
+            parameter[int(number)] = parameter[list(pieces) or slice(min(map(int, added)))].mean(0)
 
 
 def _require_names(
