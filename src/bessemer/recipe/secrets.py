@@ -1,4 +1,4 @@
-"""What of a recipe is secret: the URL of a webhook, and credentials in URLs."""
+"""Secrets of a recipe: the URL of a webhook, and credentials in URLs."""
 
 from __future__ import annotations
 
