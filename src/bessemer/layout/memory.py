@@ -57,6 +57,8 @@ class PairedShares(NamedTuple):
 
 PAIRED = PairedShares(0.42, False, 0.20, 0, 0.5)
 PAIRED_NARROW = PairedShares(0.08, True, 0.46, 35_000_000, 0.65)  # in 2 bytes (model/casts.py)
+# Machine code for matmuls in bf16 of the lengths that texts have, padded (model/bf16.py): measured with 4 and 8 lengths.
+LENGTHS_BYTES = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,9 @@ def rank_memory(
             casts = narrow = element_bytes.activation * config.layers * config.block_matrix_parameters
             waiting = 2 * element_bytes.activation * head  # its cast, and its gradient before it is added in fp32
             logits += waiting
+            if config.labels:  # no logits were there whose memory the last block's gradients of hidden units could take
+                hidden = (3 if config.gated else 2) * config.mlp_width + 2 * config.width
+                saved += _micro_batches(train, layout, config)[0] * hidden * element_bytes.activation
         recomputed = None
         if recomputed_per_rank and not train.is_frozen:
             unsaved = activation_bytes(train, layout, config, rank, element_bytes.activation, 0)[0]
@@ -154,6 +159,8 @@ def rank_memory(
         activations = concurrent * (saved + max(in_backward - logits, 0) + scores)
         step = StepBytes(activations, concurrent * logits, casts)
         memory = _single_process_memory(train, layout, config, step, element_bytes, concurrent, recomputed)
+        if narrow and config.labels:
+            memory = replace(memory, fragmentation=memory.fragmentation + LENGTHS_BYTES)
     else:
         activations = saved + max(in_backward + scores - logits, 0)  # the blocks' backward begins where the logits were
         step = StepBytes(activations, logits, casts)
