@@ -23,6 +23,7 @@ from bessemer.cli import run_command
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.run import read_json_lines
 from bessemer.train.measure import RunTiming
+from tests.changed_stage import record_again
 from tests.conftest import recipe_text, write_text
 from tests.newest import weights_hash
 
@@ -560,6 +561,7 @@ def test_rebuilt_tokens_are_refused_by_a_resume(
     manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
     manifest["tokenizer"]["sha256"] = "0" * 64
     (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest))
+    record_again(folder / "tokens")
     assert command("train", recipe_file, "--set", f"run.dir={tmp_path / 'runs'}") == 2
     assert "the token shards have changed since step-00000016 was saved" in capsys.readouterr().err
 
