@@ -16,4 +16,4 @@ def test_identity_of_a_file_name_that_is_not_utf8() -> None:
 
 
 def test_columns() -> None:
-    assert COLUMNS == ("identity", "text", "source", "path", "place", "language", "metadata", "label")
+    assert COLUMNS == ("identity", "text", "source", "path", "place", "url", "language", "metadata", "label")

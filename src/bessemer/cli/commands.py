@@ -221,7 +221,8 @@ COMMANDS = (
         *OF_RUN, flag("--text", "also show how the documents begin"),
     ), either=(
         option("--step", "list the documents in the batch of step N (1-based)", type=int, metavar="N"),
-        option("--document", "where a document came from, where its tokens are, and, once trained, its steps", metavar="ID"),
+        option("--document", "where a document (identity, URL or path) came from, where its tokens are, and, once trained, its "
+               "steps", metavar="ID"),
         option("--token", "the document of one token, as in prose-train-00000:1234", metavar="SHARD:OFFSET"),
     )),
     Command("diagnose", "take a step of a run again, and say what was wrong: machine, precision, data or weights",

@@ -50,7 +50,7 @@ def trace(args: argparse.Namespace) -> Any:
         if opened is not None and run.recipe.exists() and document.get("split") == "train":
             resolved = load(run.recipe, args.overrides)
             omitted = Journal.read(run.journal).omitted
-            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, args.document, omitted)
+            document["steps"] = ledger.document_steps(resolved, opened, run.corpus, document["document"], omitted)
     if not args.json:
         _print_document(document)
     return document

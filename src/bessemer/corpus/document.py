@@ -11,11 +11,11 @@ from bessemer.corpus.rules.table import RULE_KEYS, RULE_REASONS
 
 # Columns of documents/part-*.parquet, all strings; sorted by (source, identity). A document without a label has "", one
 # whose language was not looked for as well. `path` is the file in the corpus; `place` where the document stands in it:
-# "" for a whole file, else its key (a byte offset, a row group and row, a record's name).
-COLUMNS = ("identity", "text", "source", "path", "place", "language", "metadata", "label")
+# "" for a whole file, else its key (a byte offset, a row group and row, a record's name); `url` "" where none is known.
+COLUMNS = ("identity", "text", "source", "path", "place", "url", "language", "metadata", "label")
 # Columns of rejected/part-*.parquet, all strings; sorted by (source, identity). `excerpt` and `text` are "" where
 # corpus.keep_rejected leaves them out.
-REJECTED_COLUMNS = ("identity", "source", "path", "place", "language", "reason", "detail", "excerpt", "text")
+REJECTED_COLUMNS = ("identity", "source", "path", "place", "url", "language", "reason", "detail", "excerpt", "text")
 _TABLE = tomllib.loads(Path(__file__).with_name("reasons.toml").read_text(encoding="utf-8"))
 # Every reason for which a document can be rejected and what it means, in the order in which they are looked for; how to
 # keep what a source loses for a reason

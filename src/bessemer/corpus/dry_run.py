@@ -86,7 +86,8 @@ class _Found:
         """Count one document, as it is after the steps; before: its text as it came."""
         self.documents += 1
         self.bytes_in += record.num_bytes
-        place = {"path": printable(name), "place": printable(record.key)}
+        url = printable(str(record.metadata.get("url") or ""))
+        place = {"path": printable(name), "place": printable(record.key), "url": url}
         if record.reason is None:
             self.kept += 1
             if len(self.edits) < EDITS_SHOWN and (edit := _edit(before, record.text)):

@@ -11,10 +11,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from bessemer.errors import BessemerError
 from bessemer.run import RunFolder, verify_stage
@@ -62,6 +64,22 @@ def shifted(raw: bytes, first_part: int) -> bytes:
 def find(corpus: Path, identity: str) -> IndexEntry | None:
     """The row of a document or reject; None for an unknown identity. Raises BessemerError for a damaged index."""
     return _find(stage_files(corpus, "index"), identity)
+
+
+def identities_of(corpus: Path, name: str) -> list[str]:
+    """The identities of documents and rejects with this URL, or this path in the corpus or on the disk, by a scan of one
+    column. A path that is equal to the name comes before those that end as it does."""
+    is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
+    key, shared = ("url", name) if is_url else ("path", Path(name).name)
+    for part in chain.from_iterable(stage_files(corpus, kind) for kind in KINDS):
+        with open_parquet(part) as file:
+            for batch in file.iter_batches(columns=["identity", key]) if key in file.schema_arrow.names else ():
+                for row in batch.filter(pc.ends_with(batch[key], shared)).to_pylist():
+                    if row[key] == name:
+                        equal.append(row["identity"])
+                    elif not is_url and (f"/{name}".endswith(f"/{row[key]}") or row[key].endswith(f"/{name}")):
+                        alike.append(row["identity"])
+    return equal or alike
 
 
 def _find(files: Sequence[Path], identity: str) -> IndexEntry | None:

@@ -271,6 +271,7 @@ def _row(record: Record, name: str, corpus: Corpus) -> dict[str, Any]:
         "identity": identity(record.source, name, record.key),
         "path": printable(name),
         "place": printable(record.key),
+        "url": printable(str(record.metadata.get("url") or "")),
         "metadata": json.dumps(record.metadata, sort_keys=True),
         "label": printable(record.label),
         "language": record.language,

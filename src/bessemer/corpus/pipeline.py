@@ -217,7 +217,7 @@ def _plan(
         (folder / UNITS).write_bytes(pickle.dumps(units))
         return {}
 
-    build_once(work / "plan", digest("plan 5", inputs), plan_units)
+    build_once(work / "plan", digest("plan 6", inputs), plan_units)
     return cut(pickle.loads((work / "plan" / UNITS).read_bytes()), work)
 
 

@@ -38,7 +38,7 @@ from bessemer.store_path import StorePath, copy_files, each, stage_outputs, writ
 ROW_GROUP_BYTES = 16 << 20
 PART_BYTES = 256 << 20  # text in a part file, about
 READ = (
-    "identity", "path", "place", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
+    "identity", "path", "place", "url", "metadata", "label", "language", "text", "reason", "detail", "num_bytes", "characters",
 )  # fmt: skip
 FUNNEL = "funnel.pickle"  # the counts, in the folder of a published bucket
 WRITE_OPTIONS = {"compression": "zstd", "use_dictionary": ["source", "language"], "write_page_checksum": True}
@@ -112,7 +112,7 @@ class PublishBucket(CorpusTask):
 
     @property
     def inputs(self) -> str:
-        return digest("bucket 2", self.decided, self.bucket.size)
+        return digest("bucket 3", self.decided, self.bucket.size)
 
     def __str__(self) -> str:
         return f"source {self.bucket.source}, bucket {self.bucket.number}"
@@ -163,7 +163,9 @@ def _split(
     funnel.bytes_kept += pc.sum(pc.binary_length(good["text"])).as_py() or 0
     funnel.languages.update(good["language"].to_pylist())
     for row in good.slice(0, KEPT_EXAMPLES).to_pylist():
-        example = {"identity": row["identity"], "path": row["path"], "excerpt": row["text"][:EXCERPT_CHARACTERS]}
+        example = {name: row[name] for name in ("identity", "path", "url")} | {
+            "excerpt": row["text"][:EXCERPT_CHARACTERS]
+        }
         funnel.kept_examples.append(example)
     bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
@@ -218,7 +220,7 @@ def _write_rejects(
     for place, row in zip(places, rows, strict=True):
         reason, detail = later.get(place) or (row["reason"], row["detail"])
         excerpt = row["text"][:EXCERPT_CHARACTERS] if keep != "none" else ""
-        funnel.reject(reason, row["num_bytes"], row["path"], excerpt, detail, row["identity"], row["place"])
+        funnel.reject(reason, row["num_bytes"], row["path"], excerpt, detail, row["identity"], row["place"], row["url"])
         text = row["text"] if keep == "text" else ""
         line = {**row, "source": funnel.source, "reason": reason, "detail": detail, "excerpt": excerpt, "text": text}
         chunk.append({name: line[name] for name in REJECTED_COLUMNS})

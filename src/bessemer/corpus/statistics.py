@@ -39,7 +39,7 @@ class RejectionCount:
 
     documents: int = 0
     bytes: int = 0  # bytes of the input
-    # each {identity, path, place, excerpt, detail}, and `line` where that could be counted
+    # each {identity, path, place, url, excerpt, detail}, and `line` where that could be counted
     examples: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, other: RejectionCount) -> None:
@@ -65,7 +65,7 @@ class Funnel:
     # {step, documents_in, rejected} of each step of the cleaning
     steps: list[dict[str, Any]] = field(default_factory=list)
     rejected: dict[str, RejectionCount] = field(default_factory=dict)
-    kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, excerpt}
+    kept_examples: list[dict[str, str]] = field(default_factory=list)  # each {identity, path, url, excerpt}
     # kept documents by the power of two (rounded down) of their length in characters
     lengths: Counter[int] = field(default_factory=Counter)
     # rejected documents likewise; of those that a reader could not read, the length of what it could show
@@ -77,10 +77,11 @@ class Funnel:
     not_read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def reject(
-        self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = ""
-    ) -> None:
+        self, reason: str, num_bytes: int, path: str, excerpt: str, detail: str, identity: str = "", place: str = "",
+        url: str = "",
+    ) -> None:  # fmt: skip
         """Count one rejected document."""
-        example = {"identity": identity, "path": path, "place": place, "excerpt": excerpt, "detail": detail}
+        example = {"identity": identity, "path": path, "place": place, "url": url, "excerpt": excerpt, "detail": detail}
         self.rejected.setdefault(reason, RejectionCount()).add(RejectionCount(1, num_bytes, [example]))
 
     def add(self, other: Funnel) -> None:
@@ -152,6 +153,8 @@ def advice_on(reason: str, source: str) -> str:
 def where(example: dict[str, Any]) -> str:
     """Where an example lies, for a person: file, and line, row or byte."""
     path, place = example["path"], example.get("place", "")
+    if example.get("url"):
+        return f"{example['url']} in {path}"
     if "line" in example:
         return f"{path} line {example['line']}"
     group, _, row = place.partition(":")

@@ -6,8 +6,10 @@ that an answer takes milliseconds however large the corpus is.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ from bessemer.tokens.loader import Loader, loader_of
 from bessemer.tokens.shards import SPLITS, TokenStore
 from bessemer.tokens.stream import Shard
 
-SHOWN = ("source", "path", "place", "language", "label", "reason", "detail")  # columns of a document or reject
+SHOWN = ("source", "path", "place", "url", "language", "label", "reason", "detail")  # columns of a document or reject
 EXCERPT_CHARACTERS = 300
+NAMED = 5  # identities of documents with one name that an error lists
+IDENTITY = re.compile("[0-9a-fA-F]{32}")
 
 
 def step_documents(
@@ -68,8 +72,10 @@ def document_steps(
 def document(store: TokenStore | None, corpus: Path, identity: str, text: bool = False) -> dict[str, Any]:
     """What is known of a document: its place in the raw file, its row in the corpus, its tokens' place in the shards.
 
-    A rejected one comes with its reason. Raises InputError for an identity that neither corpus nor shards have.
+    identity: or its URL or path. A rejected one comes with its reason. Raises InputError for one that neither corpus nor
+    shards have, and for several.
     """
+    identity = _named(corpus, identity)
     stored = _in_shards(store, _identity(identity))
     facts: dict[str, Any] = {"document": identity, **known(corpus, [identity], text).get(identity, {})}
     if stored is not None:
@@ -79,6 +85,20 @@ def document(store: TokenStore | None, corpus: Path, identity: str, text: bool =
     if len(facts) == 1:
         raise InputError(f"--document: {identity} is neither in this run's corpus nor in its shards")
     return facts
+
+
+def _named(corpus: Path, name: str) -> str:
+    """The identity of the document with this identity, URL or path. Raises InputError for several."""
+    if IDENTITY.fullmatch(name):
+        return name.lower()
+    corpus, found = published_folder(corpus), list[str]()
+    with suppress(ImportError):  # only the training half is installed
+        from bessemer.corpus.index import identities_of
+
+        found = identities_of(corpus, name) if (corpus / "index").is_dir() else []
+    if len(found) > 1:
+        raise InputError(f"--document: {name!r} is of {len(found)} documents; name one: {', '.join(found[:NAMED])}")
+    return found[0] if found else name
 
 
 def token(store: TokenStore, corpus: Path, place: str, text: bool = False) -> dict[str, Any]:
@@ -127,7 +147,9 @@ def _identity(identity: str) -> bytes:
     except ValueError:
         wanted = b""
     if len(wanted) != 16:
-        raise InputError(f"--document: {identity!r} is not an identity (32 hexadecimal digits)")
+        raise InputError(
+            f"--document: {identity!r} is not an identity (32 hexadecimal digits), URL or path in this corpus"
+        )
     return wanted
 
 
