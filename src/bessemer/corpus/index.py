@@ -72,7 +72,7 @@ def identities_of(corpus: Path, name: str) -> list[str]:
     is_url, equal, alike = name.startswith(("http://", "https://")), list[str](), list[str]()
     key, shared = ("url", name) if is_url else ("path", Path(name).name)
     for part in chain.from_iterable(stage_files(corpus, kind) for kind in KINDS):
-        with open_parquet(part) as file:
+        with open_parquet(part, _builder(corpus)) as file:
             for batch in file.iter_batches(columns=["identity", key]) if key in file.schema_arrow.names else ():
                 for row in batch.filter(pc.ends_with(batch[key], shared)).to_pylist():
                     if row[key] == name:
@@ -109,12 +109,17 @@ def _search(path: Path, identity: bytes) -> tuple[int, int, int] | None:
         return (place[0], place[1], place[2]) if name == identity else None
 
 
+def _builder(corpus: Path) -> str:
+    """The command that builds a corpus."""
+    return RunFolder(corpus.parent).command("corpus") if corpus.name == "corpus" else "bessemer corpus RECIPE"
+
+
 def look_up(corpus: Path, identities: Iterable[str], columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Columns of the rows with these identities, and {kind, part, row_group, row}; unknown identities are left out.
 
     The index is verified where it is small or lacks an identity. Raises DamagedFile.
     """
-    command = RunFolder(corpus.parent).command("corpus") if corpus.name == "corpus" else "bessemer corpus RECIPE"
+    command = _builder(corpus)
     groups: dict[tuple[str, int, int], dict[str, int]] = {}
     files, wanted = stage_files(corpus, "index"), set(identities)
     entries = {identity: entry for identity in wanted if (entry := _find(files, identity)) is not None}
