@@ -237,11 +237,8 @@ class Recipe(Section):
         for key in (key for key in TRAINED_ONLY if getattr(options, key) != type(options).model_fields[key].default):
             yield f"tokenizer.{key} is for a new tokenizer, but one is loaded; remove it, or give tokenizer.vocabulary"
         if options.special_tokens and not self.adds_tokens:
-            export = ', or start from the export of the run of train.start: model.from = "hf:RUN/export"'
-            yield (
-                "tokenizer.special_tokens are added to the tokenizer of model.from alone; remove the key"
-                + export * (self.train.start is not None)
-            )
+            own = 'of a run\'s own model by model.from = "hf:RUN/export"'
+            yield f"tokenizer.special_tokens are added to the tokenizer of model.from alone ({own}); remove the key"
 
     def _sources_fit(self) -> Iterator[str]:
         if self.tokens.sources:

@@ -287,22 +287,19 @@ def template_error(source: str) -> str | None:
 
 def load_for(recipe: Recipe) -> Tokenizer:
     """Load the tokenizer of tokenizer.path, with the special tokens that the recipe adds."""
-    options, file = recipe.tokenizer, tokenizer_file(str(recipe.tokenizer.path))
+    options, file, mask = recipe.tokenizer, tokenizer_file(str(recipe.tokenizer.path)), mask_token(recipe)
     if recipe.adds_tokens:
-        added = options.special_tokens
-        return Tokenizer.load_any(file).with_special_tokens(added, options.end_of_text, mask_token(recipe))
-    return Tokenizer.load(file, options.end_of_text, mask_token(recipe))
+        return Tokenizer.load_any(file).with_special_tokens(options.special_tokens, options.end_of_text, mask)
+    return Tokenizer.load(file, options.end_of_text, mask)
 
 
 def train_for(recipe: Recipe, texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a tokenizer as the recipe's [tokenizer] says."""
     options = recipe.tokenizer
     special = [*options.special_tokens, *(CHATML_TOKENS if recipe.chat_parts else ())]
-    regex = pattern_of(options.pattern, options.digits, options.white_space)
-    normalizer = NORMALIZERS.get(options.pattern)
-    return Tokenizer.train(
-        texts, vocabulary, options.end_of_text, mask_token(recipe), special, regex, options.prefix_space, normalizer
-    )
+    regex, form = pattern_of(options.pattern, options.digits, options.white_space), NORMALIZERS.get(options.pattern)
+    end, mask = options.end_of_text, mask_token(recipe)
+    return Tokenizer.train(texts, vocabulary, end, mask, special, regex, options.prefix_space, form)
 
 
 def default_system(source: str, names: Mapping[str, str]) -> str | None:
