@@ -44,6 +44,7 @@ class Subject:
             changed_recipe.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
+        self.store.is_verified = True  # a row says whether it is; the others are tried all the same
         self.device = devices.choose(self.resolved.train)
         fits = trial.fits_here(self.resolved.parallel, self.device.is_cuda)
         layout = self.resolved.parallel if fits else Parallel()

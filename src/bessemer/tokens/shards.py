@@ -123,14 +123,13 @@ class TokenStore:
         """Verify a file of a shard before it is read. Raises DamagedFile."""
         if self.is_verified or path.name not in self._written:
             return
-        again = tokens_command(self.folder)
-        verify_files(self.folder, {path.name: self._written[path.name]}, again)
+        verify_files(self.folder, {path.name: self._written[path.name]}, tokens_command(self.folder))
         if path.suffix == ".bin":
             dtype = token_dtype(self.vocabulary)
             if (largest := _largest_id(path, dtype, path.stat().st_mtime_ns)) >= self.vocabulary:
                 place = int(np.argmax(mapped(path, dtype)))
                 why = f"token {place} is the id {largest}, but the vocabulary has {self.vocabulary} ids"
-                raise DamagedFile(f"{path}: damaged: {why}; write it again with `{again}`")
+                raise DamagedFile(f"{path}: damaged: {why}; write it again with `{tokens_command(self.folder)}`")
 
     @cached_property
     def _written(self) -> dict[str, dict[str, Any]]:
