@@ -332,7 +332,7 @@ def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], wa
     came_back = sum(same) / len(same) if same else float(tokenizer.kind == "byte-level" and not tokenizer.changes)
     close = abs(done.counted - done.text) <= BYTES_TOLERANCE * done.text
     counts = close and done.unknown == 0 and came_back >= MIN_ROUND_TRIP_SHARE
-    if not counts and warns:  # a classifier has no bits per byte
+    if not counts and warns and done.text:  # a classifier has no bits per byte; tokens of others have no text
         warn(
             f"the tokenizer's tokens stand for {done.counted:,} bytes of {done.text:,}, {done.unknown:,} of them unknown, and "
             f"{came_back:.0%} of the text comes back from them: bits per byte are not given"
