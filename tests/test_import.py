@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,18 @@ def test_an_imported_model_has_no_text_to_be_scored_on(imported: Path) -> None:
         assert done.returncode == 2
         assert "an imported model has no text to be trained on; write a recipe with [[corpus.sources]]" in done.stderr
         assert f'train.start = "{imported}"' in done.stderr
+
+
+def test_an_edited_tokenizer_of_an_imported_model_is_found(imported: Path, tmp_path: Path) -> None:
+    run = tmp_path / "edited"
+    shutil.copytree(imported, run)
+    file = run / "tokens" / "tokenizer.json"
+    description = json.loads(file.read_text())
+    ids = description["model"]["vocab"]
+    ids["e"], ids["t"] = ids["t"], ids["e"]
+    file.write_text(json.dumps(description))
+    done = bessemer("generate", run, "They", "--max-tokens", "2")
+    assert done.returncode == 2 and "tokenizer.json" in done.stderr
 
 
 def test_a_conversation_over_a_pipe(imported: Path) -> None:

@@ -23,7 +23,7 @@ from bessemer.model.huggingface.export import keep_files
 from bessemer.model.huggingface.weights import read_model
 from bessemer.model.transformer import Transformer
 from bessemer.recipe import Recipe, dump, parse
-from bessemer.run import RunFolder, staging, write_atomic, write_json
+from bessemer.run import RunFolder, mark_stage, staging, write_atomic, write_json
 from bessemer.tokens.pretrained import carry, end_ids, end_of_text, file_in, read_table, special_tokens
 from bessemer.tokens.shards import TokenStore
 from bessemer.tokens.tokenizer import Tokenizer
@@ -120,6 +120,7 @@ def _write(run: RunFolder, source: Path, config: ModelConfig, tokenizer: Tokeniz
         labels = _labels(source, config)
         manifest = {"format": 1, "tokenizer": facts, "labels": labels, "sources": {}, "files": {}}
         write_json(staged / "manifest.json", manifest)
+        mark_stage(staged, "import")
 
 
 def gate_inputs(model: Transformer, tokenizer: Tokenizer) -> tuple[Tensor, list[tuple[str, list[int]]]]:
