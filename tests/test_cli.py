@@ -607,7 +607,9 @@ def test_a_run_folder_stands_for_its_recipe(
         command("ladder", folder, "--design", "none")
     assert "design" in capsys.readouterr().err
     for name in ("corpus", "tokens", "train", "run"):
-        monkeypatch.setattr(f"bessemer.stages.{'run_all' if name == 'run' else name}", lambda *arguments: None)
+        monkeypatch.setattr(
+            f"bessemer.stages.{'run_all' if name == 'run' else name}", lambda *arguments, **options: None
+        )
         monkeypatch.setattr("bessemer.stages.prepare", lambda *arguments: None)
         assert command(name, folder) == 0, name
     assert command("plan", tmp_path) == 2

@@ -171,8 +171,10 @@ def test_attention_that_sees_the_future_fails(
     recipe, store = small
     step, honest = trainer_of(recipe, store), attention._one_document
 
-    def sees(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, first: int = 0) -> torch.Tensor:
-        return honest(q, k, v, replace(spec, causal=False), first)
+    def sees(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec, first: int = 0, **options: bool
+    ) -> torch.Tensor:
+        return honest(q, k, v, replace(spec, causal=False), first, **options)
 
     monkeypatch.setattr(attention, "_one_document", sees)
     assert failed(recipe, store, step) == {"no token sees the future"}

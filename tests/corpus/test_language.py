@@ -7,6 +7,7 @@ pytest.importorskip("fasttext", reason="the corpus extra is not installed")
 
 from bessemer.corpus import language
 from bessemer.corpus.clean import CleaningContext
+from bessemer.corpus.document import Record
 from bessemer.corpus.language import check, identify, labels, routed, verdict
 from bessemer.errors import InputError
 from bessemer.recipe import Language, parse
@@ -101,8 +102,10 @@ def test_rules_for_some_languages() -> None:
     text += 'gopher_quality = ["en"]\n[corpus.rules.gopher_quality]\n[corpus.rules.c4]\n'
     settings = CleaningContext.of(parse(text, "test").corpus)
     for code, applies in (("en", True), ("de", False), (None, True)):  # not identified: nothing is excused
-        assert (settings.rules_for(code).gopher_quality is not None) is applies
-        assert settings.rules_for(code).c4 is not None  # not named: for all
+        record = Record("", 1, language=code or "", format="text" if code else "code")
+        rules = settings.rules_for(record)
+        assert (rules.gopher_quality is not None) is applies
+        assert rules.c4 is not None  # not named: for all
 
 
 def test_a_source_for_each_language() -> None:

@@ -145,7 +145,7 @@ def test_monsters_cost_themselves(name: str, data: Path, tmp_path: Path) -> None
 def test_an_empty_source_is_named(data: Path, build) -> None:
     (data / "a.warc.gz").write_bytes(gzip.compress(INFO))
     with pytest.raises(
-        InputError, match=r"corpus.sources.warc: none of its documents is left after cleaning: its files hold none"
+        InputError, match=r"corpus.sources.warc: none of its documents is left after cleaning: 1 warcinfo passed over"
     ):
         build(recipe(source(data, "warc")))
 

@@ -181,7 +181,7 @@ def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.Captur
         (["1f1b", "--stages", "4", "--microbatches", "1"], "give --microbatches 4 or more, or draw gpipe"),
         (["zbv", "--stages", "4", "--microbatches", "3"], "a run refuses it"),
         (["gpipe", "--stages", "4", "--microbatches", "4", "--backward", "0"], "--backward: 0"),
-        (["gpipe", "--stages", "4", "--microbatches", "4", "--send", "nan"], "--send: nan"),
+        (["gpipe", "--stages", "4", "--microbatches", "4", "--send=-1"], "--send: -1"),
         (["gpipe", "--stages", "4", "--microbatches", "4", "--svg", "no/where.svg"], "no such folder"),
         (["gpipe", "gpt2-124m", "--stages", "13", "--microbatches", "4"], "take 1 to 12 stages"),
     ],

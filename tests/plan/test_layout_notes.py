@@ -101,5 +101,5 @@ def test_a_run_of_many_years_has_the_devices_of_one_year(capsys: pytest.CaptureF
 
 
 def test_more_tokens_than_there_are_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "7B", "--tokens", "1e30", "--gpus", "8xH100"]) == 2
-    assert "train.tokens: 1e+30 is over 100 times the text of the whole web" in capsys.readouterr().err
+    assert run_command(["plan", "--params", "7B", "--tokens", "9e18", "--gpus", "8xH100"]) == 2
+    assert "train.tokens: 9e+18 is over 100 times the text of the whole web" in capsys.readouterr().err

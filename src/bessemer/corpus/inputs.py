@@ -131,7 +131,7 @@ def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str,
         except InputError as error:
             problems.append(str(error))
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError("\n".join(dict.fromkeys(problems)))
     return found
 
 
