@@ -114,6 +114,8 @@ REFUSED = (
     f'corpus.sources.prose.paths=["s3://key:a/{SECRET}@bucket/*.jsonl"]',
     f'corpus.sources.prose.paths=["https://user:{SECRET}@host/x.jsonl"]',
     f'corpus.sources.prose.paths=["ftp://{SECRET}@host/x.jsonl"]',
+    f'corpus.sources.prose.paths=["s3://bucket/x?AWSAccessKeyId=AK&Signature={SECRET}"]',
+    f'corpus.sources.prose.paths=["https://host/x.jsonl?X-Goog-Signature={SECRET}"]',
     f'corpus.sources.prose.endpoint="http://user:{SECRET}@host:9000"',
     f'tokenizer.path="https://user:{SECRET}@host/tokenizer.json"',
     f'model.from="https://user:{SECRET}@host/model"',

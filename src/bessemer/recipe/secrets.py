@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bessemer.errors import CREDENTIALS, InputError
+from bessemer.errors import CREDENTIALS, SIGNED, InputError
 from bessemer.recipe.schema import Recipe
 
 
 def require_no_credentials(value: Any, where: str) -> None:
     """Raise InputError where a value of a recipe is a URL with credentials. where: names it."""
-    if CREDENTIALS.search(str(value)):
+    if CREDENTIALS.search(str(value)) or SIGNED.search(str(value)):
         raise InputError(
             f"{where}: carries credentials; leave credentials out of the URL: they are taken from the environment, the profile "
             "or the machine's role"

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from rich.markup import escape
 
 from bessemer.checkpoint import SavedCheckpoint, latest
 from bessemer.checkpoint.mirror import refetch
@@ -129,7 +130,7 @@ def set_up(
         if recipe.train.start is not None:
             say(f"  {start_from(trainer, Path(recipe.train.start), store, recipe.train.start_step)}")
         if (line := no_dropout_line(recipe.model, recipe.train)) is not None:
-            say(f"  {line}")
+            say(f"  {escape(line)}")
     state = _start_state(recipe, trainer, loader, checkpoint, store, journal)
     rows = read_steps(run.metrics) if mesh.is_main else []
     reached = max((row.get("step", 0) for row in rows), default=0)
