@@ -84,6 +84,10 @@ NUMBERS_AND_WORDS = [
     ("<includeonly>no</includeonly><noinclude>yes</noinclude>", "yes"),
     ("{{quote|" + "[[a]] " * 60 + "}}", ("a " * 60).strip()),
     ("Text\n{| never ends\n" + "| word " * 600, "Text"),
+    ("Lead text {{{1|default one}}} tail {{{name}}}.", "Lead text default one tail ."),
+    ("{{lang|fr|{{{1|x}}}}} {{{1|{{{2|y}}}}}} {{{1|{{lang|fr|z}}|w}}} {{{a|}}}", "x y z"),
+    ("A {{{{{1}}}|a}} {{ {{{1|lang}}}|fr|b}} {{{{{1|lang}}}|fr|c}} {{lang|fr|{{{1}}}}} D", "A b c D"),
+    ("{{{lang|fr|a}}, {{lang|fr|b}}} {{{{1|c}}}} {{lang|fr|x [y] z}}", "{a, b} {c} x [y] z"),
 ]
 
 
@@ -94,6 +98,28 @@ def test_numbers_and_words_stay_apart_and_whole(source: str, shown: str) -> None
         assert text.startswith(shown) and text.count("word") == 600
     else:
         assert text == shown
+
+
+REST = "\n== Two ==\n* item [[a|b]]\n{{box|x}}\nLast {{lang|fr|mot}} and {{{1|one}}} [x].\n{|\n| cell\n|}\nEnd."
+SHOWN_REST = "\n\nTwo\n\n- item b\n\nLast mot and one [x].\n\nEnd."
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("Lead {{cite web|title=x}. Words.", "Lead {{cite web|title=x}. Words."),
+        ("Code uses {{ and braces.", "Code uses {{ and braces."),
+        ("A {{{1|b}} c", "A { c"),
+        ("A {{{ b", "A {{{ b"),
+        ("A {{{{{1|b}}} c", "A {{b c"),
+        ("A {{lang|fr|{{{1|b}} c", "A {{lang|fr|{ c"),
+        ("A\n{| class=x\n| b", "A\n class=x\n b"),
+        ("A {{ b\n{|\n| c {{ d\n|}\ne", "A {{ b\n\ne"),
+        ("A {{ b. " * 1000, "A {{ b. " * 1000),
+    ],
+)
+def test_what_never_ends_leaves_the_rest_of_the_page(source: str, shown: str) -> None:
+    assert plain_text(source + REST) == shown.rstrip() + SHOWN_REST
 
 
 def test_code_keeps_its_lines() -> None:
@@ -114,6 +140,13 @@ def test_marks_that_never_end_take_linear_time(mark: str) -> None:
 
 
 def test_nesting_takes_linear_time() -> None:
-    for opening, closing in (("[[a|", "]]"), ("{{a|", "}}"), ("{|\n", "|}"), ("<ref>", "</ref>")):
+    for opening, closing in (
+        ("[[a|", "]]"),
+        ("{{a|", "}}"),
+        ("{{{1|", "}}}"),
+        ("{" * 9 + "lc:", "}} }} }} }}"),
+        ("{|\n", "|}"),
+        ("<ref>", "</ref>"),
+    ):
         with no_quadratic_pass():
             plain_text(opening * 20_000 + "x" * 500_000 + closing * 20_000)

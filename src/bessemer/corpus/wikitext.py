@@ -25,9 +25,8 @@ FILE_PREFIXES = frozenset(FACTS["file_prefixes"])  # of pictures and categories,
 LANGUAGES = frozenset(FACTS["languages"].split())
 # elements in which wikitext markup may be literal; code keeps its lines
 LITERAL = frozenset({"nowiki", "pre", "syntaxhighlight", "source", "code", "math", "chem", "ce"})
-MAX_NESTING = 200  # deeper templates, tables and links are dropped with what encloses them
+MAX_NESTING = 200  # templates, tables and links open at once; beyond it the outermost counts as one that never ends
 SHOWN: dict[str, str | list[str]] = FACTS["shown"]  # templates that leave text, and the patterns of it
-MIN_SWALLOWED = 2000  # characters within an unbalanced template or table that stay all the same
 # Marks in a page; the longest of Wikipedia have half as many. More would take longer than a second.
 MAX_MARKS = 400_000
 MAX_TAG = 2000  # characters of a tag with its attributes
@@ -35,7 +34,7 @@ MAX_TAG = 2000  # characters of a tag with its attributes
 # template part; where something was removed; around superscripts
 _KEEP, _BAR, _HOLE, _RAISED, _LOWERED = "\x01", "\x02", "\x03", "\x04", "\x05"
 _MARK = re.compile(
-    r"<!--|\{\{|\}\}|\{\||\|\}|\[\[|\]\]|\[(?=(?:https?:|ftp:|mailto:|//))|\]|\|"
+    r"<!--|\{{2,9}|\}{2,3}|\{\||\|\}|\[\[|\]\]|\[(?=(?:https?:|ftp:|mailto:|//))|\]|\|"
     rf"|</?[A-Za-z][A-Za-z0-9]{{0,20}}(?=[\s/>])|'{{2,5}}|__(?:{'|'.join(FACTS['switches'])})__"
 )
 _ATTRIBUTES = re.compile(r"(?:[^<>\"']|\"[^\"<>]*\"|'[^'<>]*'){0,2000}/?>")
@@ -64,8 +63,13 @@ class _Open:
     """Something that began and has not ended: its mark, and the text within it so far."""
 
     mark: str
+    length: int = 0  # of the mark: `{{{{{` may begin a parameter within a template
     parts: list[str] = field(default_factory=list)
     bar: int = -1  # where in `parts` the text after the first bar begins; -1 without one
+
+    def as_text(self) -> list[str]:
+        """What a reader sees if it never ends: it must not swallow the page."""
+        return ["" if self.mark == "{|" else self.mark[:1] * self.length, *self.parts]
 
 
 def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_PREFIXES) -> str:
@@ -78,13 +82,7 @@ def plain_text(wikitext: str, title: str = "", prefixes: Collection[str] = FILE_
         raise NotText("it took too long")
     page = _Page(_VARIANT.sub(_first_variant, wikitext) if "-{" in wikitext else wikitext, title, prefixes)
     page.scan()
-    while len(page.stack) > 1:  # what never ended: its text stays, except of templates and tables
-        open_ = page.stack.pop()
-        if open_.mark in ("[[", "["):
-            page.stack[-1].parts.extend((open_.mark, *open_.parts))
-        elif len("".join(open_.parts)) > MIN_SWALLOWED:  # an unbalanced template or table must not swallow the page
-            page.stack[-1].parts.extend(open_.parts)
-    return _lines("".join(page.stack[0].parts))
+    return _lines("".join(part for open_ in page.stack for part in open_.as_text()).replace(_BAR, "|"))
 
 
 class _Page:
@@ -128,11 +126,12 @@ class _Page:
             return len(self.text) if closed < 0 else closed + 3
         if mark[0] == "<":
             return self._tag(found)
-        if mark in _CLOSERS:
+        if mark[:2] in _CLOSERS:
             return self._close(mark, after)
-        if mark in _CLOSERS.values():
-            if len(self.stack) <= MAX_NESTING:
-                self.stack.append(_Open(mark))
+        if mark[:2] in _CLOSERS.values():
+            if len(self.stack) > MAX_NESTING:
+                self.stack[0].parts.extend(self.stack.pop(1).as_text())
+            self.stack.append(_Open(mark[:2], len(mark)))
         elif mark == "{":
             top.parts.append(mark)
         elif mark == "|":
@@ -143,7 +142,7 @@ class _Page:
         return after  # emphasis, switches such as __NOTOC__
 
     def _close(self, mark: str, after: int) -> int:
-        opener, stack, top = _CLOSERS[mark], self.stack, self.stack[-1]
+        opener, stack, top = _CLOSERS[mark[:2]], self.stack, self.stack[-1]
         if mark == "|}" and top.mark == "{{" and self.text[after : after + 1] == "}":
             return after - 1  # `|}}` ends a template with an empty last argument
         if top.mark == opener:
@@ -152,20 +151,29 @@ class _Page:
                 stack[-1].parts.append(_label(top, self.prefixes))
             elif opener == "[":
                 stack[-1].parts.append(_label_of_url("".join(top.parts)))
+            elif opener == "{|":
+                stack[-1].parts.append(_HOLE)
             else:
-                shown = self._template(top.parts) if opener == "{{" else None
-                stack[-1].parts.append(_HOLE if shown is None else shown + _HOLE * shown.endswith("\n"))
+                num_closed = min(len(mark), top.length)
+                left = top.length - num_closed
+                if left > 1:
+                    stack.append(_Open(opener, left))
+                shown = self._template(top.parts) if num_closed == 2 else _default(top.parts)
+                shown = _HOLE if shown is None else shown + _HOLE * shown.endswith("\n")
+                stack[-1].parts.extend(("{" * (left == 1), shown))
+                return after - len(mark) + num_closed
         elif mark == "]]" and top.mark == "[":  # `[http://x label]]`
             stack.pop()
             stack[-1].parts.append(_label_of_url("".join(top.parts)))
             return after - 1
         elif opener in ("{{", "{|") and any(open_.mark == opener for open_ in stack):
-            while stack.pop().mark != opener:  # links left open within a template go with it
-                pass
-            stack[-1].parts.append(_HOLE)
-        elif mark in ("]", "]]") and top.mark not in ("{{", "{|"):
+            while stack[-1].mark != opener:  # links left open within a template go with it
+                stack.pop()
+            stack[-1].parts.clear()
+            return self._close(mark, after)
+        elif mark in ("]", "]]"):
             top.parts.append(mark)
-        return after
+        return after - (len(mark) == 3)
 
     def _tag(self, found: re.Match[str]) -> int:
         """An HTML or extension tag: some go with what they hold, some hold text as it is, the others just go."""
@@ -218,6 +226,11 @@ class _Page:
             return COMPUTED[name](arguments)
         filled = (_fill(pattern, arguments) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
         return next((text for text in filled if text is not None), None)
+
+
+def _default(parts: list[str]) -> str | None:
+    """What a template parameter such as {{{1|text}}} shows on a page of its own: its default."""
+    return "".join("".join(parts).split(_BAR)[1:2]) or None
 
 
 Arguments = dict[str, str]
