@@ -67,7 +67,7 @@ class Table:
     numeric: tuple[int, ...] = ()
 
     def is_row(self, line: str, unsure: bool) -> bool:
-        """Whether a line reads as a row of its own; unsure: the answer where neither separators nor numbers show it."""
+        """Return whether a line reads as a row of its own; unsure: the answer where neither separators nor numbers show it."""
         fields = line.rstrip("\r\n").split(self.delimiter)
         if len(fields) != len(self.columns):
             before, quote, _ = line.partition('"')
@@ -79,7 +79,7 @@ class Table:
         return all(NUMBER.fullmatch(fields[column].strip()) for column in self.numeric if column < len(fields))
 
     def is_glued(self, lines: list[str]) -> bool:
-        """Whether the lines of a row are rows themselves."""
+        """Return whether the lines of a row are rows themselves."""
         is_proven = self.num_proofs > 0 or any('""' in line for line in lines)
         is_trusted = is_proven and not self.numeric and self.delimiter != "\t"
         if len(self.columns) == 1 or is_trusted or len(lines) < (5 if is_proven else 2):
@@ -130,7 +130,7 @@ def rows(text: io.TextIOBase, table: Table) -> Iterator[tuple[str, list[str], st
 
 
 def delimiter_of(header: str) -> str:
-    """What separates the columns, by their names."""
+    """Return what separates the columns, by their names."""
     commonest = max(DELIMITERS, key=header.count)
     return commonest if commonest in header else NO_DELIMITER
 
@@ -171,6 +171,6 @@ def recognise(text: io.TextIOBase) -> Table:
 
 
 def _is_proof(value: str, source: str, delimiter: str) -> bool:
-    """Whether a field is quoted for a mark or separator in it; not for a line end, which a stray mark may have joined."""
+    """Return whether a field is quoted for a mark or separator in it; not for a line end, which a stray mark may have joined."""
     quoted = '"' + value.replace('"', '""') + '"'
     return "\n" not in value and (delimiter in value or '"' in value) and quoted in source

@@ -93,7 +93,7 @@ def _brotli(raw: bytes) -> Iterator[bytes]:
 
 
 def _is_chunked(raw: bytes) -> bool:
-    """Whether a body without the header is chunked: the first chunk ends where it says, and another follows."""
+    """Return whether a body without the header is chunked: the first chunk ends where it says, and another follows."""
     first = _SIZE.match(raw)
     end = first.end() + int(first[1], 16) if first else len(raw)
     return raw[end : end + 1] in (b"\r", b"\n") and _SIZE.match(raw, end) is not None
@@ -139,6 +139,6 @@ def _next_size(raw: bytes, start: int, size: int) -> re.Match[bytes] | None:
 
 
 def _ends_as_said(raw: bytes, found: re.Match[bytes]) -> bool:
-    """Whether the chunk behind a size is followed by the next size, or is the last one."""
+    """Return whether the chunk behind a size is followed by the next size, or is the last one."""
     end = found.end() + int(found[1], 16)
     return (_TRAILERS if end == found.end() else _SIZE).match(raw, end) is not None

@@ -121,7 +121,7 @@ def _content(path: Path) -> list[str]:
 
 
 def of_each_source(corpus: Corpus, find: Callable[[Source], Found]) -> dict[str, Found]:
-    """What is found for each source, by name. Raises one InputError with what is wrong with any of them."""
+    """Return what is found for each source, by name. Raises one InputError with what is wrong with any of them."""
     found, problems = dict[str, Found](), list[str]()
     for source in corpus.sources:
         try:

@@ -18,7 +18,7 @@ _is_left_out = False  # the document that is read
 
 
 def is_left_out() -> bool:
-    """Whether the document that is read took too long in an earlier attempt."""
+    """Return whether the document that is read took too long in an earlier attempt."""
     return _is_left_out
 
 

@@ -68,7 +68,7 @@ class _Open:
     bar: int = -1  # where in `parts` the text after the first bar begins; -1 without one
 
     def as_text(self) -> list[str]:
-        """What a reader sees if it never ends: it must not swallow the page."""
+        """Return what a reader sees if it never ends: it must not swallow the page."""
         return ["" if self.mark == "{|" else self.mark[:1] * self.length, *self.parts]
 
 
@@ -229,7 +229,7 @@ class _Page:
 
 
 def _default(parts: list[str]) -> str | None:
-    """What a template parameter such as {{{1|text}}} shows on a page of its own: its default."""
+    """Return what a template parameter such as {{{1|text}}} shows on a page of its own: its default."""
     return "".join("".join(parts).split(_BAR)[1:2]) or None
 
 
@@ -269,7 +269,7 @@ def _fill(pattern: str, arguments: Arguments) -> str | None:
 
 
 def _measure(arguments: Arguments) -> str:
-    """What {{convert}} shows of the units given: 5 km; 5 to 10 km; 6 ft 2 in."""
+    """Return what {{convert}} shows of the units given: 5 km; 5 to 10 km; 6 ft 2 in."""
     values = _positional(arguments)
     shown: list[str] = []
     for place, text in enumerate(values):
@@ -300,7 +300,7 @@ def _first_variant(found: re.Match[str]) -> str:
 
 
 def _label(link: _Open, prefixes: Collection[str]) -> str:
-    """What a link shows: the text after its first bar, else its target; nothing for pictures, categories and the same
+    """Return what a link shows: the text after its first bar, else its target; nothing for pictures, categories and the same
     page in another language."""
     has_bar = link.bar >= 0
     target = "".join(link.parts[: link.bar] if has_bar else link.parts)
@@ -313,7 +313,7 @@ def _label(link: _Open, prefixes: Collection[str]) -> str:
 
 
 def _label_of_url(inside: str) -> str:
-    """What an external link shows: the words after the address."""
+    """Return what an external link shows: the words after the address."""
     return _ADDRESS.sub("", inside, count=1).strip()
 
 

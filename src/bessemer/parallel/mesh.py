@@ -224,11 +224,6 @@ def on_rank_zero(mesh: ProcessMesh, act: Callable[[], Result]) -> Result:
     return gather_scatter(mesh, lambda: None, lambda by_rank: [act()] * len(by_rank))
 
 
-def on_every_rank(mesh: ProcessMesh, act: Callable[[], object]) -> None:
-    """Call `act` on every process; collective. Raises as `gather_scatter`."""
-    gather_scatter(mesh, lambda: bool(act()), lambda by_rank: by_rank)
-
-
 def gather_scatter(
     mesh: ProcessMesh, local: Callable[[], Gathered], decide: Callable[[list[Gathered]], list[Result]]
 ) -> Result:

@@ -110,7 +110,7 @@ def bubble(layout: Parallel, micro_batches: int) -> float:
 
 
 def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:
-    """Where the plan stands by the scaling laws, which are of pretraining."""
+    """Return where the plan stands by the scaling laws, which are of pretraining."""
     if not recipe.is_pretraining:
         return {"chinchilla": None}
     found = standing(parameters, tokens)

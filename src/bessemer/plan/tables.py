@@ -95,7 +95,7 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
 
 
 def _by_laws(of: PlanResult) -> dict[str, str]:
-    """What the scaling laws say of a pretraining; of another training its batch and learning rate."""
+    """Return what the scaling laws say of a pretraining; of another training its batch and learning rate."""
     if of.standing is None or of.batch is None:
         kind = " of continued training" if of.goal.recipe.is_continued else ""
         rate = of.goal.recipe.train.optimizer.learning_rate

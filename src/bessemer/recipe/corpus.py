@@ -199,7 +199,7 @@ class Source(Section):
 
     @property
     def joins_fields(self) -> bool:
-        """Whether the text is put together from several fields."""
+        """Return whether the text is put together from several fields."""
         return text_keys(self.text_key) != (self.text_key,)
 
     @field_validator("encoding")

@@ -162,12 +162,12 @@ class Recipe(Section):
 
     @property
     def is_pretraining(self) -> bool:
-        """Whether a language model is trained from nothing, as the scaling laws assume."""
+        """Return whether a language model is trained from nothing, as the scaling laws assume."""
         return not self.is_continued and self.train.objective != "classify"
 
     @property
     def adds_tokens(self) -> bool:
-        """Whether special tokens are added to the tokenizer of model.from."""
+        """Return whether special tokens are added to the tokenizer of model.from."""
         return (
             bool(self.tokenizer.special_tokens) and self.model.from_ is not None and self.tokenizer.vocabulary is None
         )

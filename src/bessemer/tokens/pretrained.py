@@ -277,7 +277,7 @@ def _reason(error: Exception) -> str:
 
 
 def template_error(source: str) -> str | None:
-    """Where and why a chat template does not compile; None where it does."""
+    """Return where and why a chat template does not compile; None where it does."""
     try:
         JinjaTemplate(source, {})
     except InputError as error:
