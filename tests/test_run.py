@@ -15,8 +15,10 @@ from bessemer.run import (
     mark_stage,
     read_json,
     read_json_lines,
+    recorded_files,
     stage_is_current,
     staging,
+    verify_stage,
     write_atomic,
 )  # fmt: skip
 
@@ -77,6 +79,14 @@ def test_a_stage_is_current_while_its_inputs_and_files_are_the_same(tmp_path: Pa
     assert not stage_is_current(tmp_path / "stage", "inputs")
     (tmp_path / "stage" / "a").unlink()
     assert not stage_is_current(tmp_path / "stage", "inputs")
+
+
+def test_a_stage_stopped_before_its_rename_is_marked_again(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1234")
+    mark_stage(tmp_path, "inputs", fact="a longer record than the next one")
+    mark_stage(tmp_path, "inputs")
+    verify_stage(tmp_path, "bessemer tokens RECIPE")
+    assert list(recorded_files(tmp_path)) == ["a"]
 
 
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:

@@ -411,6 +411,7 @@ def resumable(folder: Path, inputs: str) -> Iterator[Path]:
 def mark_stage(folder: Path, inputs: str, is_durable: bool = True, known: Any = None, **facts: Any) -> None:
     """Record inside a staged folder what it was made from, and size and SHA-256 of its files; called last, before it is
     published. `is_durable`: as for `write_atomic`; known: as for `fingerprints`."""
+    (folder / STAGE_FILE).unlink(missing_ok=True)  # of a stop between this and the rename: no output of the stage
     files = fingerprints(folder, known)
     outputs, hashes = ({name: of[key] for name, of in files.items()} for key in ("bytes", "sha256"))
     write_json(folder / STAGE_FILE, {"inputs": inputs, "outputs": outputs, "sha256": hashes, **facts}, is_durable)
