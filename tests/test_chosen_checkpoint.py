@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.advice import has_risen
 from bessemer.checkpoint.protocol import verify
 from bessemer.cli import run_command
 from bessemer.run import RunFolder, best_validation, checkpoint_name, published, read_json, read_json_lines
@@ -167,15 +166,12 @@ def test_the_best_validated_checkpoint_is_saved_and_kept(
     train(recipe_file, runs, *sets)
     assert published(folder / "checkpoints") == [12, 24] and best_validation(RunFolder(folder)) == (1.0, 12)
     assert said(capsys, "evaluate", folder, "--step", "best")["step"] == 12
-    risen = has_risen(RunFolder(folder))
-    assert "--step 12" in risen and checkpoint_name(12) in risen
 
 
 def test_without_keep_best_only_the_newest_stay(runs: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scored_as(monkeypatch, LOSSES)
     folder = train(recipe_file, runs, *KEEP[:-1])
     assert published(folder / "checkpoints") == [24]
-    assert "keep_best" in has_risen(RunFolder(folder)) and checkpoint_name(12) not in has_risen(RunFolder(folder))
 
 
 def test_a_training_that_is_set_aside_is_a_run_for_these_commands(

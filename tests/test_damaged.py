@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from bessemer.advice import has_risen
 from bessemer.cli import run_command
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json, read_json_lines
@@ -378,36 +377,6 @@ def test_lines_of_logs_with_a_damaged_key_are_left_out(trained: Path, capsys: py
         assert run_command([command[0], str(trained), *command[1:]]) in (0, 1), command
         assert "Traceback" not in capsys.readouterr().err
     assert read_json(trained / "mixture.json")["samples"] == 24 * 8, "it was trained to its end"
-
-
-def test_a_loss_that_rose_after_a_change_of_the_recipe_is_put_down_to_it(trained: Path) -> None:
-    run = RunFolder(trained)
-    rows = [{"kind": "validation", "step": step, "loss": loss} for step, loss in ((8, 2.0), (16, 1.5), (24, 3.0))]
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = has_risen(run)
-    assert said.startswith(
-        "its held-out loss has risen from 1.500 at step 16 to 3.000: it has read 43% of the text, so there is"
-    )
-    assert "try a third of train.optimizer.learning_rate" in said
-    recipe = run.recipe.read_text()
-    run.recipe.write_text(recipe.replace("steps = 24", "steps = 240"))
-    assert "to 3.000: give it more text" in has_risen(run), "it has read it several times"
-    longer = {"step": 16, "what": "recipe_changed", "cause": "train.steps: 24 -> 240", "is_accepted": False}
-    run.incidents.write_text(json.dumps(longer) + "\n")
-    assert "to 3.000: give it more text" in has_risen(run), "to train longer is no change to go back from"
-    run.recipe.write_text(recipe)
-    change = {
-        "step": 16,
-        "what": "recipe_changed",
-        "cause": "train.optimizer.learning_rate: 0.01 -> 0.5",
-        "action": "went on",
-    }
-    run.incidents.write_text(json.dumps(change) + "\n")
-    said = has_risen(run)
-    assert (
-        "the recipe was changed after step 16 (train.optimizer.learning_rate: 0.01 -> 0.5)" in said
-        and "text" not in said
-    )
 
 
 def test_reports_and_the_state_of_runs_from_the_command_line(

@@ -298,7 +298,6 @@ def _write_plan(session: Session, prepared: Prepared) -> None:
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
     """Train to the last step, from where the run stands. profile: a few steps under the profiler, into profile/."""
-    from bessemer.advice import next_step
     from bessemer.checkpoint.protocol import has_all_files, repair_latest
     from bessemer.guard.alerts import posting, webhook_url
     from bessemer.guard.heartbeat import unwatched_heartbeat
@@ -352,7 +351,6 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         repair_latest(run.checkpoints, done[-1], warn)
     finished = f"{counted(steps or 0, 'step')} {'is' if steps == 1 else 'are'} done"
     finished += f", train.minutes = {recipe.train.minutes:g}" if recipe.train.minutes is not None else ""
-    finished += f"; {next_step(run, recipe.train)}" if current else ""
     session.stage("train", work, current, finished)
     planned.write(run)
 

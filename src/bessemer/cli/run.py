@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     import argparse
 
     from bessemer.run import RunFolder
-
-FAR_ABOVE = 10  # times the usual learning rate: then it is named before anything else is advised
 
 
 def demo(args: argparse.Namespace) -> Any:
@@ -97,35 +94,17 @@ def planned_against_measured(run: RunFolder) -> str:
 
 
 def verdict(run: RunFolder) -> str:
-    """A line about a model that has learned nothing, is worse than the byte 5-gram or than it has been, and what to do; empty
-    for others."""
-    from bessemer.advice import has_risen, learned_nothing, next_step
-    from bessemer.changed_recipe import accepted_changes
-    from bessemer.defaults.scaling_rules import learning_rate
-    from bessemer.guard.journal import Journal
-    from bessemer.recipe import load
-    from bessemer.run import read_json, read_json_again
+    """Return a line about a model that has learned nothing or is worse than a byte 5-gram; empty for others."""
+    from bessemer.report import data, summary
+    from bessemer.run import read_json
 
+    if run.metrics.exists() and (nothing := summary.learned_nothing(data.read(run))):
+        return nothing
     evaluation = read_json(run.evaluation) if run.evaluation.exists() else {}
     ngram, score = evaluation.get("ngram"), evaluation.get("bits_per_byte")
-    nothing = learned_nothing(run)
-    if nothing or ngram is None or score is None or score <= ngram["bits_per_byte"]:
-        return nothing or has_risen(run)
-    behind = f"a byte {ngram['order']}-gram still predicts the held-out text better than this model"
-    train, planned = load(run.recipe).train, read_json_again(run.plan) or {}
-    rate = train.optimizer.learning_rate or 0.0
-    lower = f"bessemer run {run.path} --restart --set train.optimizer.learning_rate="
-    usual = learning_rate(planned["total_flops"]) if planned.get("total_flops") else math.inf
-    if rate > FAR_ABOVE * usual and not nothing:
-        above = f"its learning rate, {rate:g}, is {rate / usual:.0f} times what is usual for a run of this size"
-        return f"{behind}; {above}: {has_risen(run) or lower + f'{usual:.2g}'}"
-    changes = accepted_changes(run)  # what was before says nothing about this recipe
-    before = int(changes[-1].get("rollbacks", 0)) if changes else 0
-    if rollbacks := Journal.read(run.journal).num_rollbacks_of_training(before):
-        times = "once" if rollbacks == 1 else f"{rollbacks} times"
-        asked = f"unless the text was at fault, try a third of the rate: {lower}{rate / 3:.2g}"
-        return f"{behind}, and the guard rolled back {times}: {asked}"
-    return f"{behind}; {next_step(run, train)}"
+    if ngram is None or score is None or score <= ngram["bits_per_byte"]:
+        return ""
+    return f"a byte {ngram['order']}-gram still predicts the held-out text better than this model: train longer, or on more text"
 
 
 def print_verdict(run: RunFolder) -> None:
