@@ -30,7 +30,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("watch",),
-    ("longer", "advice", "changed_recipe", "derived", "fetch"),
+    ("longer", "changed_recipe", "derived", "fetch"),
     ("rebuild", "preflight", "forecast", "stages", "chosen_layout"),
     ("check", "studies"),
     ("ladder",),
