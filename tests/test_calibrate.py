@@ -36,13 +36,13 @@ def resolved(folder: Path) -> Recipe:
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     rates = calibrate.disk_rates(tmp_path)
     assert min(rates.values()) > 1e5 and list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="--disk"):
+    with pytest.raises(InputError, match="not-there"):
         calibrate.disk_rates(tmp_path / "not-there")
 
 
 def test_a_machine_is_measured_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "machine.toml"
-    assert cli.run_command(["calibrate", "--device", "cpu", "--out", str(path), "--disk", str(tmp_path)]) == 0
+    assert cli.run_command(["plan", "--calibrate", str(path)]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert {"device", "matmul", "memory", "all-reduce", "disk"} <= shown.keys()
     device = catalogue.find(shown["device"].rpartition(",")[0], path)
@@ -156,7 +156,12 @@ def test_a_run_is_held_against_its_plan_and_scales_another(tmp_path: Path, capsy
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--measured", "runs/x"], "name the recipe"), (["demo", "--measured", "runs/not-there"], "no run lies here")],
+    [
+        (["--measured", "runs/x"], "name the recipe"),
+        (["demo", "--calibrate", "machine.toml"], "leave the recipe"),
+        (["demo", "--svg", "a.svg"], "--schedule"),
+        (["demo", "--measured", "runs/not-there"], "no run lies here"),
+    ],
 )
 def test_what_does_not_go_together_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["plan", *words]) == 2

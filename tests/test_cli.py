@@ -771,6 +771,8 @@ def test_a_model_behind_the_ngram_is_named(tmp_path: Path) -> None:
         (("run", "text", "--lr", "1"), "--set train.optimizer.learning_rate=VALUE"),
         (("trian", "text"), "'trian'; did you mean train?"),
         (("crawl", "100TB"), "corpus RECIPE --sample"),
+        (("calibrate",), "plan --calibrate FILE"),
+        (("schedule", "1f1b"), "plan --schedule NAME:RANKS"),
         (("plan", "text", "--price", "2", "--price=3"), "--price: given twice, as 2 and 3: keep one"),
         (("launch", "text", "--on", "slrum"), "'slrum'; did you mean slurm?"),
         (("generate", "text", "--temperature", "nan"), "--temperature"),

@@ -1,4 +1,4 @@
-"""`bessemer calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
+"""`bessemer plan --calibrate`: measure this machine's matmuls, memory, collectives and disk, and keep them as an entry of the
 catalogue of devices (layout/devices.toml), so that `bessemer plan --catalogue FILE --gpus NxNAME` plans for more of it.
 
 `python -m bessemer.calibrate FILE cpu|cuda` is one process of the measured all-reduce; launch/group.py starts them.
@@ -38,7 +38,7 @@ REPEATS = 20
 COPY_SECONDS = 0.5
 START_SECONDS = 90.0  # for the processes of the all-reduce, on a busy machine
 SHARED = "a device is one of the processes that share this machine's memory and cores equally"  # on a CPU
-MEASURED = "measured by `bessemer calibrate`"  # in each file that it writes
+MEASURED = "measured by `bessemer plan --calibrate`"  # in each file that it writes
 BLOCK_BYTES, MIN_DISK_BYTES, MAX_DISK_BYTES, DISK_SECONDS = 1 << 22, 1 << 23, 400_000_000, 2.0
 
 
@@ -82,10 +82,9 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
 def write(path: Path, entry: dict[str, Any]) -> None:
     """Write a catalogue of the one entry, atomically."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, tomli_w.dumps({"device": [entry]}))
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); name another file with --out FILE") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror}); name another file") from None
 
 
 def memory_bandwidth(device: devices.Device) -> float:
@@ -129,7 +128,7 @@ def disk_rates(folder: Path) -> dict[str, float]:
             return {"writes": writes, "reads": written / (perf_counter() - began)}
     except OSError as error:
         raise InputError(
-            f"{folder}: the disk cannot be measured there ({error.strerror}); name another folder with --disk DIR"
+            f"{folder}: the disk cannot be measured there ({error.strerror}); name a file in another folder"
         ) from None
 
 

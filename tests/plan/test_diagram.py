@@ -129,7 +129,7 @@ def test_the_command_draws_and_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    asked = ["schedule", "1f1b", "--stages", "4", "--microbatches", "8"]
+    asked = ["plan", "--schedule", "1f1b:4x8"]
     file = tmp_path / "picture.svg"
     assert run_command([*asked, "--svg", str(file)]) == 0
     shown = capsys.readouterr().out
@@ -140,16 +140,16 @@ def test_the_command_draws_and_counts(
     ):  # fmt: skip
         assert line in shown
     assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
-    assert run_command([*asked, "--backward", "1", "--json"]) == 0
+    assert run_command([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["timesteps"], found["active"], found["idle"]) == (22, 64, 24)
+    assert (found["timesteps"], found["active"], found["idle"]) == (33, 96, 36)
     assert found["utilisation"] == pytest.approx(8 / 11)
     assert found["rows"][3][:4] == ["3F0", "3B0", "3F1", "3B1"]
-    assert found["slots"][3][1] == ["3B0", 4, 5]
+    assert found["slots"][3][1] == ["3B0", 4, 6]
 
 
 def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["schedule", "1f1b", "gpt2-124m", "--stages", "2", "--microbatches", "8", "--json"]) == 0
+    assert run_command(["plan", "gpt2-124m", "--schedule", "1f1b:2x8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["blocks"] for row in found["cut"]] == [[0, 8], [8, 12]]
     shares = [row["share"] for row in found["cut"]]
@@ -165,7 +165,7 @@ def test_a_recipes_model_is_cut_and_its_stages_take_what_they_cost(capsys: pytes
 def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("[model]\nlayers = 4\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n")
-    assert run_command(["schedule", "1f1b", str(path), "--stages", "2", "--microbatches", "4", "--json"]) == 0
+    assert run_command(["plan", str(path), "--schedule", "1f1b:2x4", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["cut"]) == 2
     assert run_command(["ladder", str(path)]) == InputError.exit_code
     assert 'run: missing; add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err
@@ -174,19 +174,19 @@ def test_a_recipe_without_a_run_is_cut_too(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["1f1", "--stages", "4", "--microbatches", "8"], "did you mean 1f1b?"),
-        (["zbv", "--stages", "4", "--microbatches", "8", "--virtual", "4"], "has 2 stages a process"),
-        (["dualpipev", "--stages", "4", "--microbatches", "4"], "8 on 4 processes, not 4"),
-        (["interleaved", "--stages", "4", "--microbatches", "2"], "4 ranks cannot run 2 micro-batches a step"),
-        (["1f1b", "--stages", "4", "--microbatches", "1"], "give --microbatches 4 or more, or draw gpipe"),
-        (["zbv", "--stages", "4", "--microbatches", "3"], "a run refuses it"),
-        (["gpipe", "--stages", "4", "--microbatches", "4", "--backward", "0"], "--backward: 0"),
-        (["gpipe", "--stages", "4", "--microbatches", "4", "--send=-1"], "--send: -1"),
-        (["gpipe", "--stages", "4", "--microbatches", "4", "--svg", "no/where.svg"], "no such folder"),
-        (["gpipe", "gpt2-124m", "--stages", "13", "--microbatches", "4"], "take 1 to 12 stages"),
+        (["1f1b"], "NAME:RANKSxMICROBATCHES"),
+        (["1f1b:4x8", "--gpus", "8xH100"], "leave --gpus out"),
+        (["1f1:4x8"], "did you mean 1f1b?"),
+        (["zbv:4x8x4"], "has 2 stages a process"),
+        (["dualpipev:4x4"], "8 on 4 processes, not 4"),
+        (["interleaved:4x2"], "4 ranks cannot run 2 micro-batches a step"),
+        (["1f1b:4x1"], "give 4 or more, or draw gpipe"),
+        (["zbv:4x3"], "a run refuses it"),
+        (["gpipe:4x4", "--svg", "no/where.svg"], "no such folder"),
+        (["gpipe:13x4", "gpt2-124m"], "take 1 to 12 stages"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["schedule", *arguments]) == InputError.exit_code
+    assert run_command(["plan", "--schedule", *arguments]) == InputError.exit_code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bessemer.cli import experiments, inspection, model, plan, planning, run, train
+from bessemer.cli import experiments, inspection, model, plan, run, train
 
 Option = tuple[str, dict[str, Any]]
-REMOVED = {"crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep"}
+REMOVED = {
+    "calibrate": "use `bessemer plan --calibrate FILE`",
+    "crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep",
+    "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
+}
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
 
 
@@ -118,6 +122,9 @@ COMMANDS = (
                metavar="NAME=VALUE,..."),
         flag("--devices", "list the catalogue of devices instead"),
         flag("--simulate", "trace a step's memory on tensors without storage"),
+        option("--calibrate", "measure this machine and write FILE for --catalogue", metavar="FILE"),
+        option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
+        option("--svg", "write the drawing of --schedule to this file as well", metavar="FILE"),
         option("--measured", "scale by this run's measured over planned time", metavar="RUN"),
         option("--html", "write the plan as a page with pictures as well", metavar="FILE"),
     ), groups={  # values stay text: plan/ask.py reads 70B and 2048xH100
@@ -155,22 +162,6 @@ COMMANDS = (
             option("--zero", "parallel.zero: 1, 2 or 3", metavar="N"),
         ),
     }, usage="bessemer plan [RECIPE] [options]"),
-    Command("schedule", "a pipeline schedule drawn: bubble, utilisation, activations", planning.schedule, (
-        option("name", "gpipe, 1f1b, interleaved, zbv or dualpipev", metavar="NAME"),
-        option("recipe", f"cut the model of this recipe into stages: {RECIPE}", nargs="?"),
-        OVERRIDES,
-        option("--stages", "ranks of the pipeline", type=int, metavar="N", required=True),
-        option("--microbatches", "micro-batches of a step", type=int, metavar="M", required=True),
-        option("--virtual", "stages of each rank (interleaved; default 2)", type=int, metavar="V"),
-        option("--backward", "duration of a stage's backward, in its forwards (default 2)", type=float, default=2.0, metavar="B"),
-        option("--send", "delay from one rank to the next, in forwards (default 0)", type=float, default=0.0, metavar="S"),
-        option("--svg", "draw it in this file as well", metavar="FILE"),
-    )),
-    Command("calibrate", "measure this machine's matmuls, memory, all-reduce and disk", planning.calibrate, (
-        option("--out", "file to write (default machine.toml)", default="machine.toml", metavar="FILE"),
-        option("--disk", "folder of the disk to measure (default: this one)", default=".", metavar="DIR"),
-        option("--device", "default auto", choices=("auto", "cpu", "cuda"), default="auto"),
-    )),
     Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, (
         *OF_RECIPE,
         flag("--resume", "prove instead that the recipe resumes exactly: stopped in every way that fits this machine"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.cli import runs
+from bessemer.cli import planning, runs
 from bessemer.errors import InputError
 from bessemer.terminal import amount, counted, duration, rate, size, text_table
 
@@ -33,6 +33,8 @@ ALONE = {
     "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
     "measured": ("scales the plan that a recipe has on this machine", ()),
     "simulate": ("traces a step of the recipe as it is, whose keys --set changes", ()),
+    "calibrate": ("measures this machine and plans nothing", ()),
+    "schedule": ("draws a pipeline and plans nothing else", ("svg",)),
 }
 
 
@@ -41,7 +43,11 @@ def plan(args: argparse.Namespace) -> Any:
     requested = {name: getattr(args, name) for name in SHORT_NAMES if getattr(args, name) is not None}
     _require_used(args)
     if args.devices:
-        return _devices(args)
+        return planning.devices(args)
+    if args.calibrate is not None:
+        return planning.calibrate(args)
+    if args.schedule is not None:
+        return planning.schedule(args)
     if args.model == "list":
         return _models(args)
     if args.recipe is None and (args.simulate or args.measured is not None):
@@ -68,7 +74,7 @@ def _given(args: argparse.Namespace) -> list[str]:
     """Names of the options that are given, but for those that every command has."""
     from bessemer.plan.ask import BUDGETS
 
-    names = (*SHORT_NAMES, *BUDGETS, "odds", "unique", "search", "what_if", "html", *ALONE)
+    names = (*SHORT_NAMES, *BUDGETS, "odds", "unique", "search", "what_if", "html", "svg", *ALONE)
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
 
@@ -80,6 +86,8 @@ def _require_used(args: argparse.Namespace) -> None:
         unused = [name for name in given if name not in (mode, *others)]
         if mode in given and unused:
             raise InputError(f"plan: --{mode} {what}; leave --{unused[0].replace('_', '-')} out")
+    if args.svg is not None and args.schedule is None:
+        raise InputError("plan: --svg is the file of --schedule; add --schedule, or leave it out")
 
 
 def _refuse_model_name(reference: str | None) -> None:
@@ -130,17 +138,6 @@ def _is_for_a_cluster(args: argparse.Namespace) -> bool:
     # What does not go together may be mended by short names, as --batch what --set parallel.shard needs.
     recipe = load(args.recipe, args.overrides, may_be_unnamed=True, is_draft=True)
     return recipe.cluster.device is not None
-
-
-def _devices(args: argparse.Namespace) -> Any:
-    from bessemer.layout import devices
-    from bessemer.layout.devices import devices_table
-
-    catalogue = list(devices.catalogue(Path(args.catalogue) if args.catalogue else None).values())
-    if not args.json:
-        print(devices_table(catalogue))
-    tables = [{field.name: getattr(device, field.name) for field in fields(device)} for device in catalogue]
-    return [{**table, "flops": dict(table["flops"])} for table in tables]
 
 
 def _models(args: argparse.Namespace) -> Any:

@@ -1,12 +1,15 @@
-"""Commands without a run: `bessemer schedule` draws a pipeline, `calibrate` measures this machine."""
+"""Options that replace the plan: `--devices`, `--schedule` and `--calibrate`."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
+from bessemer.errors import InputError
 from bessemer.terminal import coloured, counted, rate, size
 
 if TYPE_CHECKING:
@@ -16,16 +19,32 @@ if TYPE_CHECKING:
     from bessemer.stages import Session
 
 
+def devices(args: argparse.Namespace) -> Any:
+    """List the catalogue of devices."""
+    from bessemer.layout.devices import catalogue, devices_table
+
+    entries = list(catalogue(Path(args.catalogue) if args.catalogue else None).values())
+    if not args.json:
+        print(devices_table(entries))
+    tables = [{field.name: getattr(device, field.name) for field in fields(device)} for device in entries]
+    return [{**table, "flops": dict(table["flops"])} for table in tables]
+
+
 def schedule(args: argparse.Namespace) -> dict[str, Any]:
+    """Draw a pipeline schedule, of the recipe's model where one is named."""
     from bessemer.plan import pipeline
     from bessemer.run import writable, write_atomic
 
+    if (match := re.fullmatch(r"(\w+):(\d{1,6})x(\d{1,6})(?:x(\d{1,6}))?", args.schedule)) is None:
+        raise InputError(
+            f"plan: --schedule {args.schedule}: not NAME:RANKSxMICROBATCHES; give 1f1b:4x8, or interleaved:4x8x2 for two "
+            "stages a rank"
+        )
+    name, ranks, micro_batches, virtual = match.groups()
     if args.svg is not None:
         writable(Path(args.svg), "--svg", "<svg")
     model = None if args.recipe is None else _resolved_model(runs.open_recipe(args, may_be_unnamed=True))
-    planned = pipeline.plan(
-        args.name, args.stages, args.microbatches, args.virtual, backward=args.backward, send=args.send, model=model
-    )
+    planned = pipeline.plan(name, int(ranks), int(micro_batches), None if virtual is None else int(virtual), model)
     if args.svg is not None:
         write_atomic(Path(args.svg), pipeline.svg(planned.timetable))
     if not args.json:
@@ -48,15 +67,21 @@ def _resolved_model(session: Session) -> ModelConfig:
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, write the entry, and show it. Raises InputError where a folder or file cannot be written."""
+    """Measure this machine, write its entry of the device catalogue and print it.
+
+    Raises InputError if the file cannot be written.
+    """
     from bessemer.calibrate import MEASURED, SHARED, device_entry, disk_rates, write
     from bessemer.run import writable
 
-    if Path(args.out).exists():
-        writable(Path(args.out), "--out", MEASURED)
-    disk = disk_rates(Path(args.disk))
-    entry = device_entry(args.device, disk)
-    write(Path(args.out), entry)
+    if args.recipe is not None or args.overrides:
+        raise InputError("plan: --calibrate measures this machine; leave the recipe and --set out")
+    path = Path(args.calibrate)
+    if path.exists():
+        writable(path, "--calibrate", MEASURED)
+    disk = disk_rates(path.parent)
+    entry = device_entry("auto", disk)
+    write(path, entry)
     if not args.json:
         count = entry["per_node"]
         shown = {
@@ -70,7 +95,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
             "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
             "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
             + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
-            "kept in": f"{args.out}: `bessemer plan --catalogue {args.out} --gpus '{count}x{entry['name']}'` plans with it",
+            "kept in": f"{path}: `bessemer plan --catalogue {path} --gpus '{count}x{entry['name']}'` plans with it",
         }
         print("\n".join(f"{name:<12} {value}" for name, value in shown.items()))
-    return {"file": args.out, "device": entry, "disk": disk}
+    return {"file": str(path), "device": entry, "disk": disk}

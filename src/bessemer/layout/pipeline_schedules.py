@@ -131,9 +131,14 @@ _ALIASES = {
 def generate(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> ScheduleActions:
     """The lists of a schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.
 
-    ranks: processes of the pipeline (p); virtual: stages on each (v), the schedule's own number when left out; micro_batches:
-    also fewer than ranks, which training and `bessemer schedule` refuse (`Parallel.fits_micro_batches`). Raises InputError for a
-    schedule that does not exist and for numbers that it cannot take.
+    Accepts fewer micro-batches than ranks, which training rejects (`Parallel.fits_micro_batches`).
+
+    Args:
+        ranks: processes of the pipeline (p).
+        virtual: stages on each process (v); None takes the schedule's own number.
+
+    Raises:
+        InputError: for an unknown schedule and for numbers that it cannot take.
     """
     for what, number in (("stages", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if number is not None and number < 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from math import ceil, isfinite
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
-from bessemer.layout.pipeline_schedules import Action, checked_stages_per_rank, generate
+from bessemer.layout.pipeline_schedules import Action, generate
 from bessemer.layout.pipeline_stages import Costs, split_blocks, stage_costs
 from bessemer.model.config import ModelConfig
 from bessemer.plan.timetable import Durations, Slot, Timetable, simulate
@@ -236,25 +236,19 @@ class PipelinePlan:
 
 
 def plan(
-    name: str, ranks: int, micro_batches: int, virtual: int | None = None, *, backward: float = 2.0, send: float = 0.0,
-    model: ModelConfig | None = None,
-) -> PipelinePlan:  # fmt: skip
-    """Plan a schedule. backward and send: in forwards of a stage; model: its stages then take what
-    they cost, and a time-step is the forward of their mean. Raises InputError for numbers that make no sense."""
-    checked_stages_per_rank(name, virtual)  # a name that is none is said before a duration that is none
-    if not (isfinite(backward) and backward > 0):
-        raise InputError(f"--backward: {backward:g} is not a duration; give a number above 0, in forwards of a stage")
-    if not (isfinite(send) and send >= 0):
-        raise InputError(f"--send: {send:g} is not a duration; give 0 or more, in forwards of a stage")
+    name: str, ranks: int, micro_batches: int, virtual: int | None = None, model: ModelConfig | None = None
+) -> PipelinePlan:
+    """Plan a schedule whose backward passes take two forwards. The stages of a model take time by their FLOPs, and a time-step
+    is the forward of their mean. Raises InputError for numbers that make no sense."""
     schedule = generate(name, ranks, micro_batches, virtual)
     _require_trainable(name, ranks, micro_batches)
     if model is None:
-        return PipelinePlan(simulate(schedule, Durations(1.0, backward, send)))
+        return PipelinePlan(simulate(schedule, Durations()))
     parts = Costs.of(model)
     cut = split_blocks(parts.blocks, parts.embedding, parts.head, schedule.stages)
     each = stage_costs(parts, cut)
     relative = tuple(one * schedule.stages / parts.total for one in each)
-    table = simulate(schedule, Durations(1.0, backward, send, relative))
+    table = simulate(schedule, Durations(stages=relative))
     return PipelinePlan(table, cut, tuple(one / parts.total for one in each))
 
 
@@ -263,7 +257,7 @@ def _require_trainable(name: str, ranks: int, micro_batches: int) -> None:
     if not (layout := Parallel(pipeline=ranks, schedule=name)).fits_micro_batches(micro_batches):  # type: ignore[arg-type]
         raise InputError(
             f"schedule {name}: {counted(ranks, 'rank')} cannot run {counted(micro_batches, 'micro-batch')} a step: some would "
-            f"idle all the time, and a run refuses it; give --microbatches {layout.min_micro_batches} or more, or draw gpipe"
+            f"idle all the time, and a run refuses it; give {layout.min_micro_batches} or more, or draw gpipe"
         )
 
 
@@ -291,8 +285,7 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     rows = {
         "schedule": f"{schedule.name}, {counted(schedule.ranks, 'rank')}, {counted(schedule.stages, 'stage')}, "
         + counted(schedule.micro_batches, "micro-batch"),
-        "time-step": f"{step}; backward {time.durations.backward:g}"
-        + (f", send {time.durations.send:g}" if time.durations.send else ""),
+        "time-step": f"{step}; backward {time.durations.backward:g}",
         "timesteps": number(time.timesteps),
         "active": f"{number(time.active)} of {number(whole)}, all ranks together",
         "idle": number(time.idle),
@@ -301,7 +294,7 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
         "held": f"activations of {_several(held, 'g')} micro-batches at most"
         + (" on every rank" if len(set(held)) == 1 else ", by rank"),
     }
-    if schedule.name in ("gpipe", "1f1b") and of.cut is None and not time.durations.send:
+    if schedule.name in ("gpipe", "1f1b") and of.cut is None:
         p, m = schedule.ranks, schedule.micro_batches
         rows["utilisation"] += f" = m / (p + m - 1) = {m} / {p + m - 1}"
     shown = [*lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
