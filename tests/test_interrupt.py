@@ -182,7 +182,7 @@ def test_processes_that_are_stopped_in_their_last_step_stop(runs: Path, recipe_f
     straight = weights_hash(runs / "small")
     recipe, plan = load(runs / "small" / "recipe.toml"), read_json(runs / "small" / "plan.json")
     laid_out = trial.lay_out(tmp_path, "stopped", recipe, runs / "small" / "tokens", plan)
-    trial.train(laid_out, load(laid_out.recipe), (6,))
+    trial.train(laid_out, load(laid_out.recipe), 6)
     assert weights_hash(laid_out.path) == straight
     rows = read_json_lines(laid_out.metrics)
     assert [row["step"] for row in rows if row["kind"] == "validation"] == [3, 6]

@@ -1,20 +1,18 @@
-"""The checklist in its order: what follows from the recipe, small trainings, masks, the machine."""
+"""Run the launch checklist: rows from the recipe, from small trainings and from the masks."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bessemer import changed_recipe, forecast, preflight, rebuild
 from bessemer.check import learning, masks, planned, sample, trial
-from bessemer.check.begun import begun_rows
-from bessemer.check.machine import machine_rows
-from bessemer.check.planned import existing
-from bessemer.check.rows import CheckRow, collected, is_go
-from bessemer.errors import BessemerError, InputError
+from bessemer.check.rows import CheckRow, collected
+from bessemer.errors import InputError
 from bessemer.recipe import Parallel, Recipe
 from bessemer.run import RunFolder, published
 from bessemer.terminal import progress, silent
@@ -44,7 +42,7 @@ class Subject:
             changed_recipe.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
-        self.store.is_verified = True  # a row says whether it is; the others are tried all the same
+        self.store.verify()
         self.device = devices.choose(self.resolved.train)
         fits = trial.fits_here(self.resolved.parallel, self.device.is_cuda)
         layout = self.resolved.parallel if fits else Parallel()
@@ -55,31 +53,20 @@ class Subject:
         if not fits:
             self.smaller.append(f"one process instead of {self.resolved.parallel.world}")
         self.config = config_of(self.trial, self.store.vocabulary, len(self.store.labels))
-        self.whole = config
-        self.scale = config.parameters / self.config.parameters
 
-    def trained(self, name: str, recipe: Recipe, *, stops: tuple[int, ...] = (), tokens: Path | None = None,
-                then: Recipe | None = None) -> trial.TrialResult:  # fmt: skip
-        """A trial in a new folder; then: the recipe after the first stop."""
-        run = trial.lay_out(self.place, name, recipe, tokens or self.built.tokens, self.plan)
-        return trial.train(run, recipe, stops, then)
-
-    def described(self) -> str:
-        """How a trial differs from the run."""
-        return f"{trial.STEPS} steps" + (
-            f", with {', '.join(self.smaller)}" if self.smaller else " of the run's own model"
-        )
+    def trained(self, name: str, recipe: Recipe, stopped_in: int | None = None) -> trial.TrialResult:
+        """Train a trial in a new folder."""
+        return trial.train(trial.lay_out(self.place, name, recipe, self.built.tokens, self.plan), recipe, stopped_in)
 
 
 @contextmanager
 def scratch(run: RunFolder) -> Iterator[Path]:
     """A hidden folder on the disk of the run, beside it, which is removed."""
-    there = existing(run.path if not run.path.exists() else run.path.parent)
+    there = next(place for place in run.path.absolute().parents if place.is_dir())
     try:
         folder = tempfile.TemporaryDirectory(prefix=".bessemer-check-", dir=there)
     except OSError as error:
-        why = f"cannot be written ({error.strerror}); choose another folder with --set run.dir=PATH"
-        raise InputError(f"{there}: {why}") from None
+        raise InputError(f"run.dir: {there} cannot be written ({error.strerror}); choose another folder") from None
     with folder as place:
         yield Path(place)
 
@@ -87,60 +74,31 @@ def scratch(run: RunFolder) -> Iterator[Path]:
 def checked(asked: Recipe, run: RunFolder, reference: str) -> list[CheckRow]:
     """Every row of the checklist of a recipe. Raises InputError for a recipe that cannot be trained as it is."""
     rows: list[CheckRow] = []
-    with scratch(run) as place, progress("check", 6, "parts") as advance:
-        advance(0, note="plan, sample of the text")
+    with scratch(run) as place, progress("check", 3, "parts") as advance:
         subject = Subject(asked, run, reference, place)
-        parts = {
-            "plan": lambda: _planned(subject),
-            "small training": lambda: _trained(subject),
-            "masks": lambda: _examined(subject),
-            "machine": lambda: machine_rows(subject.resolved, place),
-        }
-        advance(1)
-        for name, part in parts.items():
+        for name, part in {"plan": _planned, "small training": _trained, "masks": _examined}.items():
             advance(0, note=name)
-            if name == "small training" and not is_go(rows):
-                rows += learning.not_tried("not tried: another row fails already")
-            else:
-                rows += collected(name, name, part)
+            rows += collected(name, name, partial(part, subject))
             advance(1)
     return rows
 
 
 def _planned(subject: Subject) -> Iterator[CheckRow]:
-    resolved, plan = subject.resolved, subject.plan
-    yield from planned.budget_rows(subject.asked, resolved, plan)
-    yield planned.layout_row(resolved)
-    yield planned.memory_fit(resolved, plan)
-    yield from planned.data_rows(resolved, subject.run, subject.built, plan)
-    stored = planned.checkpoint_bytes(resolved, subject.whole)
-    yield planned.disk_row(resolved, subject.run, stored, subject.built)
-    yield planned.rollback_row(resolved)
-    yield from begun_rows(subject.run)
+    yield from planned.budget_rows(subject.asked, subject.resolved)
+    yield planned.layout_row(subject.resolved)
 
 
 def _trained(subject: Subject) -> Iterator[CheckRow]:
     recipe, store = subject.trial, subject.store
-    try:
-        straight = subject.trained("straight", recipe)
-    except BessemerError as error:
-        yield CheckRow(learning.LEARNING, "a small training ends well", "FAIL", f"{subject.described()}: {error}")
-        yield from learning.not_tried("it is seen in a small training, which failed (see the row that says why)")
-        return
+    straight = subject.trained("straight", recipe)
     row = learning.learns(recipe, straight, len(store.labels) or store.vocabulary)
-    yield CheckRow(row.topic, row.name, row.status, f"{row.evidence} ({subject.described()})")
+    smaller = f"with {', '.join(subject.smaller)}" if subject.smaller else "of the run's own model"
+    yield replace(row, evidence=f"{row.evidence} ({trial.STEPS} steps {smaller})")
     yield learning.logged(straight)
     yield learning.memory_row(straight)
-    resolved, steps = subject.resolved, subject.resolved.train.steps or 0
-    saves = math.ceil(steps / (resolved.checkpoint.every or steps))
-    yield from learning.saved(recipe, straight, subject.scale, saves, float(subject.plan["seconds"]))
+    yield learning.saved(straight)
     stop = trial.STEPS * 3 // 8
-
-    def resumed() -> Iterator[CheckRow]:
-        other = subject.trained("resumed", recipe, stops=(stop,))
-        yield learning.same(learning.CONTINUES, straight, other, f"SIGTERM in step {stop}")
-
-    yield from collected(learning.RESUME, learning.CONTINUES, resumed)
+    yield learning.same(straight, subject.trained("resumed", recipe, stop), f"SIGTERM in step {stop}")
 
 
 def _examined(subject: Subject) -> Iterator[CheckRow]:

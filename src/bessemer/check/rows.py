@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bessemer.errors import BessemerError
-from bessemer.terminal import counted
 
 Status = Literal["ok", "warn", "FAIL", "not here"]  # "not here": it cannot be examined on this machine
 WIDTH = 108  # of the evidence, where it is wrapped
@@ -43,10 +43,8 @@ def is_go(rows: Iterable[CheckRow]) -> bool:
 
 def verdict(rows: list[CheckRow]) -> str:
     """Go or no-go, with the number of rows by status."""
-    counts = {status: sum(row.status == status for row in rows) for status in ("ok", "warn", "FAIL", "not here")}
-    names = {"ok": "hold", "warn": "are warnings", "FAIL": "fail", "not here": "could not be examined here"}
-    parts = [f"{count} {names[status]}" for status, count in counts.items() if count]
-    return f"{'go' if is_go(rows) else 'no-go'}: of {counted(len(rows), 'row')} {', '.join(parts)}"
+    counts = Counter(row.status for row in rows)
+    return f"{'go' if is_go(rows) else 'no-go'}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
 
 
 def table(rows: list[CheckRow]) -> str:

@@ -6,12 +6,10 @@ so; STOP: the step after which it gets a SIGTERM, as from a scheduler.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, published, read_json, read_json_lines, read_steps, write_atomic, write_json
+from bessemer.run import RunFolder, published, read_json, read_steps, write_atomic, write_json
 from bessemer.terminal import counted
 
 STEPS = 24  # of a trial
@@ -36,13 +34,11 @@ RESULT, TIMES = "trial.json", 900.0  # seconds that a trial may take
 
 @dataclass(frozen=True)
 class TrialResult:
-    """losses: by step; weights: a hash of them at the end; order: by step, the samples of the global batch and a hash of each;
-    rows: of metrics.jsonl."""
+    """losses: by step; weights: their hash at the end; rows: of metrics.jsonl."""
 
     run: RunFolder
     losses: dict[int, float]
     weights: str
-    order: dict[int, dict[int, str]]
     rows: list[dict[str, Any]]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -62,28 +58,26 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
         small = train.model_copy(update={"global_batch_tokens": rows * length})
         return hardware_flops(small, one, one.layers) / (ASSUMED_SHARE * peak)
 
-    unit = layout.data * layout.min_micro_batches
+    unit, least = layout.data * layout.min_micro_batches, layout.pipeline * layout.stages_per_rank
     if seconds(config, sequences) > STEP_SECONDS and sequences > unit:
-        rows = unit * max(int(STEP_SECONDS / seconds(config, unit)), 1)
-        micro = max(size for size in range(1, micro + 1) if rows // layout.data % size == 0
-                    and layout.fits_micro_batches(rows // layout.data // size))  # fmt: skip
+        rows, micro = unit * max(int(STEP_SECONDS / seconds(config, unit)), 1), 1
         said.append(f"a batch of {rows} of {counted(sequences, 'sequence')}")
         sequences = rows
-    least = layout.pipeline * layout.stages_per_rank
     small = config
     while (seconds(small, sequences) > STEP_SECONDS or 24 * small.parameters > free) and small.layers > least:
         small = replace(small, layers=max(small.layers // 2, least))
+    sizes = ("heads", "kv_heads", "width", "mlp_width")
     while seconds(small, sequences) > 8 * STEP_SECONDS or 24 * small.parameters > free:
-        halves = {key: getattr(small, key) // 2 for key in ("heads", "kv_heads", "width", "mlp_width")}
-        if small.heads % 2 or small.kv_heads % 2 or small.width % 2 or halves["heads"] < layout.tensor:
+        if any(getattr(small, key) % 2 for key in sizes) or small.heads // 2 < layout.tensor:
             break
-        small = replace(small, **halves)
+        small = replace(small, **{key: getattr(small, key) // 2 for key in sizes})
     model: dict[str, Any] = {}
     if small is not config:
-        model = {key: getattr(small, key) for key in ("layers", "heads", "kv_heads", "width", "mlp_width")}
-        model |= {"depth": None, "from_": None, **_fewer_layers(recipe, small.layers)}
-        said.append(f"{small.layers} of {counted(config.layers, 'layer')}" + (
-            f" and width {small.width} of {config.width}" if small.width != config.width else ""))  # fmt: skip
+        model = {"depth": None, "from_": None, **{key: getattr(small, key) for key in ("layers", *sizes)}}
+        for key in ("global_layers", "unrotated_layers"):
+            if numbers := getattr(recipe.model, key):
+                model[key] = tuple(number for number in numbers if number < small.layers)
+        said.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
     ramp = train.batch_ramp
     schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None, "rewarm_at": None})
     changes: dict[str, Any] = {
@@ -103,33 +97,25 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
     }), said  # fmt: skip
 
 
-def _fewer_layers(recipe: Recipe, layers: int) -> dict[str, Any]:
-    """Lists of layers without those that a smaller model lacks."""
-    lists = {key: getattr(recipe.model, key) for key in ("global_layers", "unrotated_layers")}
-    return {key: tuple(n for n in numbers if n < layers) for key, numbers in lists.items() if numbers}
-
-
 def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str, Any]) -> RunFolder:
     """A new run folder that is ready to train, over the tokens of another one."""
     run = RunFolder(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
-    write_atomic(
-        run.recipe, dump(recipe.model_copy(update={"run": recipe.run.changed(name=name, dir=str(place), store=None)}))
-    )
+    own = recipe.run.changed(name=name, dir=str(place), store=None)
+    write_atomic(run.recipe, dump(recipe.model_copy(update={"run": own})))
     write_json(run.plan, plan)
     return run
 
 
-def train(run: RunFolder, recipe: Recipe, stops: Sequence[int] = (), then: Recipe | None = None) -> TrialResult:
-    """Train a laid-out run in fresh processes, stopped after each step of `stops` and continued by new ones; then: the recipe
-    after the first stop, where it is another. Raises BessemerError where a process fails."""
-    for number, stop in enumerate((*stops, None)):
-        if number == 1 and then is not None:
-            recipe = then
-            write_atomic(run.recipe, dump(recipe.model_copy(update={"run": load(run.recipe).run})))
-        world = recipe.parallel.world
-        variables = {} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))}
+def train(run: RunFolder, recipe: Recipe, stopped_in: int | None = None) -> TrialResult:
+    """Train a laid-out run in fresh processes, stopped by a signal in a step, if given, and continued by new ones.
+
+    Raises BessemerError where a process fails.
+    """
+    world = recipe.parallel.world
+    variables = {} if world == 1 else {"OMP_NUM_THREADS": str(max(num_cores() // world, 1))}
+    for stop in (stopped_in, None) if stopped_in else (None,):
         arguments = ["-m", "bessemer.check.trial", str(run.path), *([] if stop is None else [str(stop)])]
         good = (0,) if stop is None else (Stopped.exit_code,)
         why = run_group(
@@ -137,28 +123,15 @@ def train(run: RunFolder, recipe: Recipe, stops: Sequence[int] = (), then: Recip
             variables=variables,
         )  # fmt: skip
         if why is not None:
-            begun = f"continued from step {steps[-1]}" if (steps := published(run.checkpoints)) else "from its start"
-            which = f" that is stopped in step {', '.join(map(str, stops))}" if stops else ""
-            said = _lasting(why.removeprefix("bessemer: "), run)
-            raise BessemerError(f"the small training{which} failed, {begun}: {said}")
+            raise BessemerError(f"the small training failed: {why.removeprefix('bessemer: ')}")
     return result(run)
 
 
-def _lasting(why: str, run: RunFolder) -> str:
-    """An error without the sentences about files of a trial, which are removed with it."""
-    sentences = [one for one in re.split(r"(?<=\.) ", why) if str(run.path) not in one]
-    return " ".join(sentences) or why.replace(f"{run.path}/", "")
-
-
 def result(run: RunFolder) -> TrialResult:
-    """What a finished trial left."""
+    """Return what a finished trial wrote."""
     rows = read_steps(run.metrics)
-    order: dict[int, dict[int, str]] = {}
-    for path in sorted(run.path.glob("order-*.jsonl")):
-        for row in read_json_lines(path):
-            order.setdefault(row["step"], {}).update({int(key): value for key, value in row["samples"].items()})
     losses = {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-    return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], order, rows)
+    return TrialResult(run, losses, read_json(run.path / RESULT)["weights"], rows)
 
 
 def fits_here(layout: Parallel, is_cuda: bool) -> bool:
@@ -181,7 +154,7 @@ def main() -> None:
     device = devices.choose(recipe.train, local_rank=rank)
 
     def work(mesh: ProcessMesh) -> None:
-        observer = partial(_observed, run, stop, mesh.data_rank)
+        observer = partial(_stopped, stop)
         with Heartbeat(None, rank, run.path / f"stacks-{rank}.txt", 0) as heartbeat:
             summary = train_here(recipe, run, read_json(run.plan), False, device, mesh, heartbeat, observer)
         if mesh.is_main:
@@ -190,18 +163,9 @@ def main() -> None:
     work_as_member(recipe.parallel, device.torch_device, work)
 
 
-def _observed(run: RunFolder, stop: int, rank: int, batches: Iterator[Any]) -> Iterator[Any]:
-    """Note which samples each step reads, and signal this process in step `stop`."""
-    from bessemer.logfile import LogFile, json_line
-
-    log, done = LogFile(run.path / f"order-{rank}.jsonl"), published(run.checkpoints)
-    for step, batch in enumerate(batches, (done[-1] if done else 0) + 1):
-        rows = zip(batch.samples.tolist(), batch.inputs, batch.targets, strict=True)
-        samples = {
-            str(sample): hashlib.sha256(inputs.tobytes() + targets.tobytes()).hexdigest()[:16]
-            for sample, inputs, targets in rows
-        }
-        log.append(json_line({"step": step, "samples": samples}))
+def _stopped(stop: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """Signal this process in step `stop`, as a scheduler does."""
+    for step, batch in enumerate(batches, 1):
         if step == stop:
             os.kill(os.getpid(), signal.SIGTERM)
         yield batch

@@ -162,10 +162,7 @@ COMMANDS = (
             option("--zero", "parallel.zero: 1, 2 or 3", metavar="N"),
         ),
     }, usage="bessemer plan [RECIPE] [options]"),
-    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, (
-        *OF_RECIPE,
-        flag("--resume", "prove instead that the recipe resumes exactly: stopped in every way that fits this machine"),
-    )),
+    Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, OF_RECIPE),
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
         *OF_RECIPE, *CHANGES,
         flag("--profile", "profile a few steps: a trace, and a table of where their time goes"),
