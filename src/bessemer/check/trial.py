@@ -22,7 +22,7 @@ from bessemer.layout.flops import hardware_flops
 from bessemer.model.config import ModelConfig
 from bessemer.recipe import BatchRamp, Parallel, Recipe, dump, load
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, published, read_json, read_steps, write_atomic, write_json
+from bessemer.run import RunFolder, read_json, read_steps, write_atomic, write_json
 from bessemer.terminal import counted
 
 STEPS = 24  # of a trial
