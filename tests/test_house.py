@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "bessemer"
 # From the ground up. A room may import from rooms on lower floors, and from its own.
 FLOORS = [
     ("errors", "interrupt", "terminal", "logfile", "hashing", "__init__"),
-    ("recipe", "run", "environment", "hub", "storage", "store_path", "store_folder", "run_store"),
+    ("recipe", "run", "environment", "hub", "storage", "store_path"),
     ("corpus",),
     ("tokens",),
     ("model",),
@@ -30,7 +30,7 @@ FLOORS = [
     ("evaluate",),
     ("report",),
     ("watch",),
-    ("longer", "changed_recipe", "derived", "fetch"),
+    ("longer", "changed_recipe", "derived"),
     ("rebuild", "preflight", "forecast", "stages", "chosen_layout"),
     ("check", "studies"),
     ("ladder",),

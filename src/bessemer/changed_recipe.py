@@ -22,7 +22,7 @@ from bessemer.terminal import say
 
 # Keys that change neither the data nor the weights: a run may go on under other values of them.
 HARMLESS = (
-    "run.name", "run.dir", "run.store", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
+    "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
     "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
     "corpus.engine", "corpus.address", "corpus.slurm.", "corpus.workers", "corpus.work", "corpus.publish", "tokens.workers",
     "tokens.publish",

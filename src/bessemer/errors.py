@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-CREDENTIALS = re.compile(r"(?<=://)(?:[^\s/@:]*:(?!\d{1,5}/)\S*|[^\s/@]+)@")  # of a URL; a password may have slashes
+# Of a URL, also as a path shows it, with one slash; a password may have slashes
+CREDENTIALS = re.compile(r"(?:(?<=://)|(?<=:/)(?!/))(?:[^\s/@:]*:(?!\d{1,5}/)\S*|[^\s/@]+)@")
 SIGNED = re.compile(r"://\S*[?&][\w-]*(?:key|sig|token|credential|secret|password)[\w-]*=", re.IGNORECASE)  # a URL
 _OF_A_HOST = re.compile(r"(?<![\w.+@/:-])[\w.+-]+:[^\s/@]+@(?=[\w\[])")  # user:password@host
 _SIGNATURE = re.compile(r"(://[^\s?'\"]{1,2000}\?)[^\s'\"]{0,4000}=[^\s'\"]{0,4000}")  # of a signed URL

@@ -18,7 +18,6 @@ from bessemer.recipe import Model, Recipe, Train
 from bessemer.recipe.load import start_recipe
 from bessemer.recipe.model import DECODERS, ENCODERS
 from bessemer.run import RunFolder, write_atomic
-from bessemer.run_store import RunStore
 from bessemer.terminal import counted, size, warn
 from bessemer.tokens import outlook
 from bessemer.tokens.patterns import NAMED
@@ -56,8 +55,6 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     if not has_begun and (recipe.train.minutes is None or recipe.train.steps is not None):
         require_warmup(resolved)
 
-    if (store := RunStore.of(recipe, run)) is not None:
-        store.require_writable()
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train import device as devices

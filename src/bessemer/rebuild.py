@@ -23,7 +23,6 @@ from bessemer.errors import BessemerError, DamagedFile, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
     STAGE_FILE,
-    STORE_RECORD,
     RunFolder,
     checkpoint_name,
     link,
@@ -128,13 +127,10 @@ def _is_current(run: RunFolder, folder: Path, inputs: str, content: Callable[[],
     """Whether a stage is current; where it is not, it may be made again: of what it was made of, or under no checkpoint. None:
     checkpoints were trained on what is there, and it is of something else."""
     built = stage_facts(folder)
-    is_stored = (
-        run.path / STORE_RECORD
-    ).exists()  # built perhaps on another machine, where the same files have other times
-    if built.get("inputs") == inputs or not folder.exists() or not (run.was_saved or is_stored):
+    if built.get("inputs") == inputs or not folder.exists() or not run.was_saved:
         return _is_whole(folder, inputs)
     if not built or built.get("content") != content():
-        return None if run.was_saved else False
+        return None
     say(f"  {folder.name}: its files lie elsewhere or have another time, and hold the same: it stays as it was built")
     return _is_whole(folder, built["inputs"])
 

@@ -25,10 +25,6 @@ from bessemer.hashing import fingerprints, verify_files
 from bessemer.terminal import LOG, log, variable, warn
 
 STAGE_FILE = "stage.json"
-STORE_RECORD, STORE_LOCK = (
-    ".store.json",
-    ".store.lock",
-)  # what the run folder knows of its copy in a store (run_store.py)
 MAX_JSON_BYTES = 1 << 28  # the manifest of a checkpoint of thousands of processes has a tenth of that
 OUT = "out"  # within the work of a resumable stage, what will be published
 
@@ -112,7 +108,7 @@ class RunFolder:
     @property
     def has_begun(self) -> bool:
         """Whether the folder has more than what a command that was refused leaves."""
-        refused = {".lock", self.log.name, STORE_RECORD, STORE_LOCK}
+        refused = {".lock", self.log.name}
         return self.path.is_dir() and not {entry.name for entry in self.path.iterdir()} <= refused
 
     @contextmanager

@@ -57,7 +57,6 @@ class Session:
     results: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # on the stage that runs
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
-    on_stage: Callable[[], None] = lambda: None  # called when a stage is done
 
     def stage(self, name: str, work: Callable[[], str | None], current: bool = False, result: str = "") -> None:
         """Do a stage unless it is current, and report it. `work` returns a line or None; `result`: the line of a current one."""
@@ -81,7 +80,6 @@ class Session:
                 warn(self.warnings.pop(0))
         if self.run.path.exists():
             write_json(self.run.path / "stages.json", {"stages": self._all_stages()})
-            self.on_stage()
 
     def _stopped_in(self, name: str) -> str:
         kept = ", ".join(row["name"] for row in self.results)

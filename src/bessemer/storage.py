@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import tempfile
 import threading
 from collections import Counter
@@ -314,15 +313,13 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
 
-def put_file(
-    source: Path, place: str, on_block: Callable[[bytes], object] | None = None, max_bytes: int | None = None
-) -> None:
-    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied;
-    max_bytes: of the beginning of a log that grows. Raises OSError, BessemerError."""
+def put_file(source: Path, place: str, on_block: Callable[[bytes], object] | None = None) -> None:
+    """Copy a local file to a local folder or a store, and check that all of it arrived. on_block: called with what is copied.
+    Raises OSError, BessemerError."""
     files, target = open_filesystem(place)
     size = 0
     with open(source, "rb", buffering=0) as file, files.open_output_stream(target) as stream:
-        while block := file.read(COPIED_BYTES if max_bytes is None else min(COPIED_BYTES, max_bytes - size)):
+        while block := file.read(COPIED_BYTES):
             stream.write(block)
             if on_block is not None:
                 on_block(block)
@@ -353,18 +350,6 @@ def open_filesystem(place: str) -> tuple[Any, str]:
         return fs.LocalFileSystem(), os.path.expanduser(place)
     scheme, _, path = place.partition("://")
     return arrow_filesystem(scheme, False, environment_endpoint(scheme)), path
-
-
-def make_folder(place: str) -> None:
-    """Make a folder and those above it; in a store there is nothing to make. Raises OSError."""
-    if not is_remote(place):
-        os.makedirs(os.path.expanduser(place), exist_ok=True)
-
-
-def remove_folder(place: str) -> None:
-    """Remove a folder whose files are deleted; in a store there is nothing to remove. Raises OSError."""
-    if not is_remote(place):
-        shutil.rmtree(os.path.expanduser(place))
 
 
 def require_writable(place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -17,8 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer import interrupt
 from bessemer.errors import BessemerError, DamagedFile
-from bessemer.run import STAGE_FILE, link, stage_facts
-from bessemer.storage import COPIED_BYTES, answering, asked, failure, open_filesystem, open_remote, put_file
+from bessemer.run import STAGE_FILE, link, stage_facts, write_atomic
+from bessemer.storage import (
+    COPIED_BYTES,
+    answering,
+    asked,
+    failure,
+    is_remote,
+    open_filesystem,
+    open_remote,
+    put_file,
+)
 from bessemer.terminal import warn
 
 if TYPE_CHECKING:  # commands that only look at files start without numpy
@@ -120,6 +130,40 @@ class StorePath(PosixPath):
                 raise
 
 
+def path_of(place: str) -> Path:
+    """The path of a URL of a store, or of a local folder."""
+    return StorePath(place) if is_remote(place) else Path(place).expanduser()
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, here or in a store; nothing where there is none."""
+    return sorted(folder.iterdir()) if isinstance(folder, StorePath) or folder.is_dir() else []
+
+
+def write_file(path: Path, data: str | bytes) -> None:
+    """Replace a file as a whole, here or in a store."""
+    if isinstance(path, StorePath):
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+
+
+def put_hashed(source: Path, target: Path) -> str:
+    """Copy a local file by its content, here or to a store. Returns the SHA-256 of what was copied."""
+
+    def put() -> str:
+        hashed = hashlib.sha256()
+        put_file(source, str(target), hashed.update)
+        return hashed.hexdigest()
+
+    if isinstance(target, StorePath):
+        with answering(str(target)):
+            return asked(str(target), put)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return put()
+
+
 def put_folder(source: Path, folder: StorePath, last: str) -> None:
     """Copy all files of a local folder to a store, some at one time; the file named `last` after the others, so that where it is
     all are."""
@@ -153,8 +197,6 @@ def _copy(source: Path, target: Path) -> None:
         link(source, target)
         return
     get_file(source, target)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _copy_within(source: StorePath, target: StorePath) -> None:
@@ -224,9 +266,12 @@ def is_published(stage: Path) -> bool:
         return True
 
 
-def get_file(path: StorePath, target: Path) -> None:
+def get_file(path: Path, target: Path) -> None:
+    """Copy a file of a store, or of a local folder, to a local one, durably."""
     with path.open("rb") as stream, open(target, "wb") as file:
         shutil.copyfileobj(stream, file, COPIED_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def get_folder(source: Path, target: Path) -> None:

@@ -97,7 +97,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "guard.hang_seconds": ({}, "60.0"),
     "checkpoint.asynchronous": ({}, "false"),
     "checkpoint.mirror": ({}, '"/elsewhere"'),
-    "run.store": ({}, '"/elsewhere"'),
     "report.webhook": ({}, '"ALERTS_URL"'),
     "evaluate.tasks": ({}, '["arc:x"]'),
 }  # fmt: skip

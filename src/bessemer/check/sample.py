@@ -30,10 +30,8 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
         one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in asked.corpus.sources
     )
     corpus: dict[str, Any] = {"sources": sources, "publish": None}
-    if asked.corpus.engine == "local" and asked.corpus.work == asked.run.store:
-        corpus["work"] = None  # where tasks of one machine need no store
     small = resolved.changed(
-        run={"name": "sample", "dir": str(place), "store": None}, corpus=corpus, tokens={
+        run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
             "publish": None, "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
     session = stages.Session(small, RunFolder(place / "sample"))

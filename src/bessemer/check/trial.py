@@ -102,7 +102,7 @@ def lay_out(place: Path, name: str, recipe: Recipe, tokens: Path, plan: dict[str
     run = RunFolder(place / name)
     run.path.mkdir()
     run.tokens.symlink_to(tokens.resolve(), target_is_directory=True)
-    own = recipe.run.changed(name=name, dir=str(place), store=None)
+    own = recipe.run.changed(name=name, dir=str(place))
     write_atomic(run.recipe, dump(recipe.model_copy(update={"run": own})))
     write_json(run.plan, plan)
     return run

@@ -1,19 +1,20 @@
-"""A mirror: published checkpoints, and the files that a resume needs besides, in another folder or an object store.
+"""A mirror of published checkpoints, and of the files that a resume needs besides, in an object store or another folder.
 
-    MIRROR/RUN/step-00001000/...    as in the run's folder; the manifest comes last and goes first
-    MIRROR/RUN/recipe.toml ...      files of the run
-
-The mirror has the checkpoints that the run keeps; only what this run has copied is removed, by mirrored.json. In the store of
-the run (`run.store`) each also has of-run.json, so that one which another machine left, from which this one took the run over, is
-known as this run's.
+MIRROR/RUN/mirror.json          which training writes it; its run folder has the same in checkpoints/
+MIRROR/RUN/recipe.toml ...      files of the run
+MIRROR/RUN/step-00001000/...    as in the run folder; the manifest is written last and removed first
 """
 
 from __future__ import annotations
 
-import json
+import re
+import secrets
 import shutil
 from collections.abc import Callable
 from fnmatch import fnmatch
+from pathlib import Path
+from threading import Thread
+from typing import Any
 
 from bessemer import storage
 from bessemer.checkpoint.format import MANIFEST, load_manifest
@@ -26,19 +27,18 @@ from bessemer.run import (
     checkpoint_name,
     publish_folder,
     published,
-    read_json,
+    read_json_again,
     temporary_folder,
     write_atomic,
     write_json,
 )
-from bessemer.run_store import RunStore
-from bessemer.store_folder import UNREACHABLE, BackgroundCopy, StoreFolder, TakenOver
+from bessemer.store_path import entries, get_file, path_of, put_hashed, remove_tree, write_file
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
 RUN_FILES = ("recipe.toml", "given.json", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
-OF_RUN = "of-run.json"
-COPIED = "mirrored.json"  # steps that this run has copied, or has been restored from
+OWNER = "mirror.json"
+FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
 
 
 def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
@@ -51,7 +51,7 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
         return None
     try:
         mirror.steps()
-        storage.require_writable(mirror.place)
+        storage.require_writable(str(mirror.place))
     except (BessemerError, OSError) as error:
         raise InputError(
             f"checkpoint.mirror: {storage.redacted(error)}; the run has no checkpoint here, and whether it has one there is not "
@@ -60,7 +60,7 @@ def mirror_of_fresh(recipe: Recipe, run: RunFolder) -> Mirror | None:
     return mirror
 
 
-def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, str] | None:
+def restore_missing(recipe: Recipe, run: RunFolder) -> tuple[int, Path] | None:
     """Where a run has no checkpoint here, fetch the newest of its mirror, with the run's files. Returns its step and the mirror.
 
     Raises InputError where the mirror cannot be reached, or none of its checkpoints is whole: the run would start at step 0.
@@ -80,88 +80,95 @@ def refetch(recipe: Recipe, run: RunFolder, step: int) -> bool:
     try:
         if step not in mirror.steps():
             return False
+        mirror.require_own()
         mirror.fetch(step)
-    except UNREACHABLE as error:
+    except (BessemerError, OSError) as error:
         warn(f"{mirror.place}: step {step} cannot be fetched: {storage.redacted(error)}")
         return False
     warn(f"the checkpoint of step {step} was fetched again from {mirror.place}")
     return True
 
 
-class Mirror(BackgroundCopy):
+class Mirror:
     """The mirror of a run. Use from one process."""
 
-    def __init__(self, url: str, name: str, run: RunFolder) -> None:
-        """url: checkpoint.mirror, an absolute folder, s3:// or gs://."""
-        super().__init__(f"{url.rstrip('/')}/{name}", "this mirror of the checkpoints")
-        self._run, self._there = run, StoreFolder(self.place)
-        self.first: RunStore | None = None  # updated before it, so that no checkpoint there is newer than the journal
+    def __init__(self, url: str, name: str, run: RunFolder, keep: int = 1) -> None:
+        """Name the mirror of a run. It has at least `keep` checkpoints, also after a restore of the newest alone.
+
+        url: checkpoint.mirror, an absolute folder, s3:// or gs://.
+        """
+        self.place = path_of(url) / name
+        self._run, self._keep = run, keep
+        self._thread: Thread | None = None
+        self._is_failing = False  # since it was up to date
 
     @classmethod
     def of(cls, recipe: Recipe, run: RunFolder) -> Mirror | None:
-        """That of a run, with its store as `first` where they are in one place; None where the recipe names none."""
-        if recipe.checkpoint.mirror is None:
-            return None
-        mirror, store = cls(recipe.checkpoint.mirror, recipe.run.name, run), RunStore.of(recipe, run)
-        mirror.first = store if store is not None and store.place == mirror.place else None
-        return mirror
+        """The mirror of a run; None where its recipe names none."""
+        url, keep = recipe.checkpoint.mirror, recipe.checkpoint.keep
+        return None if url is None else cls(url, recipe.run.name, run, keep)
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are whole there, ascending. Raises BessemerError where it cannot be reached."""
-        return sorted(step for step, files in self._listed().items() if MANIFEST in files)
+        return sorted(step for step, folder in self._listed().items() if (folder / MANIFEST).exists())
+
+    def follow(self, on_failure: Callable[[str], None]) -> None:
+        """Update the mirror in a thread, after earlier updates. on_failure: called with a message, once for each outage."""
+        before = self._thread
+
+        def work() -> None:
+            if before is not None:
+                before.join()
+            try:
+                self.update()
+                self._is_failing = False
+            except (BessemerError, OSError) as error:
+                if not self._is_failing:
+                    on_failure(f"{self.place}: this mirror is not up to date: {storage.redacted(error)}")
+                self._is_failing = True
+
+        self._thread = Thread(target=work, name="mirror", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> bool:
+        """Wait for the updates, for some minutes. Returns whether they are done."""
+        if self._thread is None:
+            return True
+        self._thread.join(FINISH_SECONDS)
+        return not self._thread.is_alive()
 
     def update(self) -> None:
-        """Make the mirror have what is published. Raises BessemerError, OSError."""
-        if self.first is not None:
-            self.first.update()
-        there, own, here = self._listed(), self._copied(), published(self._run.checkpoints)
-        own |= {step for step in set(there) - own if self._is_of_run(step)}
-        if foreign := sorted(set(there) - own):
-            place = f"{self.place}/{checkpoint_name(foreign[-1])}"
-            raise BessemerError(
-                f"it has a checkpoint of step {foreign[-1]} from another training; remove {place}, or name another folder"
-            )
-        new = [step for step in here if self._differs(step, there)]
-        self._note({*own, *new})  # before the first byte, so that what a kill leaves is known as this run's
-        if new:
-            for pattern in RUN_FILES:
-                for path in sorted(self._run.path.glob(pattern)):
-                    self._there.put(path, path.name)
+        """Upload published checkpoints, and remove those that the run no longer has. Raises BessemerError, OSError."""
+        there, here = self._listed(), published(self._run.checkpoints)
+        if there:
+            self.require_own()
+        elif here:
+            self._own(self._owner(self._run.checkpoints) or {"training": secrets.token_hex(8)})
+        new = [step for step in here if step not in there or self._differs(step, there[step])]
+        for path in (path for pattern in RUN_FILES if new for path in sorted(self._run.path.glob(pattern))):
+            put_hashed(path, self.place / path.name)
         for step in reversed(new):
-            folder = self._run.checkpoints / checkpoint_name(step)
-            if MANIFEST in there.get(step, {}):  # another one of this step, from before a rollback
-                self._remove(step, there[step])
             try:
-                if self.first is not None:
-                    self.first.require_current()  # this machine may have been suspended since
-                    self._there.write(f"{folder.name}/{OF_RUN}", _of_run(self.first))
-                for name, of in load_manifest(folder).files.items():
-                    if self._there.put(folder / name, f"{folder.name}/{name}") != of["sha256"]:
-                        raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
-                if self.first is not None:
-                    self.first.require_current()
-                self._there.put(folder / MANIFEST, f"{folder.name}/{MANIFEST}")
-            except TakenOver:
-                raise
+                self._upload(self._run.checkpoints / checkpoint_name(step))
             except (BessemerError, FileNotFoundError):
-                if folder.exists():  # else newer ones have taken its place meanwhile
+                if (
+                    self._run.checkpoints / checkpoint_name(step)
+                ).exists():  # else newer ones have replaced it meanwhile
                     raise
         here = published(self._run.checkpoints)
-        # What is older than all here goes as new ones come, two for each: after a restore there is nothing else to roll back to,
-        # and yet the mirror comes down to what the run keeps.
         older = sorted(step for step in there if here and step < here[0])
-        kept = set(older[2 * len(new) :])
-        for step in sorted(set(there) - set(here) - kept):
-            self._remove(step, there[step])
-        self._note(
-            {*here, *kept, *new}
-        )  # newer ones may have taken the place of a new one meanwhile: it is there, and goes later
+        kept = older[-max(self._keep - len(here), 0) :] if len(here) < self._keep else []
+        for step in there.keys() - {*here, *kept}:
+            (there[step] / MANIFEST).unlink(missing_ok=True)
+            remove_tree(there[step])
 
     def restore_newest(self) -> int | None:
         """Fetch the newest checkpoint that verifies, as `restore`; None where there is none. Raises InputError where none of
-        those there is whole."""
+        those there is whole, or they are of another training than this run folder's."""
         if not (steps := self.steps()):
             return None
+        if self._owner(self._run.checkpoints) is not None:
+            self.require_own()
         if (step := self.restore(steps, warn)) is None:
             raise InputError(
                 f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
@@ -174,15 +181,15 @@ class Mirror(BackgroundCopy):
         for step in sorted(steps, reverse=True):
             try:
                 self.fetch(step)
-            except UNREACHABLE as error:
+            except (BessemerError, OSError) as error:
                 on_damage(Damage(f"{self.place}: step {step}: {storage.redacted(error)}", "it is left out"))
                 continue
-            names = [name for name, size in self._there.entries().items() if size is not None]
-            for name in (name for name in names if any(fnmatch(name, pattern) for pattern in RUN_FILES)):
-                if not (self._run.path / name).exists() and (data := self._there.read(name)) is not None:
-                    write_atomic(self._run.path / name, data)
+            for path in entries(self.place):
+                is_of_run = any(fnmatch(path.name, pattern) for pattern in RUN_FILES)
+                if is_of_run and not (self._run.path / path.name).exists():
+                    write_atomic(self._run.path / path.name, path.read_bytes())
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
-            self._note({*steps})
+            self._own(self._owner(self.place) or {"training": secrets.token_hex(8)})
             return step
         return None
 
@@ -193,56 +200,44 @@ class Mirror(BackgroundCopy):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            self._there.get(f"{target.name}/{MANIFEST}", temporary / MANIFEST)
+            get_file(self.place / target.name / MANIFEST, temporary / MANIFEST)
             for name in load_manifest(temporary).files:
-                self._there.get(f"{target.name}/{name}", temporary / name)
+                get_file(self.place / target.name / name, temporary / name)
             verify(temporary)
             publish_folder(temporary, target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _copied(self) -> set[int]:
-        path = self._run.checkpoints / COPIED
-        return set(read_json(path)) if path.exists() else set()
+    def require_own(self) -> None:
+        """Raise InputError where the mirror has checkpoints of another training."""
+        if (owner := self._owner(self.place)) is None or owner != self._owner(self._run.checkpoints):
+            raise InputError(f"{self.place}: it has checkpoints of another training; remove it, or name another folder")
 
-    def _note(self, steps: set[int]) -> None:
-        if steps != self._copied():
-            write_json(self._run.checkpoints / COPIED, sorted(steps))
+    def _owner(self, folder: Path) -> Any:
+        return read_json_again(folder / OWNER)
 
-    def _differs(self, step: int, there: dict[int, dict[str, int]]) -> bool:
+    def _own(self, owner: Any) -> None:
+        """Record a training as the one that writes the mirror, and as this one."""
+        write_json(self._run.checkpoints / OWNER, owner)
+        write_file(self.place / OWNER, (self._run.checkpoints / OWNER).read_bytes())
+
+    def _upload(self, folder: Path) -> None:
+        target = self.place / folder.name
+        (target / MANIFEST).unlink(missing_ok=True)  # of another one of this step, from before a rollback
+        for name, facts in load_manifest(folder).files.items():
+            if put_hashed(folder / name, target / name) != facts["sha256"]:
+                raise BessemerError(f"{folder / name}: damaged: SHA-256 differs from the manifest")
+        put_hashed(folder / MANIFEST, target / MANIFEST)
+
+    def _differs(self, step: int, there: Path) -> bool:
         """Whether the mirror has no such checkpoint, or another one of the step, as after a rollback."""
-        if MANIFEST not in there.get(step, {}):
-            return True
-        folder = self._run.checkpoints / checkpoint_name(step)
+        mine = self._run.checkpoints / checkpoint_name(step) / MANIFEST
         try:
-            manifest = (folder / MANIFEST).read_bytes()
+            return mine.read_bytes() != (there / MANIFEST).read_bytes()
         except FileNotFoundError:
-            if folder.exists():
-                raise
-            return False  # newer ones have taken its place meanwhile
-        return self._there.read(f"{folder.name}/{MANIFEST}") != manifest
+            return mine.exists()  # else newer ones have replaced it meanwhile
 
-    def _is_of_run(self, step: int) -> bool:
-        """Whether a checkpoint of the run's store is of this run."""
-        if self.first is None:
-            return False
-        data = self._there.read(f"{checkpoint_name(step)}/{OF_RUN}")
-        return data == _of_run(self.first)
-
-    def _listed(self) -> dict[int, dict[str, int]]:
-        """Size of each file of the checkpoints, by step and name."""
-        found: dict[int, dict[str, int]] = {}
-        for folder, size in self._there.entries().items():
-            if size is None and folder.startswith("step-") and folder[5:].isdigit():
-                files = self._there.entries(folder)
-                found[int(folder[5:])] = {name: size for name, size in files.items() if size is not None}
-        return {step: files for step, files in found.items() if files}
-
-    def _remove(self, step: int, names: dict[str, int]) -> None:
-        for name in sorted(names, key=lambda name: name != MANIFEST):
-            self._there.remove(f"{checkpoint_name(step)}/{name}")
-        storage.remove_folder(f"{self.place}/{checkpoint_name(step)}")
-
-
-def _of_run(store: RunStore) -> bytes:
-    return json.dumps({"run": store.run_id}).encode()
+    def _listed(self) -> dict[int, Path]:
+        """The folders of checkpoints, whole or not, by step."""
+        names = ((re.fullmatch(r"step-(\d+)", path.name), path) for path in entries(self.place))
+        return {int(match[1]): path for match, path in names if match}

@@ -63,7 +63,6 @@ def run_command(arguments: Sequence[str]) -> int:
     interrupt.listen()
     try:
         with nullcontext() if args.command in ("chat", "watch") else working(args.command):
-            _refuse_urls(args)
             result = args.do(args)
             if args.command != "watch":  # which a stop ends well
                 interrupt.check()
@@ -86,17 +85,6 @@ def run_command(arguments: Sequence[str]) -> int:
     finally:
         write_waiting()
     return int(getattr(args, "exit_code", 0))  # of a verdict that was printed
-
-
-def _refuse_urls(args: argparse.Namespace) -> None:
-    """Raise InputError for a run in a store where a folder or a recipe is to be given."""
-    for name in ("run", "recipe", "measured"):
-        given = getattr(args, name, None)
-        for place in given if isinstance(given, list) else [given]:
-            if isinstance(place, str) and place.startswith(("s3://", "gs://")):
-                raise InputError(
-                    f"{place}: a run in a store; bring it to this machine with `bessemer fetch {place}`, then give its folder"
-                )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,6 +14,7 @@ Option = tuple[str, dict[str, Any]]
 REMOVED = {
     "calibrate": "use `bessemer plan --calibrate FILE`",
     "crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep",
+    "fetch": "a training resumes from checkpoint.mirror; copy a run folder with the tools of the store",
     "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
 }
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
@@ -227,11 +228,6 @@ COMMANDS = (
         option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
         option("--markdown", "write Markdown for a README instead, with its figures as SVG files", metavar="FILE"),
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
-    )),
-    Command("fetch", "bring a run that is in a store (run.store) to a folder of this machine", inspection.fetch, (
-        option("url", "where it is, as s3://BUCKET/PATH/RUN", metavar="URL/RUN"),
-        option("folder", "a folder that does not exist (default: runs/RUN)", nargs="?"),
-        flag("--all", "all checkpoints, not the newest alone"),
     )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (
         *OF_RECIPE,

@@ -1,5 +1,4 @@
-"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys; `fetch`
-brings a run here."""
+"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
 
 from __future__ import annotations
 
@@ -176,13 +175,6 @@ def report(args: argparse.Namespace) -> Any:
         if len(places) == 1 and (compared := planned_against_measured(places[0])):
             print(compared)
     return {"report": written}
-
-
-def fetch(args: argparse.Namespace) -> Any:
-    """Bring a run from a store to a folder."""
-    from bessemer.fetch import fetch_run
-
-    return fetch_run(args.url, None if args.folder is None else Path(args.folder), args.all)
 
 
 def recipe(args: argparse.Namespace) -> Any:

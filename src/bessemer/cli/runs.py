@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bessemer.errors import BessemerError, InputError
-from bessemer.terminal import say, warn
+from bessemer.errors import InputError
+from bessemer.terminal import say
 
 if TYPE_CHECKING:
     import argparse
@@ -19,17 +15,9 @@ if TYPE_CHECKING:
     from bessemer.model.transformer import Transformer
     from bessemer.recipe import Recipe
     from bessemer.run import RunFolder, Weights
-    from bessemer.run_store import RunStore
     from bessemer.stages import Session
     from bessemer.tokens.shards import TokenStore
     from bessemer.tokens.tokenizer import Tokenizer
-
-
-# Commands that fetch a run that is in a store (run.store) and not on this machine: those that go on with it, and need its newest
-# checkpoint; those of its model; those that only show it.
-CONTINUING = ("run", "demo", "corpus", "tokens", "train")
-OF_A_MODEL = ("evaluate", "export", "generate", "chat", "diagnose")
-LOOKING = ("report", "watch", "trace")
 
 
 def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_unnamed: bool = False) -> Session:
@@ -39,7 +27,6 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
     may_be_unnamed: a recipe without [run] will do, for a command that neither reads nor writes a run.
     """
     from bessemer import derived
-    from bessemer.fetch import fetch_missing
     from bessemer.recipe import is_text, load
     from bessemer.run import RunFolder
     from bessemer.stages import Session
@@ -54,9 +41,6 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
         session.accept_changes = getattr(args, "accept_changes", False)
         return session
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
-    if (command := getattr(args, "command", "")) in (*CONTINUING, *OF_A_MODEL, *LOOKING):
-        is_shown, count = command in LOOKING, max(getattr(args, "average", 1), 1)
-        fetch_missing(recipe, RunFolder(recipe.run.folder), 0 if is_shown else count, goes_on=command in CONTINUING)
     folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
     if fill_derived and folder.derived.exists():
         recipe = derived.filled(recipe, folder)
@@ -143,15 +127,12 @@ def _nearby_runs(folder: Path) -> str:
 def open_trained(args: argparse.Namespace) -> tuple[Session, Recipe]:
     """A trained run, with its resolved recipe; overrides apply on top."""
     from bessemer.changed_recipe import require_unedited
-    from bessemer.fetch import fetch_checkpoints
     from bessemer.recipe import load
 
     session = open_run(args)
     if not session.run.recipe.exists():
         raise InputError(f"{session.run.path}: not trained yet; do it with `bessemer train {args.run}`")
     require_unedited(session.run)
-    is_any = getattr(args, "of_step", None) is not None
-    fetch_checkpoints(session.recipe, session.run, sys.maxsize if is_any else getattr(args, "average", 1))
     return session, load(session.run.recipe, args.overrides)
 
 
@@ -179,76 +160,6 @@ def weights(args: argparse.Namespace, session: Session) -> Weights:
         raise InputError("--step and --average exclude each other; leave one of them out")
     step = chosen_step(session.run, wanted, "--step")
     return Weights(step=None if step == published(session.run.checkpoints)[-1] else step)
-
-
-@contextmanager
-def writing(session: Session, adds_to_it: bool = False) -> Iterator[None]:
-    """Hold a run for one writer: its folder, and its copy in a store (`run.store`), which is brought up to date after each stage
-    and at the end. adds_to_it: the command adds results to a trained run, and does so without the copy where that is another
-    machine's. Raises BessemerError."""
-    with session.run.writing(), ExitStack() as copying:
-        from bessemer.run_store import RunStore
-
-        store = RunStore.of(session.recipe, session.run)
-        if store is not None and (not adds_to_it or _may_copy(store)):
-            copying.enter_context(store.writing())
-            copying.enter_context(checkpoints_copied(session))
-            session.on_stage = partial(store.follow, lambda message: warn(f"{message}; the next stage tries again"))
-        yield
-
-
-@contextmanager
-def checkpoints_copied(session: Session) -> Iterator[None]:
-    """Within it a command works on a run; at its end the run's store has all checkpoints. Raises BessemerError where it has
-    not; a stop warns of it."""
-    from bessemer.errors import Stopped
-    from bessemer.run import published
-    from bessemer.storage import patient, redacted
-    from bessemer.store_folder import UNREACHABLE, TakenOver
-
-    def failure() -> str | None:
-        if not published(session.run.checkpoints):
-            return None
-        from bessemer.checkpoint.mirror import Mirror  # loads torch
-
-        mirror = Mirror.of(session.recipe, session.run)
-        if mirror is None or mirror.first is None:
-            return None
-        try:
-            with patient():
-                mirror.update()
-        except TakenOver:  # which `RunStore.writing` says
-            return None
-        except UNREACHABLE as error:
-            return f"run.store: {mirror.place} does not have all checkpoints: {redacted(error)}"
-        return None
-
-    try:
-        yield
-    except Stopped:
-        if (why := failure()) is not None:
-            warn(why)
-        raise
-    if (why := failure()) is not None:
-        raise BessemerError(f"{why}; then the same command copies them")
-
-
-def _may_copy(store: RunStore) -> bool:
-    """Whether results that are added to a run go to its copy in a store; says why not."""
-    from bessemer.storage import patient
-
-    try:
-        with patient():
-            copy = store.copy()
-        if copy is None:
-            raise BessemerError(f"{store.place}: has no copy of this folder")
-        store.require_same(copy)
-        store.require_free()
-        store.require_writable()
-    except BessemerError as error:
-        warn(f"{error}; what is made now stays in the run folder")
-        return False
-    return True
 
 
 def require_stage(args: argparse.Namespace, made: Path, what: str, command: str) -> None:

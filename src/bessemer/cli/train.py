@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +33,7 @@ def train(args: argparse.Namespace) -> Any:
     preflight.check(session.recipe, session.run, args.recipe)
     forecast.require_layout(session.recipe, session.run)
     runs.require_stage(args, session.run.tokens / "manifest.json", "tokens", "tokens")
-    with runs.writing(session):
+    with session.run.writing():
         runs.restart(args, session)
         stages.train(session, stages.prepare(session), args.profile)
     if not any(row["skipped"] for row in session.results[-1:]):  # its line says it then
@@ -63,7 +62,6 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
     """Be one process of several, which a launcher started."""
     from bessemer import stages
     from bessemer.launch.member import MemberTask, run_member
-    from bessemer.run_store import RunStore
 
     def opened() -> tuple[Recipe, RunFolder]:
         if args.restart:
@@ -71,12 +69,8 @@ def _train_as_member(args: argparse.Namespace) -> NoReturn:
         session = runs.open_recipe(args)
         return session.recipe, session.run
 
-    def prepare(until_the_end: ExitStack) -> None:
-        session = runs.open_recipe(args)
-        if (store := RunStore.of(session.recipe, session.run)) is not None:
-            until_the_end.enter_context(store.writing())
-            until_the_end.enter_context(runs.checkpoints_copied(session))
-        stages.prepare(session)
+    def prepare() -> None:
+        stages.prepare(runs.open_recipe(args))
 
     run_member(MemberTask(opened, prepare, args.profile, args.json))
 

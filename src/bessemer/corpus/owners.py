@@ -32,13 +32,6 @@ def is_own(stage: Path, place: Path) -> bool:
     return identity is not None and place.name.startswith(f"{stage.name}-") and place.name.endswith(f"-{identity}")
 
 
-def take_over(run: Path) -> None:
-    """What a run folder published stays its own after it was fetched from the store that keeps it (`run.store`)."""
-    place = run.absolute()
-    if (known := read_json_again(place / RUN_ID)) is not None:
-        write_json(place / RUN_ID, {**known, "path": str(place.resolve())})
-
-
 def is_publication(place: str) -> bool:
     """Whether a folder in a store is one to which a stage is published, and not one of work (DIGEST alone)."""
     return "-" in place.rpartition("/")[2]

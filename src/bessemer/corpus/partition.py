@@ -29,11 +29,11 @@ from bessemer.corpus.extract import fold, text_digest
 from bessemer.corpus.readers import read
 from bessemer.corpus.time_limit import is_left_out, limited
 from bessemer.corpus.units import Unit, in_groups
-from bessemer.corpus.work import CorpusTask, write_file
+from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus
 from bessemer.run import read_json
-from bessemer.store_path import StorePath, opened
+from bessemer.store_path import StorePath, opened, write_file
 
 # Input bytes whose documents are sorted in memory at one time, and those of a source for which these would be more than
 # MANY_BUCKETS: then buckets grow up to LARGE_BUCKET_BYTES first

@@ -51,7 +51,6 @@ from bessemer.run import (
     stage_is_current,
     staging,
     sync_folder,
-    write_atomic,
     write_json,
 )
 from bessemer.storage import answering, asked, require_writable, requiring_answer
@@ -273,14 +272,6 @@ def close_work(stage: Path) -> None:
 
 def _work_folder(stage: Path) -> Path:
     return stage.with_name(f"{stage.name}.work")
-
-
-def write_file(path: Path, data: str | bytes) -> None:
-    """Replace a file as a whole, here or in a store."""
-    if isinstance(path, StorePath):
-        path.write_bytes(data.encode() if isinstance(data, str) else data)
-    else:
-        write_atomic(path, data)
 
 
 def receipt(folder: Path, inputs: str) -> dict[str, Any] | None:

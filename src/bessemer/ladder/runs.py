@@ -247,7 +247,7 @@ def recipe_of(planned: Recipe, rung: Rung, folder: Path) -> Recipe:
     assert train.steps is not None and train.schedule.warmup_steps is not None, "the recipe is resolved"
     warmup = min(max(round(train.schedule.warmup_steps / train.steps * steps), 1), steps)
     made = planned.changed(
-        run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed, "store": None},
+        run={"name": rung.name, "dir": str(folder / "runs"), "seed": planned.run.seed + rung.seed},
         model=rung.size.model,
         train={
             "steps": steps, "tokens": None, "minutes": None, "global_batch_tokens": rung.batch, "micro_batch": None,

@@ -42,10 +42,10 @@ SLOTS = "BESSEMER_SLOTS"  # the node's devices that its processes use, where som
 @dataclass(frozen=True)
 class MemberTask:
     """What a process does. opened: returns the requested recipe and the run folder; prepare: on rank 0, makes the run ready to
-    train, holding its lock, in contexts that end with the training; None where the command has done so."""
+    train, holding its lock; None where the command has done so."""
 
     opened: Callable[[], tuple[Any, RunFolder]]
-    prepare: Callable[[contextlib.ExitStack], None] | None = None
+    prepare: Callable[[], None] | None = None
     profile: bool = False
     as_json: bool = False
 
@@ -167,7 +167,7 @@ class LaunchedProcess:
         if self.task.prepare is not None:
             lock.enter_context(run.writing())
             status.begin(run)
-            self.task.prepare(lock)
+            self.task.prepare()
 
     def _done(self, summary: dict[str, object]) -> int:
         assert self.run is not None

@@ -23,7 +23,7 @@ from bessemer.recipe.endings import guessed_format, has_format
 from bessemer.recipe.keys import complaints
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.secrets import require_no_credentials, shareable, without_urls
-from bessemer.recipe.section import DRAFT, Section, store_or_folder
+from bessemer.recipe.section import DRAFT, Section
 from bessemer.terminal import warn
 
 LONGEST_TEXT = 20_000_000  # characters of a document, where a folder or file stands for its recipe: a book is one
@@ -44,7 +44,6 @@ PATHS = (  # keys that hold paths, by the names of the fields
 )  # fmt: skip
 CHECKSUM = "checksum, by which a change by hand is seen: "
 YAML = (".yaml", ".yml")  # of recipes of other programs
-STORES = ("s3://", "gs://")
 HORIZON = ("steps", "tokens", "minutes")  # of [train]: how long a run is, one of them
 
 
@@ -227,7 +226,6 @@ def parse(
     _one_horizon(values, overrides)
     follow_start(values, folder or Path())
     follow_chat(values)
-    follow_store(values)
     try:
         return Recipe.model_validate(values, context=DRAFT if is_draft else None)
     except ValidationError as error:
@@ -370,28 +368,6 @@ def follow_chat(values: dict[str, Any]) -> None:
         values["tokens"] = tokens
         if tokens.setdefault("packing", "best-fit") == "best-fit":
             tokens.setdefault("document_mask", True)
-
-
-def follow_store(values: dict[str, Any]) -> None:
-    """Fill in the places that follow from run.store where the recipe names none. values: a recipe before validation, changed in
-    place. Tokens that are read from disks alone stay files of the run."""
-    run = values.get("run")
-    url = run.get("store") if isinstance(run, dict) else None
-    try:
-        if not isinstance(url, str) or store_or_folder(url) is None:
-            return
-    except ValueError:  # which the validation says
-        return
-    corpus, tokens, checkpoint = (values.setdefault(name, {}) for name in ("corpus", "tokens", "checkpoint"))
-    train = values.get("train", {})
-    if not all(isinstance(table, dict) for table in (corpus, tokens, checkpoint, train)):
-        return
-    checkpoint.setdefault("mirror", url)
-    if url.startswith(STORES):
-        corpus.setdefault("work", url)
-        corpus.setdefault("publish", url)
-        if tokens.get("packing", "concatenate") == "concatenate" and train.get("objective") != "classify":
-            tokens.setdefault("publish", url)
 
 
 CONTINUED_RATE = 0.1

@@ -31,7 +31,6 @@ class Run(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str = "runs"
     seed: int = Field(0, ge=0)
-    store: StoreOrFolder = None
 
     @property
     def folder(self) -> Path:
@@ -266,12 +265,11 @@ class Recipe(Section):
                 yield f"{where} has no decay phase to begin with; set train.schedule.kind = wsd"
 
     def _copies_are_elsewhere(self) -> Iterator[str]:
-        folder = self.run.folder.absolute()
-        for key, url in (("run.store", self.run.store), ("checkpoint.mirror", self.checkpoint.mirror)):
-            if url is not None and url.startswith(("/", "~")):
-                place = Path(url).expanduser() / self.run.name
-                if place == folder or folder in place.parents:
-                    yield f"{key} = {url} would lie in the run's own folder, {folder}; name another disk"
+        folder, url = self.run.folder.absolute(), self.checkpoint.mirror
+        if url is not None and url.startswith(("/", "~")):
+            place = Path(url).expanduser() / self.run.name
+            if place == folder or folder in place.parents:
+                yield f"checkpoint.mirror = {url} would lie in the run's own folder, {folder}; name another disk"
 
     def _tokens_fit(self) -> Iterator[str]:
         if self.tokens.gate and self.train.objective != "causal":

@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import engine, worker
-from bessemer.corpus.work import CorpusTask, open_stored, write_file
+from bessemer.corpus.work import CorpusTask, open_stored
 from bessemer.environment import num_cores
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.run import STAGE_FILE
-from bessemer.store_path import StorePath, copy_files, each, open_parquet, sizes
+from bessemer.store_path import StorePath, copy_files, each, open_parquet, sizes, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches

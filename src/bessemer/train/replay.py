@@ -217,7 +217,6 @@ def _on_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
             "checkpoint": checkpoint,
             "parallel": Parallel(),
             "report": Report(tensorboard=False),
-            "run": recipe.run.changed(store=None),
         }
     )
 

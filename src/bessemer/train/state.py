@@ -28,8 +28,6 @@ from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
 from bessemer.run import NEWEST, RunFolder, Weights, best_validation, checkpoint_name, published, read_json_lines
-from bessemer.run_store import RunStore
-from bessemer.store_folder import BackgroundCopy
 from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -145,7 +143,7 @@ class Saver:
         if trainer.device.is_cuda if config.asynchronous is None else config.asynchronous:
             self._async = AsyncSaver(run.checkpoints, config.keep, trainer.mesh, trainer.optimizer)
             self._async.on_published = self._follow
-        self._copies = _copies(recipe, run) if trainer.mesh.is_main else []
+        self._mirror = Mirror.of(recipe, run) if trainer.mesh.is_main else None
         self._follow()  # checkpoints that a killed run had not copied
 
     def follow(self, recipe: Recipe) -> None:
@@ -202,14 +200,12 @@ class Saver:
         self._follow()
 
     def _follow(self) -> None:
-        """Have the mirror copy what was published, and the store what else the run has written."""
-        for copy in self._copies:
-            copy.follow(self._report_mirror)
+        """Have the mirror copy what was published."""
+        if self._mirror is not None:
+            self._mirror.follow(self._report_mirror)
 
     def _report_mirror(self, message: str) -> None:
-        is_over = any(copy.is_taken_over for copy in self._copies)
-        then = "what is trained here stays here alone" if is_over else "the next checkpoint tries again"
-        warn(f"{message}; training goes on, {then}")
+        warn(f"{message}; training continues, the next checkpoint tries again")
         step = (published(self._run.checkpoints) or [0])[-1]
         record(self._run.incidents, MIRROR_FAILED, step=step, cause=message, action="training went on")
 
@@ -255,15 +251,8 @@ class Saver:
         if self._async is not None:
             self._async.__exit__(*error)
         ends_well = error[1] is None or isinstance(error[1], BessemerError)
-        for copy in self._copies if ends_well else ():
-            if not copy.finish():
-                self._report_mirror(f"{copy.place}: {copy.what} is still written and is left behind")
-
-
-def _copies(recipe: Recipe, run: RunFolder) -> list[BackgroundCopy]:
-    """The copies of a run elsewhere; one after the other where they are in one place."""
-    store, mirror = RunStore.of(recipe, run), Mirror.of(recipe, run)
-    return [copy for copy in (store, mirror) if copy is not None and not (mirror and mirror.first and copy is store)]
+        if ends_well and self._mirror is not None and not self._mirror.finish():
+            self._report_mirror(f"{self._mirror.place}: this mirror is still being written and is left behind")
 
 
 def _decay_start_step(train: Train) -> int | None:
