@@ -692,25 +692,6 @@ def test_an_export_that_memory_does_not_hold_is_streamed_and_the_same(
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "streamed" / name).read_bytes()
 
 
-def test_a_simulated_step_is_told_by_part(capsys: pytest.CaptureFixture[str]) -> None:
-    layers = [f"model.{key}" for key in ("layers=2", "width=64", "heads=2", "kv_heads=2", "mlp_width=128")]
-    options = [item for key in (*layers, "parallel.shard=4") for item in ("--set", key)]
-    assert command("plan", "llama-7b", "--simulate", *options) == 0
-    told = capsys.readouterr().out
-    assert "on 4 processes, as on a GPU, micro-batches of 4 sequences; GiB" in told and "gathered" in told
-    assert (
-        "traced without compiled blocks" in told
-        and "(train.compile = auto)" not in told
-        and "train.compile = auto); `bessemer plan` adds fragmentation" in told
-    )
-    assert command("plan", "llama-7b", "--simulate", "--json", *options) == 0
-    os.environ.pop("BESSEMER_QUIET", None)
-    found = json.loads(capsys.readouterr().out)
-    held = found["stages"][0]["moments"]["between"]
-    assert held["weights"] == pytest.approx(found["parameters"], rel=1e-3)  # 4 bytes each, of a quarter
-    assert held["optimizer"] == pytest.approx(2 * held["weights"], rel=1e-3)
-
-
 def test_plan_prints_for_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("plan", "llama-7b") == 0
     assert "6.74B" in capsys.readouterr().out

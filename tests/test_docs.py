@@ -127,11 +127,6 @@ SHORTENED = (
     ("my.toml", "shown.toml", ">"),
     ("train.steps=20 ", "train.steps=3 ", ""),  # on eight processes
     ("plan demo --set 'corpus.", "plan my.toml --set 'corpus.", ""),  # the demo's text: docs/ladder.md
-    (
-        "llama-7b-64 --simulate",
-        "llama-7b-64 --simulate --set model.layers=2",
-        "",
-    ),  # whole: tests/train/test_simulate.py
     ("--budget 7e11", "--budget 3.6e11 --seeds 1", "bessemer ladder"),
 )  # what is replaced by what, in lines with a third text
 

@@ -210,7 +210,6 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         ),
         (("llama-7b", "--measured", "runs/x", "--html", "x.html"), "leave --html out"),
         (("llama-7b-64", "--measured", "runs/x"), "names another device (cluster.device)"),
-        (("llama-7b", "--simulate", "--tp", "2"), "--simulate traces a step of the recipe as it is"),
         (("--devices", "--gpus", "4xH100"), "--devices lists the catalogue and plans nothing; leave --gpus out"),
         (("--model", "list", "--price", "2"), "--model list prints the known names; leave --price out"),
         (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
@@ -781,17 +780,6 @@ def test_a_published_model_in_the_place_of_a_recipe_is_pointed_at(capsys: pytest
     for more in ((), ("--gpus", "64xH100")):
         assert run_command(["plan", "llama-2-70b", *more]) == 2
         assert "it is a published model: --model llama-2-70b" in capsys.readouterr().err
-
-
-def test_a_simulation_of_a_recipe_without_a_run_says_what_to_add(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        "[model]\nlayers = 2\nwidth = 64\nheads = 2\nvocabulary = 256\n[train]\nsteps = 2\n", encoding="utf-8"
-    )
-    assert run_command(["plan", str(path), "--simulate"]) == 2
-    assert '--simulate is of a run: add [run] with name = "mine" (--set run.name=mine' in capsys.readouterr().err
 
 
 def test_data_ranks_that_cannot_be_shards_are_advised_as_copies(capsys: pytest.CaptureFixture[str]) -> None:

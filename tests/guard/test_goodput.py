@@ -11,7 +11,6 @@ from bessemer.errors import BessemerError
 from bessemer.guard import goodput
 from bessemer.guard.goodput import TIME_KINDS, WallClock, accounts, sessions
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.parallel import traffic
 from bessemer.run import read_json_lines
 
 
@@ -109,11 +108,6 @@ def test_an_error_loses_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError), beating.during("saving"):
         fail()
     assert beating._phase == "step"
-    monkeypatch.setattr(traffic, "perf_counter", lambda: now[0])
-    before = traffic.waited()
-    with pytest.raises(OSError), traffic.timing():
-        fail()
-    assert traffic.waited() == before + 3.0
 
 
 def test_the_time_until_a_finished_run_is_trained_longer_is_not_its(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import torch
 from bessemer.layout.communication import ElementBytes
 from bessemer.layout.memory import FP32, RMS_COPIES_CPU, eager_bytes_per_block, peak_memory
 from bessemer.model.config import ModelConfig
-from bessemer.model.kernels import as_on_gpu
 from bessemer.model.transformer import build_model
 from bessemer.recipe import Parallel, Train
+from tests.train.fake_step import formulas_of_gpu
 
 ROWS, LENGTH = 2, 128
 BERT: dict[str, Any] = {
@@ -45,7 +45,7 @@ def saved_bytes(model: ModelConfig) -> int:
         return tensor
 
     saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with saving, as_on_gpu(), torch.autocast("cpu", torch.bfloat16):
+    with saving, formulas_of_gpu(), torch.autocast("cpu", torch.bfloat16):
         built(torch.zeros(ROWS, LENGTH, dtype=torch.long))
     return sum(storage.nbytes() for storage in kept.values())
 

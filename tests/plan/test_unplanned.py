@@ -288,7 +288,7 @@ OPTIONS: dict[str, tuple[dict[str, str | None], str | None]] = {
     "--flops": (SIZED, "1e22"), "--days": (SIZED, "2"),
     "--money": (SIZED, "900"), "--odds": (SIZED | {"--days": "2"}, "90%"), "--dp": ({"--tp": None}, "16"), "--tp": ({"--dp": None}, "4"),
     "--pp": ({"--dp": None}, "2"), "--cp": ({"--dp": None}, "2"), "--zero": ({}, "3"), "--html": ({}, "PAGE"),
-    "--measured": ({}, "RUN"), "--search": ({}, None), "--devices": ({}, None), "--simulate": ({}, None),
+    "--measured": ({}, "RUN"), "--search": ({}, None), "--devices": ({}, None),
     "--set": ({}, "train.ema=0.9"),
 }  # fmt: skip
 
@@ -310,5 +310,5 @@ def test_every_option_changes_the_answer_or_is_refused(tmp_path: Path, capsys: p
             answers.append((run_command(["plan", *words]), capsys.readouterr()))
         assert answers[0] != answers[1], name
         codes = [code for code, _ in answers]
-        assert codes[1] == (2 if name in ("--devices", "--simulate", "--measured") else 0), (name, answers[1])
+        assert codes[1] == (2 if name in ("--devices", "--measured") else 0), (name, answers[1])
     assert "<html" in (tmp_path / "PAGE").read_text(encoding="utf-8")

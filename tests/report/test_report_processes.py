@@ -13,19 +13,19 @@ from tests.report.conftest import plain, section_of, tables
 
 
 def split(run: RunFolder, steps: int = 3) -> RunFolder:
-    """The run as if it had been split, with bytes of a few steps."""
+    """The run as if it had been split, with the matmul's seconds in a few steps."""
     recipe = run.recipe.read_text()
     run.recipe.write_text(recipe + "\n[parallel]\nreplicate = 1\nshard = 2\ntensor = 2\npipeline = 2\nzero = 1\n")
     plan = json.loads(run.plan.read_text()) | {"communicated_bytes": {"all_gather": 2000, "send": 500}}
     run.plan.write_text(json.dumps(plan))
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()][:steps]
-    for index, line in enumerate(lines):
-        line["communicated_bytes"] = {"all_gather": 2000, "all_reduce": 30 + index}
+    for index, line in enumerate(lines[:]):
+        lines.append({"kind": "ranks", "step": line["step"], "matmul_seconds": {"0": 0.001, "1": 0.002 + index / 1000}})
     run.metrics.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
     return run
 
 
-def test_layout_and_bytes_stand_beside_the_formula(make_run: Callable[..., RunFolder]) -> None:
+def test_layout_bytes_and_times_are_shown(make_run: Callable[..., RunFolder]) -> None:
     html = section_of(page.render(data.read(split(make_run(steps=40)))), "processes")
     assert "8 processes: shard 2 x tensor 2 x pipeline 2." in plain(html)
     shown = tables(html)
@@ -33,10 +33,10 @@ def test_layout_and_bytes_stand_beside_the_formula(make_run: Callable[..., RunFo
         ["shard", "2"], ["tensor", "2"], ["pipeline", "2"], ["zero", "1"], ["schedule", "1f1b"],
     ]  # fmt: skip
     assert shown["Sent in a step, all processes together"] == [
-        ["all-gather", "2.0 kB", "2.0 kB", "1.000"],
-        ["send", "500 B", "–", "–"],
-        ["all-reduce", "–", "31 B", "–"],  # the median; no formula
+        ["all-gather", "2.0 kB"],
+        ["send", "500 B"],
     ]
+    assert [row[0] for row in shown["The same matmul on every rank"]] == ["1", "0"]
 
 
 def test_the_page_has_the_section_only_then(make_run: Callable[..., RunFolder]) -> None:

@@ -19,7 +19,7 @@ from bessemer.studies.layouts_training import CASES, CertificateRun, batch_of
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_short_list_meets_its_target_and_the_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_short_list_meets_its_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["study", "layouts", "--short", "--folder", str(tmp_path / "s")]
     assert run_command(arguments) == 0
     shown = capsys.readouterr().out
@@ -29,7 +29,6 @@ def test_the_short_list_meets_its_target_and_the_formula(tmp_path: Path, capsys:
     ]
     for row in found["rows"]:
         assert row["loss"] <= 1e-12 and row["weight"] <= 1e-12, row
-        assert row["sent"] == row["planned"], row
         assert row["layout"] in shown
     assert (tmp_path / "s" / "layouts.md").read_text() == layouts_page.page(found)
     # What is done is kept: no process is started, and a changed number is seen.
@@ -53,7 +52,6 @@ def found_with(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def row(precision: str, loss: float) -> dict[str, Any]:
     return {
         "layout": "dp2", "processes": 2, "case": "plain", "precision": precision, "loss": loss, "weight": 1e-3,
-        "sent": {"all_reduce": 1234}, "planned": {"all_reduce": 1000, "send": 234},
     }  # fmt: skip
 
 
@@ -70,8 +68,8 @@ def test_a_missed_target_is_said_and_is_no_success(
     assert "dp2, plain, fp64: 2.0e-09 is over 1e-09; and 1 more; all of it is in there" in said.err
     assert "3 of 4 runs ended; 2 failed or missed their target." in said.out and layouts.plot(found).startswith("<svg")
     page = layouts_page.page(found)
-    assert "| dp2 | 2 | 2.0e-09 | 1.0e-03 | 9.0e-06 | 1.0e-03 | 5.0e-01 | 1.0e-03 | 1,234 | 1,234 |" in page
-    assert "| tp4 | 4 | - | - | no such heads | - |" in page and "- tp4, plain, fp64: no such heads" in page
+    assert "| dp2 | 2 | 2.0e-09 | 1.0e-03 | 9.0e-06 | 1.0e-03 | 5.0e-01 | 1.0e-03 |" in page
+    assert "| tp4 | 4 | no such heads | - |" in page and "- tp4, plain, fp64: no such heads" in page
 
 
 def test_losses_that_are_no_numbers_do_not_pass() -> None:
@@ -111,8 +109,6 @@ def test_the_docs_say_what_the_study_found() -> None:
     for one in found["rows"]:
         if "why" not in one and one["precision"] in layouts.TARGETS:
             assert one["loss"] <= layouts.TARGETS[one["precision"]], one
-        if one.get("planned") is not None:
-            assert one["sent"] == one["planned"], one
 
 
 def test_in_the_picture_a_point_stands_where_its_difference_is() -> None:

@@ -98,7 +98,7 @@ def test_every_variation_runs(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("cold")  # how memory is returned is set for a process when it starts
 def test_memory_at_rest_falls_with_sharding_and_the_peak_with_stage_3() -> None:
-    """Stages 1 and 2: tests/train/test_simulate.py, by the formula; the losses of all: tests/parallel/test_data.py."""
+    """Stages 1 and 2: tests/train/test_step_bytes.py, by the formula; the losses of all: tests/parallel/test_data.py."""
     variants = {name: processes.zero.variants[name] for name in ("2 replicas", "ZeRO 3")}
     small = replace(
         processes.zero, variants=variants, base={**processes.zero.base, "train.steps": 5, "model.layers": 3}

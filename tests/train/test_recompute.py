@@ -26,9 +26,10 @@ from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Dropout, Parallel, Train, load, parse
 from bessemer.recipe.model import ENCODERS
 from bessemer.train import precision as precisions
-from bessemer.train import recompute, simulate, split
+from bessemer.train import recompute, split
 from bessemer.train.device import choose
 from bessemer.train.task import task_of
+from tests.train.fake_step import watch_step
 from tests.train.test_trainer import batch, trainer_of
 
 FP32 = ElementBytes(4)
@@ -279,7 +280,7 @@ def test_the_peak_of_a_process_alone_is_the_plans(precision: str, mode: str, tie
     shape, device = config(layers=3, vocabulary=2048, tie_embeddings=tied), choose(settings)
     blocks, task = (0 if mode == "none" else shape.layers), task_of(settings, False, shape, 0)
     built = split.build(settings, build_model(shape, 0), SINGLE_PROCESS, task, device, blocks)
-    peak = simulate.total(simulate.watch_step(settings, Parallel(), shape, *built).peak)
+    peak = watch_step(settings, Parallel(), shape, *built).peak
     planned = peak_memory(settings, Parallel(), shape, device.precision.element_bytes, recomputed_per_rank=blocks)
     # In bf16 what a norm widens counts among the fitted holes of the heap.
     assert planned.total - planned.fragmentation == pytest.approx(peak, rel=0.03 if precision == "fp32" else 0.06)

@@ -31,7 +31,6 @@ from bessemer.checkpoint.protocol import FileWriter, PreparedSave, prepare, publ
 from bessemer.checkpoint.retention import Retention
 from bessemer.checkpoint.staging import Staging
 from bessemer.errors import BessemerError
-from bessemer.parallel import traffic
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 
 TIMEOUT = timedelta(hours=1)  # for the other processes to write
@@ -129,7 +128,6 @@ class AsyncSaver:
         self.mesh = mesh
         if not mesh.is_single:
             self.mesh = replace(mesh, control=dist.new_group(backend="gloo", timeout=TIMEOUT))
-            traffic.start_counting(self.mesh.control)  # not part of the concurrent step
         self.process, self._staging = WriterProcess(), Staging()
         self._thread: Thread | None = None
         self._failure: BaseException | None = None

@@ -122,7 +122,6 @@ COMMANDS = (
         option("--what-if", "a plan with changes beside it, as gpus=64,precision=fp8; repeatable", action="append", default=[],
                metavar="NAME=VALUE,..."),
         flag("--devices", "list the catalogue of devices instead"),
-        flag("--simulate", "trace a step's memory on tensors without storage"),
         option("--calibrate", "measure this machine and write FILE for --catalogue", metavar="FILE"),
         option("--schedule", "draw a pipeline: NAME:RANKSxMICROBATCHES, as 1f1b:4x8", metavar="NAME:PxM"),
         option("--svg", "write the drawing of --schedule to this file as well", metavar="FILE"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import planning, runs
 from bessemer.errors import InputError
-from bessemer.terminal import amount, counted, duration, rate, size, text_table
+from bessemer.terminal import amount, duration, rate, size, text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,6 @@ OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_bat
 ALONE = {
     "devices": ("lists the catalogue and plans nothing", ("catalogue",)),
     "measured": ("scales the plan that a recipe has on this machine", ()),
-    "simulate": ("traces a step of the recipe as it is, whose keys --set changes", ()),
     "calibrate": ("measures this machine and plans nothing", ()),
     "schedule": ("draws a pipeline and plans nothing else", ("svg",)),
 }
@@ -50,13 +49,10 @@ def plan(args: argparse.Namespace) -> Any:
         return planning.schedule(args)
     if args.model == "list":
         return _models(args)
-    if args.recipe is None and (args.simulate or args.measured is not None):
-        option = "--simulate" if args.simulate else "--measured"
-        raise InputError(f"plan: {option} is about a recipe; name the recipe as well (`bessemer recipe` lists some)")
+    if args.recipe is None and args.measured is not None:
+        raise InputError("plan: --measured is about a recipe; name the recipe as well (`bessemer recipe` lists some)")
     if args.measured is not None:
         return _scaled_by_run(args)
-    if args.simulate:
-        return _simulated(args)
     if args.recipe is None and not (requested or args.overrides or _budget(args)):
         raise InputError(
             "plan: name a recipe (`bessemer recipe` lists the shipped ones), or say a model and devices, as --params 70B "
@@ -297,47 +293,6 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
 def _print_rows(rows: dict[str, str]) -> None:
     width = max(14, *map(len, rows))
     print("\n".join(f"{name:<{width}} {value}" for name, value in rows.items()))
-
-
-# Rows of the simulation, and the parts of the plan that each is compared with.
-SIMULATED_ROWS = {
-    "weights": ("weights",), "gathered": ("buffers",), "gradients": ("gradients",), "optimizer": ("optimizer",),
-    "ema": ("ema",), "activations": ("activations", "logits"), "peak": ("total",),
-}  # fmt: skip
-
-
-def _simulated(args: argparse.Namespace) -> dict[str, Any]:
-    """The fullest process, part by part, compared with the plan; of the others the peak."""
-    from bessemer.tokens import outlook
-    from bessemer.train import simulate
-
-    with _of_a_run(args, "--simulate", "or leave --simulate out for a plan by arithmetic alone"):
-        session = runs.open_recipe(args)
-    simulated = simulate.beside_the_plan(session.recipe, outlook.vocabulary(session.recipe, session.run.tokens))
-    if args.json:
-        return simulated
-    stages, gib = simulated["stages"], 2**30
-    fullest = max(stages, key=lambda row: row["total"])
-    what = f"{amount(simulated['parameters'])} parameters on {counted(simulated['processes'], 'process')}"
-    how = f"as on a {simulated['device']}, micro-batches of {counted(simulated['micro_batch'], 'sequence')}"
-    print(f"{what}, {how}; GiB of the fullest, rank {fullest['rank']}")
-    moments, rows = [fullest["moments"][moment] for moment in ("between", "after_backward", "peak")], []
-    for name, parts in SIMULATED_ROWS.items():
-        num_bytes = [sum(moment.values()) if name == "peak" else moment[name] for moment in moments]
-        num_bytes.append(sum(fullest["planned"][part] for part in parts))
-        rows.append(["all" if name == "peak" else name, *(f"{value / gib:.3f}" for value in num_bytes)])
-    print("\n".join(text_table(["", "between steps", "after backward", "at the peak", "planned"], rows)))
-    for row in stages if len(stages) > 1 else ():
-        peak, planned = row["total"] / gib, row["planned"]["total"] / gib
-        print(f"stage {row['place']:<2} {row['blocks']:>3} blocks, at the peak {peak:.3f}, planned {planned:.3f}")
-    if (as_run := max(row.get("planned_as_run", {}).get("total", 0) for row in stages)) > 0:
-        print(
-            f"traced without compiled blocks and with norms as a CPU computes them; a run on a GPU is planned with "
-            f"{as_run / gib:.3f} at the peak ({size(round(as_run))}; train.compile = {session.recipe.train.compile}); `bessemer "
-            "plan` adds fragmentation and what the device holds before the model"
-        )
-    print(f"simulated in {duration(sum(row['seconds'] for row in stages))}; nothing of the model was allocated")
-    return simulated
 
 
 # --- On a cluster -----------------------------------------------------------------------------------------------------

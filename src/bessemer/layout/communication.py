@@ -108,7 +108,7 @@ def step_bytes(
     config: ModelConfig, layout: Parallel, tokens: int, targets: int, micro_batches: int, element_bytes: ElementBytes,
     recomputed_total: int = 0, label_smoothing: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
-    """Bytes that all processes together send in a step, by kind, as a ring would (see `parallel.traffic`).
+    """Bytes that all processes together send in a step, by kind, as a ring would.
 
     tokens, targets: of the global batch; micro_batches: of each data rank; recomputed_total: blocks of the whole model. Without
     what an optimizer that gathers whole matrices adds. None where the number of gathers depends on the schedule: stages of a

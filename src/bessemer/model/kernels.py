@@ -16,9 +16,6 @@ of a head, F hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -99,26 +96,12 @@ class _Linear(torch.autograd.Function):
         )
 
 
-_AS_ON_GPU = ContextVar("_AS_ON_GPU", default=False)
-
-
-@contextmanager
-def as_on_gpu() -> Iterator[None]:
-    """Within, narrow types are computed by the formulas that a GPU gets: for what simulates one."""
-    before = _AS_ON_GPU.set(True)
-    try:
-        yield
-    finally:
-        _AS_ON_GPU.reset(before)
-
-
 def is_eager_cpu(x: Tensor, *others: Tensor) -> bool:
     """True where the fused CPU functions here apply: eager mode, on a CPU, in fp32, fp64 or bf16, with which fp32 may go."""
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64, torch.bfloat16)
         and all(one.dtype == x.dtype or x.dtype == torch.bfloat16 for one in others)
-        and not (x.dtype == torch.bfloat16 and _AS_ON_GPU.get())
         and not torch.compiler.is_compiling()
     )
 

@@ -1,5 +1,4 @@
 """One mesh of processes (mesh.py), five ways to split a model; the same loss whatever the split.
 
-The ways: data.py (DDP, FSDP2), tensor.py, context.py, pipeline.py with tied.py, made of collectives.py and dtensors.py. Beside
-them: traffic.py (bytes sent, seconds waited).
+The ways: data.py (DDP, FSDP2), tensor.py, context.py, pipeline.py with tied.py, made of collectives.py and dtensors.py.
 """

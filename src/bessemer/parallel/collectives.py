@@ -19,7 +19,6 @@ from torch.distributed.distributed_c10d import GroupName
 
 from bessemer.errors import InputError
 from bessemer.layout.pipeline_stages import rank_rows
-from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe.parallel import nearest_that_fit
 
@@ -98,10 +97,7 @@ def all_reduce(x: Tensor, operator: str, group: GroupName) -> Tensor:
 
 def wait(x: Tensor) -> Tensor:
     """The finished result of a functional collective."""
-    if torch.compiler.is_compiling():
-        return functional.wait_tensor(x)  # type: ignore[no-any-return]
-    with traffic.timing():
-        return functional.wait_tensor(x)  # type: ignore[no-any-return]
+    return functional.wait_tensor(x)  # type: ignore[no-any-return]
 
 
 def all_gather(x: Tensor, group: RankGroup, dim: int) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from bessemer.parallel import traffic
 from bessemer.parallel.dtensors import is_dtensor
 from bessemer.parallel.mesh import SHARD_CONTEXT, ProcessMesh, set_timeout
 
@@ -134,7 +133,6 @@ def _data_mesh(mesh: ProcessMesh) -> DeviceMesh:
 def _sum(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: all-reduce without DDP's division by the number of ranks."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    traffic.bucket_sent()
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from bessemer.errors import BessemerError, InputError
-from bessemer.parallel import traffic
 from bessemer.recipe import Parallel
 from bessemer.recipe.parallel import AXES, MODEL_AXES
 
@@ -96,16 +95,14 @@ class ProcessMesh:
         """The sum over all processes of a small tensor on their training devices, which no host waits for."""
         if not self.is_single:
             values = values.clone()
-            with traffic.not_counting():
-                dist.all_reduce(values)
+            dist.all_reduce(values)
         return values
 
     def max_on_device(self, values: Tensor) -> Tensor:
         """The largest of each element over all processes, as `sum_on_device`."""
         if not self.is_single:
             values = values.clone()
-            with traffic.not_counting():
-                dist.all_reduce(values, dist.ReduceOp.MAX)
+            dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def sum_over_data(self, values: Tensor) -> Tensor:
@@ -168,7 +165,7 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
 
     store: an existing rendezvous store; then more processes than the layout needs may have been started, and the first
     ranks join. Raises InputError when the layout needs another number of processes, BessemerError when the group cannot
-    be reached. Also starts the counters of bytes sent and of seconds waited, process-wide.
+    be reached.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -188,8 +185,6 @@ def join(layout: Parallel, device: torch.device, store: dist.Store | None = None
         set_timeout(device_mesh.get_group(axis))
     # A group of its own, even where an axis is the whole world.
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    traffic.start_counting(control)
-    traffic.start_timing()
     return ProcessMesh(layout, rank, device_mesh, control)
 
 

@@ -34,7 +34,7 @@ def wall_time(data: RunData) -> list[tuple[str, str, float]]:
 
 
 def processes(data: RunData) -> Json:
-    """How a run of several processes was split, and the bytes sent in a step, by kind; {}: one process."""
+    """How a run of several processes was split, and the bytes that a step sends by formula, by kind; {}: one process."""
     layout = as_object(data.recipe, "parallel")
     sizes = {axis: max(int(as_number(layout, axis) or 1), 1) for axis in AXES}
     world = prod(sizes.values())
@@ -45,29 +45,20 @@ def processes(data: RunData) -> Json:
         more.append(("zero", int(as_number(layout, "zero") or 3), "what shard divides"))
     if sizes["pipeline"] > 1:
         more.append(("schedule", as_text(layout, "schedule") or "1f1b", "of the micro-batches"))
-    planned = {kind: as_number(value) for kind, value in as_object(data.plan, "communicated_bytes").items()}
-    counted = data.train.groups.get("communicated_bytes", {})
-    measured = {kind: float(np.nanmedian(values)) for kind, values in counted.items()}
-    rows = []
-    for kind in dict.fromkeys([*planned, *measured]):
-        formula, sent = planned.get(kind), measured.get(kind)
-        if formula or sent:
-            ratio = f"{sent / formula:.3f}" if formula and sent is not None else "–"
-            rows.append((kind.replace("_", "-"), known(formula, size), known(sent, size), ratio))
+    sent = {kind: number_or_0(value) for kind, value in as_object(data.plan, "communicated_bytes").items()}
     return {
         "world": world, "axes": [(axis, size_, AXES[axis]) for axis, size_ in sizes.items() if size_ > 1], "more": more,
-        "sent": sum(measured.values()), "communication": rows, "ranks": _rank_times(data),
+        "sent": sum(sent.values()), "ranks": _rank_times(data),
+        "communication": [(kind.replace("_", "-"), size(value)) for kind, value in sent.items() if value],
         "stragglers": [as_text(one, "cause") for one in data.incidents if one.get("what") == STRAGGLER.name],
     }  # fmt: skip
 
 
-def _rank_times(data: RunData) -> list[tuple[str, str, str]]:
-    """Mean seconds of each rank over the run, the slowest first; so many that the page stays short."""
-    waits = data.ranks.groups.get("data_wait", {})
-    means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("compute_seconds", {}).items()}
+def _rank_times(data: RunData) -> list[tuple[str, str]]:
+    """Mean seconds of each rank's matmul over the run, the slowest first, at most MAX_RANKS."""
+    means = {rank: float(np.nanmean(values)) for rank, values in data.ranks.groups.get("matmul_seconds", {}).items()}
     slowest = sorted(means, key=lambda rank: -means[rank])[:MAX_RANKS]
-    waited = {rank: float(np.nanmean(waits[rank])) for rank in slowest if rank in waits}
-    return [(rank, step_time(means[rank]), known(waited.get(rank), step_time)) for rank in slowest]
+    return [(rank, step_time(means[rank])) for rank in slowest]
 
 
 def visible(value: Any) -> str:

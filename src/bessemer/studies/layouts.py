@@ -25,15 +25,13 @@ from bessemer.environment import num_cores
 from bessemer.errors import BessemerError
 from bessemer.launch import group
 from bessemer.launch.group import run_group
-from bessemer.model.huggingface.config import model_config
 from bessemer.recipe import Parallel
 from bessemer.report.plan_figures import themed
 from bessemer.run import read_json, write_json
-from bessemer.studies import layouts_page, text
+from bessemer.studies import layouts_page
 from bessemer.studies.layouts_page import table as table  # `bessemer study` prints it
-from bessemer.studies.layouts_training import CASES, CertificateRun, recipe_of
+from bessemer.studies.layouts_training import CASES, CertificateRun
 from bessemer.terminal import progress
-from bessemer.train.metrics import planned_bytes
 
 FOLDER = Path("runs/study-layouts")
 ALONE = "1"
@@ -182,16 +180,12 @@ def _row(scope: Scope, folder: Path, name: str, case: str, precision: str, failu
     mine_by, theirs_by = ours.tensors("model"), theirs.tensors("model")
     assert mine_by.keys() == theirs_by.keys(), "the layouts save other tensors"
     pairs = [(mine_by[key].double(), theirs_by[key].double()) for key in theirs_by]
-    recipe = recipe_of(scope.settings, layout, CASES[case], precision)
-    config = model_config(recipe, text.VOCABULARY)
     return {
         **row,
         "loss": _largest(mine["losses"], reference["losses"]),
         "weight": max(float((a - b).abs().max()) for a, b in pairs),
         "last_loss": mine["losses"][-1],
         "seconds": mine["seconds"],
-        "sent": mine["sent"],
-        "planned": planned_bytes(recipe.train, recipe.parallel, config, precision, mine["targets"][-1]),
     }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from bessemer.terminal import rendered, text_table
 
-COUNTED = "fp32"  # the precision whose bytes are shown
 INK, PALE, RULE = "#15191d", "#56616b", "#dde2e6"
 COLOURS = {"fp64": "#1f6feb", "fp32": "#0f8a5f", "bf16": "#c2570c"}
 FIRST, LAST = -17, -1  # powers of ten of the axis
@@ -28,12 +27,11 @@ CASE_MEANINGS = {
 def table(results: dict[str, Any]) -> str:
     rows = [
         (row["layout"], row["case"], row["precision"],
-         *(("", "", row["why"]) if "why" in row else (f"{row['loss']:.1e}", f"{row['weight']:.1e}",
-           f"{_bytes(row['sent'])} ({_bytes(row['planned'])})")))
+         *(("", row["why"]) if "why" in row else (f"{row['loss']:.1e}", f"{row['weight']:.1e}")))
         for row in results["rows"]
     ]  # fmt: skip
-    titles = ("layout", "case", "", "loss", "weights", "bytes a step (formula)")
-    return "\n".join([_about(results), "", *text_table(titles, rows, "lllrrl"), "", _verdict(results)])
+    titles = ("layout", "case", "", "loss", "weights")
+    return "\n".join([_about(results), "", *text_table(titles, rows, "lllrr"), "", _verdict(results)])
 
 
 def page(results: dict[str, Any]) -> str:
@@ -47,7 +45,7 @@ def page(results: dict[str, Any]) -> str:
     return rendered(
         Path(__file__).with_name("layouts.md.jinja"),
         made=results["made"], about=_about(results), verdict=_verdict(results), cases=cases,
-        precisions=_precisions(results), counted=COUNTED, missed=results["missed"],
+        precisions=_precisions(results), missed=results["missed"],
     )  # fmt: skip
 
 
@@ -80,16 +78,10 @@ def _verdict(results: dict[str, Any]) -> str:
 
 
 def _line(rows: list[dict[str, Any]]) -> list[str]:
-    why = next((row["why"] for row in rows if "why" in row), None)
     cells = [rows[0]["layout"], str(rows[0]["processes"])]
     for row in rows:
-        cells += ["-", "-"] if "why" in row else [f"{row['loss']:.1e}", f"{row['weight']:.1e}"]
-    counted = next((row for row in rows if row["precision"] == COUNTED and "why" not in row), None)
-    return [*cells, *([why or "-", "-"] if counted is None else map(_bytes, (counted["sent"], counted["planned"])))]
-
-
-def _bytes(by_kind: dict[str, int] | None) -> str:
-    return "-" if by_kind is None else f"{sum(by_kind.values()):,}"
+        cells += [row["why"], "-"] if "why" in row else [f"{row['loss']:.1e}", f"{row['weight']:.1e}"]
+    return cells
 
 
 def picture(results: dict[str, Any]) -> str:

@@ -22,7 +22,6 @@ from bessemer.checkpoint import save
 from bessemer.launch.group import work_as_member
 from bessemer.model.huggingface.config import model_config
 from bessemer.model.transformer import build_model, meta_model
-from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.parallel.tied import owned_parameters
 from bessemer.recipe import Parallel, Recipe
@@ -114,26 +113,23 @@ def train(
 ) -> dict[str, Any]:
     """Train, and save the weights in `folder`.
 
-    Returns `losses` and `targets` of each step, `seconds` a step (mean over the run) and `sent`, bytes that all processes
-    together send in the last step, by kind.
+    Returns `losses` and `targets` of each step, and `seconds` a step (mean over the run).
     """
     recipe = recipe_of(sizes, layout, case, precision)
     config = model_config(recipe, text.VOCABULARY)
     model = build_model(config, SEED) if mesh.is_single else meta_model(config)
     device = devices.choose(recipe.train)
     trainer = Trainer(recipe, model, device, text.END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
-    losses, targets, before, started = [], [], traffic.sent(), perf_counter()
+    losses, targets, started = [], [], perf_counter()
     for number in range(sizes.steps):
-        before = traffic.sent()
         results = trainer.forward_backward(batch_of(sizes, case, number, mesh))
         trainer.update(number, results.grad_norm)
         losses.append(results.loss)
         targets.append(sum(results.targets))
     seconds = (perf_counter() - started) / sizes.steps
-    everyone = traffic.sent_by_all(mesh.sum, before)
     named = {name: parameter.detach() for name, parameter in owned_parameters(trainer.model)}
     save(folder, sizes.steps, {"model": named}, {}, 1, mesh)
-    return {"losses": losses, "targets": targets, "seconds": seconds, "sent": everyone}
+    return {"losses": losses, "targets": targets, "seconds": seconds}
 
 
 def main() -> None:

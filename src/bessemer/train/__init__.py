@@ -12,5 +12,5 @@ State: state.py (to and from checkpoints), start.py (weights of another run), im
 (the mixture that was trained on), validation.py (scores, tasks, samples).
 
 Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py and diagnose.py repeat
-steps, simulate.py runs one without memory.
+steps.
 """

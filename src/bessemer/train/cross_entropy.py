@@ -45,14 +45,14 @@ class _Options:
 
 def chunked_cross_entropy(
     hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, bias_V: Tensor | None = None, chunk: int,
-    is_cuda: bool | None = None, z_loss: float = 0.0, label_smoothing: float = 0.0, soft_cap: float | None = None,
+    z_loss: float = 0.0, label_smoothing: float = 0.0, soft_cap: float | None = None,
     vocabulary: VocabularyShard | None = None,
 ) -> Loss:  # fmt: skip
     """Cross-entropy of softmax(hidden @ head.T + bias) in nats, summed over targets >= 0.
 
-    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache (is_cuda: by default the tensors'
-    device; a simulation uses a GPU's chunks). Their gradient is computed in the same pass, in place of the logits, and
-    propagated to `hidden`, `head` and `bias`, so that the backward pass recomputes nothing. Sums are in fp32 (fp64 for fp64).
+    Logits exist for `chunk` tokens at a time, on a CPU for no more than fit its cache. Their gradient is computed in the same
+    pass, in place of the logits, and propagated to `hidden`, `head` and `bias`, so that the backward pass recomputes nothing.
+    Sums are in fp32 (fp64 for fp64).
     On a CPU tokens without a target are removed before the matmul.
 
     z_loss weighs the square of the log partition function (Chowdhery et al. 2022, section 5). label_smoothing e mixes
@@ -64,8 +64,7 @@ def chunked_cross_entropy(
     all-reduced. The loss and the gradients of `head` and `bias` are whole on every rank, that of `hidden` is a partial sum
     (Shoeybi et al. 2019, section 3).
     """
-    is_cuda = hidden_ND.device.type != "cpu" if is_cuda is None else is_cuda
-    options = _Options(chunk, is_cuda, z_loss, label_smoothing, soft_cap, vocabulary)
+    options = _Options(chunk, hidden_ND.device.type != "cpu", z_loss, label_smoothing, soft_cap, vocabulary)
     rows, valid_N = None, targets_N
     if targets_N.device.type == "cpu" and not bool((targets_N >= 0).all()):
         rows = (targets_N >= 0).nonzero()[:, 0]

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bessemer.model import casts
 from bessemer.model.transformer import Transformer
-from bessemer.parallel import data, traffic
+from bessemer.parallel import data
 from bessemer.parallel.context import MicroBatchLoss, gather_sequences, read_batch
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Dropout, Train
@@ -218,7 +218,6 @@ def accumulate(
                     torch.autograd.backward(loss.total / divisor * factor)
                 for add in more:
                     add()
-            traffic.backward_ended()
             results.append(loss.detached())
     finally:
         if two_at_a_time:

@@ -170,7 +170,7 @@ def train(training: Training) -> TrainSummary:
                 advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
             training.gate_log.stepped(state.step, step.batch)
-            training.stragglers.stepped(log, state.step, rates.busy(), rates.data_wait)
+            training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
             validated = _revise_log_validate(training, step, step.update, stop)
             scores, stopped_by = validated or scores, stop.received()
@@ -241,7 +241,7 @@ def _train_line(training: Training, step: CompletedStep, update: Update) -> dict
         logit, heads = update.clipping.read().tolist()
         numbers |= {"attention_logit_max": logit, "clipped_heads": int(heads)}
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
-    numbers |= {"memory_bytes": memory_in_use(device), **training.rates.communicated(device.compile, update.sent)}
+    numbers["memory_bytes"] = memory_in_use(device)
     if device.precision.scaled:
         numbers |= {"loss_scale": stats.scale.value, "scale_skips": stats.scale.skipped}
     return numbers

@@ -20,7 +20,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from bessemer.layout.communication import ElementBytes, step_bytes
 from bessemer.logfile import LogFile, is_torn, json_line
 from bessemer.model.config import ModelConfig
-from bessemer.parallel import traffic
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Parallel, Train
 from bessemer.run import RunFolder, read_json, read_json_lines, read_steps, write_atomic, write_json
@@ -160,7 +159,7 @@ def record(data: bytes) -> bytes:
 
 
 class Rates:
-    """Seconds of each step and of its wait for data, tokens/s, MFU and HFU, and bytes communicated.
+    """Seconds of each step and of its wait for data, tokens/s, MFU and HFU.
 
     A CPU's peak FLOP/s is measured, and too low when other programs used the cores at that moment. When a step exceeds it,
     the peak is measured again, raised to at least the step's own rate, and recorded in plan.json.
@@ -172,13 +171,13 @@ class Rates:
         """model_flops: of a token; hardware_flops: including recomputation; peak: FLOP/s of all processes together."""
         self.model_flops, self.hardware_flops, self.peak = model_flops, hardware_flops, peak
         self.device, self.mesh, self.data_wait, self._plan = device, mesh, 0.0, plan
-        self._mark, self._sent, self._waited = perf_counter(), traffic.sent(), traffic.waited()
+        self._mark = perf_counter()
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and time the wait for each."""
         self._mark = started = perf_counter()
         for batch in batches:
-            self.data_wait, self._sent, self._waited = perf_counter() - started, traffic.sent(), traffic.waited()
+            self.data_wait = perf_counter() - started
             yield batch
             started = perf_counter()
 
@@ -190,21 +189,6 @@ class Rates:
     def seconds(self) -> float:
         """Since the step before was completed."""
         return perf_counter() - self._mark
-
-    def sent(self) -> dict[str, float]:
-        """Bytes that this process has sent since the last batch was read, by kind."""
-        return {kind: total - self._sent[kind] for kind, total in traffic.sent().items()}
-
-    def busy(self) -> float:
-        """Seconds of the current step so far, without waits for data and for other processes."""
-        return perf_counter() - self._mark - self.data_wait - (traffic.waited() - self._waited)
-
-    def communicated(self, compiled: bool, sent: dict[str, float]) -> dict[str, dict[str, int]]:
-        """Bytes that all processes sent in a step, by kind; empty for one process, or where they cannot be counted. sent: by this
-        one. Collective."""
-        if self.mesh.is_single or not traffic.covers(self.mesh.layout, compiled):
-            return {}
-        return {"communicated_bytes": traffic.sum_over_all(self.mesh.sum, sent)}
 
     def now(self, batch_tokens: int) -> dict[str, float]:
         """Rates of the current step of `batch_tokens`, its wait for data included."""

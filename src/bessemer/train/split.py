@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -61,15 +60,14 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
 
 def build(
     train: Train, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
-    weights: Weights | None = None, memory: AbstractContextManager[object] | None = None, clip: QkClip | None = None,
+    weights: Weights | None = None, clip: QkClip | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
 
     model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
-    processes, weights: None leaves them uninitialised; memory: a context in which they are allocated, such as FakeTensorMode for
-    train/simulate.py. clip: measures attention logits.
+    processes, weights: None leaves them uninitialised. clip: measures attention logits.
     """
-    memory, layout, local_spans = memory or nullcontext(), mesh.layout, list[StageSpan]()
+    layout, local_spans = mesh.layout, list[StageSpan]()
     if mesh.is_single:
         model = (model.double() if device.precision.weights == torch.float64 else model).to(device.torch_device)
     else:
@@ -93,15 +91,14 @@ def build(
     context.apply_cp(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, is_sharded=layout.tensor > 1)
     if local_spans:
-        return model, _pipelined(train, model, local_spans, mesh, task, device, weights, memory)
+        return model, _pipelined(train, model, local_spans, mesh, task, device, weights)
     root: nn.Module = ModelWithLoss(model, task, device, train.dropout, mesh)
     if layout.uses_fsdp:
         data.apply_fsdp(root, list(model.blocks), mesh, device.precision.autocast)
     if not mesh.is_single:
-        with memory:
-            materialise(model, mesh, device, weights)
-            if layout.uses_ddp:
-                root = data.apply_ddp(root, device.torch_device)
+        materialise(model, mesh, device, weights)
+        if layout.uses_ddp:
+            root = data.apply_ddp(root, device.torch_device)
     return model, DataParallel(model, root, mesh, device)
 
 
@@ -127,7 +124,7 @@ def _recompute_and_compile(
 
 def _pipelined(
     train: Train, model: Transformer, local_spans: list[StageSpan], mesh: ProcessMesh, task: Task, device: Device,
-    weights: Weights | None, memory: AbstractContextManager[object],
+    weights: Weights | None,
 ) -> Engine:  # fmt: skip
     """The stages of this process, each wrapped by itself."""
     from bessemer.parallel.pipeline import Pipeline, Stage, stage_model
@@ -138,8 +135,7 @@ def _pipelined(
     if mesh.layout.uses_fsdp:
         for stage in stages:
             data.apply_fsdp(stage, stage.blocks, mesh, precision.autocast)
-    with memory:
-        materialise(model, mesh, device, weights)
+    materialise(model, mesh, device, weights)
     split_backward = train.recompute == "none" and not device.compile
     running = Pipeline(model, stages, mesh, device.torch_device, precision.dtype, split_backward=split_backward)
     return Pipelined(running, mesh, device)

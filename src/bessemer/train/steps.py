@@ -26,17 +26,15 @@ from bessemer.train.trainer import DeferredStats, StepStats
 
 @dataclass(frozen=True)
 class Update:
-    """An update that was enqueued or skipped. rate: its learning rate, 0 of a skipped one; sent: bytes that this process sent in
-    the step, by kind; clipping: figures of QK-clip."""
+    """An update that was enqueued or skipped. rate: its learning rate, 0 of a skipped one; clipping: figures of QK-clip."""
 
     rate: float
-    sent: dict[str, float]
     clipping: HostCopy | None
 
     @classmethod
     def made(cls, training: Training, rate: float) -> Update:
         clip = training.trainer.qk_clip
-        return cls(rate, training.rates.sent(), None if clip is None else HostCopy(clip.figures()))
+        return cls(rate, None if clip is None else HostCopy(clip.figures()))
 
 
 @dataclass(frozen=True)

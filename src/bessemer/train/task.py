@@ -94,7 +94,7 @@ class Task:
         head, train = model.head, self.train
         return chunked_cross_entropy(
             head.transform(hidden_ND), head.weight, targets_N, bias_V=head.bias, chunk=train.loss_chunk,
-            is_cuda=True if train.device == "cuda" else None, z_loss=0.0 if scored else train.z_loss,
+            z_loss=0.0 if scored else train.z_loss,
             label_smoothing=0.0 if scored else train.label_smoothing, soft_cap=head.soft_cap or None,
             vocabulary=head.vocabulary,
         )  # fmt: skip

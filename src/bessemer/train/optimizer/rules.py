@@ -232,7 +232,7 @@ def muon_sharded(
     for mesh, numbers in meshes.items():
         coordinate = mesh.get_coordinate()
         assert coordinate is not None
-        here = 0  # among the processes of the mesh, in its order; by no tensor, whose values a simulated step does not have
+        here = 0  # among the processes of the mesh, in its order
         for place, size in zip(coordinate, mesh.shape, strict=True):
             here = here * size + place
         for turn in turns([orthogonalisation_cost(names[n], weights[n].shape) for n in numbers], mesh.size()):
