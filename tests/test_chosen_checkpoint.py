@@ -17,7 +17,7 @@ from bessemer.run import RunFolder, best_validation, checkpoint_name, published,
 from bessemer.train import loop
 from bessemer.train.loop import StopSignal
 
-SETS = ("train.validate_every=8", "evaluate.ngram=false", "report.tensorboard=false", "guard.roll_back=false")
+SETS = ("train.validate_every=8", "evaluate.ngram=false", "report.tensorboard=false", "guard.max_rollbacks=0")
 
 
 def train(recipe_file: Path, runs: Path, *sets: str, options: tuple[str, ...] = (), expected: int = 0) -> Path:

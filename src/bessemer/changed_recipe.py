@@ -15,7 +15,6 @@ from bessemer.checkpoint.format import load_manifest
 from bessemer.checkpoint.protocol import drop_newer
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.incidents import RECIPE_CHANGED, record
-from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, is_as_dumped, load, parse, without_folders
 from bessemer.run import LATEST, RunFolder, checkpoint_name, link, published, read_steps, staging
 from bessemer.terminal import say
@@ -158,7 +157,7 @@ def refuse_other_recipe(
                 action += ", with a re-warm-up: the weights are not those of a run that was planned so from the start"
             record(
                 run.incidents, RECIPE_CHANGED, step=newest, cause="; ".join(lines), action=action,
-                is_accepted=bool(changed), rollbacks=Journal.read(run.journal).num_rollbacks,
+                is_accepted=bool(changed),
             )  # fmt: skip
 
     return note

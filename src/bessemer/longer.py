@@ -28,7 +28,7 @@ from bessemer.checkpoint.protocol import Damage, verified
 from bessemer.defaults.derived_keys import SAVING_SHARE, validation_share
 from bessemer.errors import BessemerError, InputError
 from bessemer.guard.goodput import was_saved
-from bessemer.guard.incidents import INCIDENT_KINDS, RESTORED, record
+from bessemer.guard.incidents import RESTORED, record
 from bessemer.guard.journal import Journal
 from bessemer.recipe import Recipe, Train, differences, parse
 from bessemer.report import data
@@ -154,27 +154,6 @@ def _is_trained_by(stored: Recipe, trained: str | None, run: RunFolder) -> bool:
         return False
     lines = differences(parse(trained, "recipe of the checkpoint"), stored)
     return bool(accepted_changes(run)) or all(line.startswith((*HARMLESS, *HORIZON)) for line in lines)
-
-
-def refuse_stopped(resolved: Recipe, run: RunFolder, newest: int) -> None:
-    """Raise InputError where the guard stopped this very recipe: it would stop again, at an older checkpoint each time. After a
-    fault of the machine, or under other settings of the guard, it goes on. newest: step of the newest checkpoint."""
-    changes = accepted_changes(run)
-    rollbacks = Journal.of_run(run).rollbacks[int(changes[-1].get("rollbacks", 0)) if changes else 0 :]
-    if not rollbacks or not rollbacks[-1].stops_run or rollbacks[-1].is_hardware_fault:
-        return
-    last = rollbacks[-1]
-    with suppress(BessemerError):  # a damaged one is reported when it is read
-        text = load_manifest(run.checkpoints / checkpoint_name(newest)).facts.get("recipe_toml")
-        if text is not None and parse(text, "recipe of the checkpoint").guard != resolved.guard:
-            return
-    is_of_change = bool(changes) and last.to == changes[-1]["step"]  # which no setting of the guard lets pass
-    as_it_is = "" if is_of_change else "; with other settings of the guard (--set guard.KEY=VALUE) it goes on as it is"
-    raise InputError(
-        f"{run.path}: the guard stopped this recipe at step {last.at} ({last.what}) and went back to step {last.to}; nothing was "
-        f"changed since, so it would stop again. {INCIDENT_KINDS[last.what].advice} Change it with --set KEY=VALUE "
-        f"--accept-changes{as_it_is}"
-    )
 
 
 def restore_checkpoint(recipe: Recipe, run: RunFolder) -> None:

@@ -106,11 +106,6 @@ def require_warmup(resolved: Recipe) -> None:
             f"guard.skip_batches = {resolved.guard.skip_batches} is more than the {steps} steps of the run, so a rollback would "
             f"skip more data than the run reads; leave it out{f' ({usual})' * (usual <= steps)}"
         )
-    if (resolved.guard.rewarm_steps or 0) > steps:
-        raise InputError(
-            f"guard.rewarm_steps = {resolved.guard.rewarm_steps} is more than the {steps} steps of the run, so the learning rate "
-            f"would stay low after a rollback; leave it out{f' ({by_default})' * (by_default <= steps)}"
-        )
     if (again := resolved.train.schedule.rewarm_at or 0) > steps:
         raise InputError(
             f"train.schedule.rewarm_at = {again} lies after the {steps} steps of the run, so that nothing would be warmed up "

@@ -236,8 +236,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         has_micro_batch = session.recipe.train.micro_batch is not None
         note = changed_recipe.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
         extension = longer.extension(stored, resolved, run, done, session.accept_changes)
-        if extension is None and not finished and not changed_recipe.changes(stored, resolved, has_micro_batch):
-            longer.refuse_stopped(resolved, run, done[-1])
         if extension is not None or not finished:
             longer.require_continuable(run, store, extension.newest if extension else None)
         if extension is not None:
@@ -312,7 +310,7 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         say(f"  the {lost[-1].get('step', 0):,} steps trained before ended without a checkpoint: beginning at step 1")
 
     def work() -> str | None:
-        with posting(run, webhook_url(recipe.report.webhook), recipe.report.webhook_from, session.began):
+        with posting(run, webhook_url(recipe.report.webhook), session.began):
             if recipe.parallel.world > 1:
                 made = TrainSummary(**start.train(recipe, run, profile))
             else:

@@ -12,7 +12,7 @@ from bessemer.checkpoint.retention import Retention
 def test_the_checkpoints_of_every_rule_stay() -> None:
     steps = list(range(10, 110, 10))
     assert Retention(2).kept(steps) == {90, 100}
-    assert Retention(1, decay_start=55, healthy_until=39, changed_at=20).kept(steps) == {20, 30, 50, 100}
+    assert Retention(1, decay_start=55, healthy_until=39).kept(steps) == {30, 50, 100}
     assert Retention(1, best=40).kept(steps) == {40, 100} and Retention(1, best=45).kept(steps) == {100}
     assert Retention(1, distance=30).kept(steps) == {30, 60, 70, 90, 100}
 

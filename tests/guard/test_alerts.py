@@ -1,4 +1,4 @@
-"""Alerts: what is posted, from which severity on, and that a URL that does not answer stops nothing."""
+"""Alerts: what is posted, and that a URL that does not answer stops nothing."""
 
 from __future__ import annotations
 
@@ -38,29 +38,19 @@ def inbox() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("least", "expected"),
-    [
-        ("info", ["plateau", "plateau", "spike", "lost", "finished"]),
-        ("warning", ["spike", "lost", "finished"]),
-        ("error", ["lost", "finished"]),
-    ],
-)
-def test_incidents_are_posted_from_a_severity_on(
-    tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], least: Any, expected: list[str]
-) -> None:
+def test_incidents_that_changed_the_run_are_posted(tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]]) -> None:
     url, posts = inbox
     run = RunFolder(tmp_path / "mine")
     run.path.mkdir()
     record(run.incidents, LOST, step=1, cause="before", action="it was posted then")
     sleep(0.002)  # times are of milliseconds
     began = datetime.now(UTC)
-    record(run.incidents, PLATEAU, step=2, cause="of this command")
-    with posting(run, url, least, began):
+    record(run.incidents, SPIKE, step=2, cause="of this command", action="the update was skipped")
+    with posting(run, url, began):
         record(run.incidents, PLATEAU, step=5, cause="no progress")
         record(run.incidents, SPIKE, step=6, cause="the loss is 9", action="the update was skipped")
         record(run.incidents, LOST, step=7, cause="rank 1 was killed", action="restarting")
-    assert [post["what"] for post in posts] == expected
+    assert [post["what"] for post in posts] == ["spike", "spike", "lost", "finished"]
     lost = next(post for post in posts if post["what"] == "lost")
     assert lost["text"] == lost["content"] == "[error] mine: lost at step 7: rank 1 was killed; restarting"
     assert lost["incident"]["cause"] == "rank 1 was killed" and lost["step"] == 7
@@ -78,7 +68,7 @@ def test_the_end_is_posted(
     tmp_path: Path, inbox: tuple[str, list[dict[str, Any]]], error: Exception, what: str, severity: str
 ) -> None:
     url, posts = inbox
-    with pytest.raises(type(error)), posting(RunFolder(tmp_path), url, "warning"):
+    with pytest.raises(type(error)), posting(RunFolder(tmp_path), url):
         raise error
     (post,) = posts
     assert (post["what"], post["severity"]) == (what, severity)
@@ -86,7 +76,7 @@ def test_the_end_is_posted(
 
 def test_a_url_that_does_not_answer_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path)
-    with posting(run, "http://127.0.0.1:9/none", "info"):
+    with posting(run, "http://127.0.0.1:9/none"):
         for step in range(3):
             record(run.incidents, SPIKE, step=step, cause="x", action="y")
     assert capsys.readouterr().err.count("an alert could not be posted") == 1
@@ -98,5 +88,5 @@ def test_what_was_only_recorded_is_info() -> None:
     assert severity_of({"what": "nonfinite", "rollback": 1}) == "error"
     assert severity_of({"what": "nonfinite", "action": "run stopped"}) == "error"
     assert severity_of({"what": "nonfinite", "action": "update skipped"}) == "warning"
-    assert {severity_of({"what": what, "action": "recorded"}) for what in ("shift", "spike")} == {"info"}
-    assert severity_of({"what": "shift", "action": "rolled back to step 3"}) == "error"
+    assert {severity_of({"what": what, "action": "recorded"}) for what in ("plateau", "spike")} == {"info"}
+    assert severity_of({"what": "diverged", "action": "rolled back to step 3"}) == "error"

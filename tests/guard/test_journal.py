@@ -1,7 +1,6 @@
 """The journal: what is in it, what of it holds, and what of damage is noticed."""
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from bessemer.guard.journal import Journal, Rollback, num_rollbacks_within
 from bessemer.recipe import Guard, parse
 
 
-def rollback(number: int, at: int, to: int, rate_factor: float = 1.0) -> Rollback:
-    return Rollback(number, at, to, "shift", at - 10, (8 * at, 8 * at + 80), rate_factor, 0.1, 20)
+def rollback(number: int, at: int, to: int) -> Rollback:
+    return Rollback(number, at, to, "diverged", at - 10, (8 * at, 8 * at + 80), 20)
 
 
 @pytest.fixture
@@ -23,9 +22,9 @@ def journal(tmp_path: Path) -> Journal:
     found.add_skip(90)
     found.add_rollback(rollback(1, 120, 80))
     found.add_skip(75)
-    found.add_rollback(rollback(2, 150, 60, 0.9))
+    found.add_rollback(rollback(2, 150, 60))
     found.add_skip(95)
-    found.add_rollback(rollback(3, 400, 300, 0.67))
+    found.add_rollback(rollback(3, 400, 300))
     found.add_skip(310)
     return found
 
@@ -45,9 +44,9 @@ def test_the_path_is_what_no_rollback_undid(journal: Journal) -> None:
 
 
 def test_the_learning_rate_is_that_of_the_last_rollback_to_a_step_before(journal: Journal) -> None:
-    factors = {step: journal.governing(step) for step in (0, 59, 60, 80, 299, 300)}
-    assert {step: found and found.rate_factor for step, found in factors.items()} == {
-        0: None, 59: None, 60: 0.9, 80: 0.9, 299: 0.9, 300: 0.67,
+    governing = {step: journal.governing(step) for step in (0, 59, 60, 80, 299, 300)}
+    assert {step: found and found.number for step, found in governing.items()} == {
+        0: None, 59: None, 60: 2, 80: 2, 299: 2, 300: 3,
     }  # fmt: skip
     assert (
         num_rollbacks_within(journal.rollbacks, 400, 10_000),
@@ -89,16 +88,15 @@ def test_sizes_follow_from_the_length_of_the_run() -> None:
     found = Guard()
     assert [found.distance(steps) for steps in (50, 1000, 100_000)] == [8, 50, 100]
     assert [found.batches_to_skip(steps) for steps in (50, 1000, 100_000)] == [16, 100, 200]
-    assert Guard(rollback_distance=30).steps_to_rewarm(10) == 30 and Guard(skip_batches=0).batches_to_skip(10) == 0
+    assert Guard(rollback_distance=30).batches_to_skip(10) == 60 and Guard(skip_batches=0).batches_to_skip(10) == 0
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("guard.rate_factors=[]", "one or more numbers"),
-        ("guard.rate_factors=[0.5,2]", "above 0 and up to 1"),
         ("guard.max_skipped=0", "greater than 0"),
-        ("guard.max_rollbacks=0", "greater than"),
+        ("guard.max_rollbacks=-1", "greater than"),
+        ("guard.roll_back=false", "guard.max_rollbacks"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(setting: str, said: str) -> None:
@@ -107,14 +105,14 @@ def test_settings_that_cannot_be_are_refused(setting: str, said: str) -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InputError, match="skip_batches has no effect with roll_back = false"):
-        parse('[run]\nname = "x"', "x", ["guard.roll_back=false", "guard.skip_batches=3"])
+    with pytest.raises(InputError, match="skip_batches has no effect with max_rollbacks = 0"):
+        parse('[run]\nname = "x"', "x", ["guard.max_rollbacks=0", "guard.skip_batches=3"])
 
 
 def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
     assert journal.path is not None
     text = journal.path.read_text()
-    journal.path.write_text(text.replace('"rate_factor": 0.67', '"rate_factor": 1.0'))
+    journal.path.write_text(text.replace('"to": 300', '"to": 310'))
     with pytest.raises(InputError, match="line 7 is damaged or was changed"):
         Journal.read(journal.path)
     lines = text.splitlines(keepends=True)
@@ -124,24 +122,7 @@ def test_a_value_that_was_changed_is_noticed(journal: Journal) -> None:
 
 
 def test_rollbacks_whose_cause_was_no_training_are_told_apart(journal: Journal) -> None:
-    fault = Rollback(4, 410, 400, "corruption", 405, (0, 0), 0.67, 0.1, 20)
-    change = Rollback(5, 420, 400, "diverged", 405, (3200, 3200), 0.67, 1.0, 0, stops_run=True)
-    assert Journal(None, [*journal.rollbacks, fault, change]).num_rollbacks_of_training() == 3
-    bare = replace(change, stops_run=False)  # guard.skip_batches = 0, rewarm_from = 1.0, rewarm_steps = 0
-    assert Journal(None, [*journal.rollbacks, fault, bare]).num_rollbacks_of_training() == 4
-    assert (fault.completed, bare.completed) == (410, 419), "a corruption is found after the update"
-    at_once = Rollback(4, 410, 400, "diverged", 405, (3200, 3280), 0.67, 1.0, 0)  # guard.rewarm_steps = 0
-    assert Journal(None, [*journal.rollbacks, at_once]).num_rollbacks_of_training() == 4
-    assert journal.num_rollbacks_of_training(before=2) == journal.num_rollbacks_of_training() - 2
-
-
-def test_an_older_journal_is_read(journal: Journal) -> None:
-    """Its lines do not say that the recipe was changed."""
-    assert journal.path is not None
-    change = Rollback(4, 420, 400, "diverged", 405, (3200, 3200), 0.67, 1.0, 0, stops_run=True)
-    for one in (change, replace(change, number=5, omitted=(3200, 3280), stops_run=False)):
-        journal.rollbacks.append(one)
-        row = {"kind": "rollback", **asdict(one)}
-        del row["stops_run"]
-        journal._append(row)
-    assert Journal.read(journal.path).rollbacks == journal.rollbacks
+    fault, alarm = (Rollback(4, 410, 400, what, 405, (0, 0), 0) for what in ("corruption", "diverged"))
+    assert Journal(None, [*journal.rollbacks, fault]).num_rollbacks_of_training() == 3
+    assert Journal(None, [*journal.rollbacks, alarm]).num_rollbacks_of_training() == 4
+    assert (fault.completed, alarm.completed) == (410, 409), "a corruption is found after the update"

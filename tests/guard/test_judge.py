@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bessemer.guard.detection import Alarm, GuardReference, History, SpikeLimits, observe, spike_limits
-from bessemer.guard.incidents import DRIFT, NONFINITE, SPIKE
+from bessemer.guard.incidents import NONFINITE, SPIKE
 from bessemer.guard.policy import GuardState, Verdict, judge
 from bessemer.parallel.mesh import ProcessMesh
 from bessemer.recipe import Guard, Parallel
@@ -100,24 +100,6 @@ def test_a_high_loss_or_a_high_gradient_alone_is_no_spike(
     assert alarms(numbers) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_rise_of_three_percent_that_lasts_is_a_shift_within_sixteen_steps(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    losses = 3.0 * (1 + draw.normal(0, 0.01, 600))
-    losses[500:] *= 1.03
-    found = alarms([(loss, 1.0) for loss in losses.tolist()])
-    assert [alarm.kind.name for _, alarm in found] == ["shift"]
-    assert 500 < found[0][0] <= 516 and 499 <= found[0][1].onset <= 503
-
-
-def test_a_slow_rise_is_a_drift() -> None:
-    draw = np.random.default_rng(0)
-    losses = 3.0 * (1 + draw.normal(0, 0.05, 4000))
-    losses[1000:] *= 1 + np.minimum(np.arange(3000) / 3000, 1) * 0.08
-    found = alarms([(loss, 1.0) for loss in losses.tolist()])
-    assert found and found[0][1].kind is DRIFT and found[0][1].needs_rollback
-
-
 def test_a_learning_rate_far_too_high_is_noticed_from_the_first_steps_on() -> None:
     losses = [6.3, 7.4, 9.0, 12.0, 14.0, 15.0, 16.0, 16.5, 16.8, 16.9, 16.9, 16.9, 16.9]
     step, alarm = alarms([(loss, 4.0) for loss in losses])[0]
@@ -132,12 +114,6 @@ def test_a_divergence_in_a_warm_up_is_noticed_within_ten_steps_and_begins_where_
     losses[[52, 61, 70]] = 5.2  # single steps are better
     step, alarm = alarms([(loss, 2.0) for loss in losses.tolist()])[0]
     assert alarm.kind.name == "diverged" and step <= 61 and 45 <= alarm.onset <= 47
-
-
-def test_a_gradient_of_zero_is_noticed_after_twenty_steps() -> None:
-    numbers = [(6.3, 1.0)] * 3 + [(math.log(512), 0.0)] * 60
-    found = alarms(numbers)
-    assert [(step, alarm.kind.name, alarm.onset) for step, alarm in found] == [(23, "dead", 4)]
 
 
 def test_an_explosion_is_told_once_in_a_hundred_steps() -> None:
@@ -227,11 +203,12 @@ def test_a_frozen_history_still_judges_and_forgets_the_steps() -> None:
         history, alarm = observe(history, step, 1.5, 0.5, SCALE, exclude_from_history=True)
         assert alarm is None
     assert replace(history, recent=before.recent) == before
+    lost = 0.5 * (SCALE.uniform_loss + before.losses[-1])
     found = []
     for step in range(640, 660):
-        history, alarm = observe(history, step, before.losses[-1] + 0.5, 0.5, SCALE, exclude_from_history=True)
+        history, alarm = observe(history, step, lost, 0.5, SCALE, exclude_from_history=True)
         found += [] if alarm is None else [(step, alarm.kind.name, alarm.onset)]
-    assert found[0][1:] == ("shift", 640) and found[0][0] <= 640 + 16
+    assert found == [(646, "diverged", 640)]
 
 
 def test_a_plateau_does_not_hide_an_explosion() -> None:
@@ -245,7 +222,7 @@ def test_an_explosion_does_not_hide_what_follows_it() -> None:
     assert [alarm.kind.name for _, alarm in alarms(numbers)][:2] == ["explosion", "diverged"]
 
 
-def test_two_bad_batches_are_no_drift() -> None:
+def test_two_bad_batches_are_two_spikes() -> None:
     numbers = [(2.0 + noise, 1.0) for noise in np.random.default_rng(0).normal(0, 0.05, 800).tolist()]
     for step in (500, 520):
         numbers[step - 1] = (12.0, 50.0)
@@ -268,7 +245,7 @@ def test_a_rate_that_the_schedule_raises_too_far_is_noticed_by_what_is_lost() ->
 
 
 SPIKED = History(
-    recent=(9.0,) * 31, spike_losses=(1.0, 1.1) * 64, spike_norms=(0.0, 0.1) * 64, first_losses=(6.0,) * 4, level=1.0
+    recent=(9.0,) * 31, losses=(1.0, 1.1) * 64, log_norms=(0.0, 0.1) * 64, first_losses=(6.0,) * 4, level=1.0
 )
 
 
@@ -280,7 +257,7 @@ def test_the_limits_of_a_spike_are_those_that_the_rule_has() -> None:
         assert limits.exceeded_by(loss, norm) == is_spike
         alarm = observe(replace(SPIKED, quiet_until=99), 50, loss, norm, SCALE)[1]
         assert (alarm is not None and alarm.kind is SPIKE) == is_spike
-    assert spike_limits(replace(SPIKED, spike_losses=(1.0,) * 15)) is None
+    assert spike_limits(replace(SPIKED, losses=(1.0,) * 15)) is None
     assert SpikeLimits(1.0, 1.0, 16).exceeded_by(2.0, math.nan) is False
 
 

@@ -52,7 +52,7 @@ def test_losses_perturbed_once_are_transient(
             recipe_file,
             runs,
             "guard.skip_spikes=false",
-            "guard.roll_back=false",
+            "guard.max_rollbacks=0",
             "checkpoint.keep=100",
             "checkpoint.every=5",
         )

@@ -14,7 +14,6 @@ class Retention:
     newest: number of the newest
     decay_start: the newest at or before this step, from which a longer run of the same recipe goes on
     healthy_until: the newest at or before this step, the last before an alarm
-    changed_at: the newest at or before this step, at which the recipe was changed
     best: the one with the lowest held-out loss
     distance: one that is at least about this many steps older than the newest, for a rollback; 0: none
     """
@@ -23,7 +22,6 @@ class Retention:
     decay_start: int | None = None
     healthy_until: int = 0
     distance: int = 0
-    changed_at: int = 0
     best: int | None = None
 
     @classmethod
@@ -36,8 +34,7 @@ class Retention:
         ascending = sorted(steps)
         kept = set(ascending[-self.newest :]) | {step for step in ascending if step == self.best}
         kept |= set([step for step in ascending if self.decay_start is not None and step <= self.decay_start][-1:])
-        for last in (self.healthy_until, self.changed_at):
-            kept |= set([step for step in ascending if step <= last][-1:])
+        kept |= set([step for step in ascending if step <= self.healthy_until][-1:])
         if self.distance:
             kept |= set([step for step in ascending if step <= ascending[-1] - self.distance][-1:])
             # And the first of each of the last three spans: as the newest moves on, one of them is always old enough.

@@ -22,7 +22,6 @@ from bessemer.run import RunFolder
 from bessemer.terminal import warn
 
 Severity = Literal["info", "warning", "error"]
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 EVERY_SECONDS, TIMEOUT_SECONDS = 1.0, 10.0
 
 
@@ -50,13 +49,13 @@ def webhook_url(variable: str | None) -> str | None:
 
 
 @contextmanager
-def posting(run: RunFolder, url: str | None, least: Severity, since: datetime | None = None) -> Iterator[None]:
-    """Around a training: post its incidents from a severity on, and always how it ended. Nothing without a URL. since: post
-    those of before, too, from this time on."""
+def posting(run: RunFolder, url: str | None, since: datetime | None = None) -> Iterator[None]:
+    """Context of a training: post its incidents that were not only recorded, and how it ended. Nothing without a URL. since: post
+    earlier incidents too, from this time on."""
     if url is None:
         yield
         return
-    posts = _Posts(run, url, least, since)
+    posts = _Posts(run, url, since)
     thread = threading.Thread(target=posts.follow, name="alerts", daemon=True)
     thread.start()
     try:
@@ -65,10 +64,10 @@ def posting(run: RunFolder, url: str | None, least: Severity, since: datetime | 
         posts.end(thread)
         is_stop = isinstance(error, Stopped | KeyboardInterrupt)
         how: tuple[Severity, str] = ("warning", "stopped") if is_stop else ("error", "failed")
-        posts.post(*how, str(error) or type(error).__name__, is_end=True)
+        posts.post(*how, str(error) or type(error).__name__)
         raise
     posts.end(thread)
-    posts.post("info", "finished", "all steps are trained", is_end=True)
+    posts.post("info", "finished", "all steps are trained")
 
 
 def _time_of(line: bytes) -> datetime:
@@ -80,8 +79,8 @@ def _time_of(line: bytes) -> datetime:
 
 
 class _Posts:
-    def __init__(self, run: RunFolder, url: str, least: Severity, since: datetime | None) -> None:
-        self._run, self._url, self._least = run, url, least
+    def __init__(self, run: RunFolder, url: str, since: datetime | None) -> None:
+        self._run, self._url = run, url
         lines = run.incidents.read_bytes().splitlines(keepends=True) if run.incidents.exists() else []
         since = since and since.replace(microsecond=since.microsecond // 1000 * 1000)  # as incidents have it
         while lines and since is not None and _time_of(lines[-1]) >= since:
@@ -112,14 +111,12 @@ class _Posts:
                     row = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(row, dict):
+                if isinstance(row, dict) and (severity := severity_of(row)) != "info":
                     said = f"{row.get('cause')}; {row.get('action')}"
-                    self.post(severity_of(row), str(row.get("what")), said, step=row.get("step"), incident=row)
+                    self.post(severity, str(row.get("what")), said, step=row.get("step"), incident=row)
 
-    def post(self, severity: Severity, what: str, said: str, *, is_end: bool = False, **more: Any) -> None:
+    def post(self, severity: Severity, what: str, said: str, **more: Any) -> None:
         """Post one alert. `text` and `content` are what Slack, Mattermost and Discord show."""
-        if not is_end and SEVERITIES.index(severity) < SEVERITIES.index(self._least):
-            return
         where = f" at step {more['step']:,}" if isinstance(more.get("step"), int) else ""
         text = f"[{severity}] {self._run.path.name}: {what}{where}: {said}"
         time = datetime.now(UTC).isoformat(timespec="seconds")

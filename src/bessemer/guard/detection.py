@@ -3,10 +3,7 @@
 | kind | rule |
 |---|---|
 | spike | loss and log gradient norm both above median + 6 deviations of the last 128 steps |
-| shift | median of the last 16 losses above median + 2 x 1.4826 x MAD of the last 256 |
-| drift | mean of the last 256 losses, each capped at median + 6 x 1.4826 x MAD, above 1.03 x the best such mean |
 | diverged | 7 of the last 8 losses above a limit (below) |
-| dead | 20 gradients in a row that are exactly zero, at a loss above 0 |
 | explosion | gradient norm above 100 x the norm that gradients are clipped to |
 | plateau | the second half of the last 100 losses within 1% of the first, above 3/4 of a uniform guess |
 
@@ -21,9 +18,9 @@ to a uniform guess is an alarm, where the gain is not itself within 3 deviations
 A deviation is 1.4826 x MAD, or the distance to the 84th percentile of a full window where that is more: losses of small
 batches are skewed.
 
-The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full, shift
-from 48 losses on; diverged from 8 on, since a model worse than a uniform guess has learned nothing, and against the lowest median
-once there are 16. Drift and plateau need a full window.
+The first steps of a run are guarded too: spike holds from 16 steps on, with a wider threshold until its window is full; diverged
+from 8 on, since a model worse than a uniform guess has learned nothing, and against the lowest median once there are 16. Plateau
+needs a full window.
 """
 
 from __future__ import annotations
@@ -33,17 +30,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from bessemer.guard.incidents import DEAD, DIVERGED, DRIFT, EXPLOSION, PLATEAU, SHIFT, SPIKE, IncidentKind
+from bessemer.guard.incidents import DIVERGED, EXPLOSION, PLATEAU, SPIKE, IncidentKind
 
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_MIN = 128, 6.0, 16
-SHIFT_RECENT, SHIFT_WINDOW, SHIFT_DEVIATIONS, SHIFT_MIN = 16, 256, 2.0, 48
-DRIFT_WINDOW = SHIFT_WINDOW  # of the same losses
-RECENT = 2 * SHIFT_RECENT  # shift and diverged look for their onset in it
-DRIFT_RATIO, DRIFT_CAP_DEVIATIONS = 1.03, 6.0
+LEVEL_STEPS = 16  # whose median is the level of a run
+RECENT = 32  # steps in which diverged looks for its onset
 DIVERGED_STEPS, DIVERGED_RATIO, DIVERGED_SHARE, DIVERGED_DEVIATIONS = 8, 1.1, 0.25, (3.0, 4.0)
 DIVERGED_BELOW = 1  # of the steps; a single batch may be easy
 FIRST_STEPS = 4  # the lowest of their losses is the starting loss
-DEAD_STEPS = 20
 EXPLOSION_RATIO = 100.0
 PLATEAU_WINDOW, PLATEAU_GAIN, PLATEAU_SHARE = 100, 0.01, 0.75
 UPPER_SHARE = 0.8413  # of normal numbers, below one standard deviation above the median
@@ -73,21 +67,22 @@ class Alarm:
 class History:
     """The state of the rules; part of every checkpoint, so that a resumed run judges as an uninterrupted one.
 
-    losses: the last 256, of all finite steps but those that are excluded; recent: the last 32 of all; spike_losses, spike_norms:
-    window of the spike rule, the last 128 losses and log gradient norms without spikes; first_losses: of the first steps;
-    best_mean: lowest mean of 256 losses; num_zero: gradients of zero in a row; quiet_until: no alarm that
-    needs a rollback is raised before this step, so that one anomaly raises one alarm; explosion_quiet_until,
-    plateau_quiet_until: the same of these two; level: the loss that the run had reached, the lowest median of 16 losses, and
-    level_spread: the deviation of those 16.
+    Attributes:
+        losses: The last 128, without spikes and excluded steps.
+        log_norms: The log gradient norms of the same steps.
+        recent: The last 32 losses of all steps.
+        first_losses: The losses of the first steps.
+        quiet_until: No alarm that needs a rollback is raised before this step, so that one anomaly raises one alarm.
+        explosion_quiet_until: The same for explosions.
+        plateau_quiet_until: The same for plateaus.
+        level: The lowest median of 16 losses so far.
+        level_spread: The deviation of those 16.
     """
 
     losses: tuple[float, ...] = ()
+    log_norms: tuple[float, ...] = ()
     recent: tuple[float, ...] = ()
-    spike_losses: tuple[float, ...] = ()
-    spike_norms: tuple[float, ...] = ()
     first_losses: tuple[float, ...] = ()
-    best_mean: float | None = None
-    num_zero: int = 0
     quiet_until: int = 0
     explosion_quiet_until: int = 0
     plateau_quiet_until: int = 0
@@ -95,12 +90,12 @@ class History:
     level_spread: float = 0.0
 
     def restarted(self, *, keeps_level: bool = False) -> History:
-        """Without windows, best mean and count of zero gradients: where the loss may rise for a good reason, as at another
-        mixture of sources. keeps_level: the same text is read on, so that much of what was learned must not be lost."""
-        emptied: dict[str, Any] = dict.fromkeys(("losses", "recent", "spike_losses", "spike_norms"), ())
+        """Return the history without its windows: where the loss may rise for a good reason, as at another mixture of sources.
+        keeps_level: the same text is read on, so that much of what was learned must not be lost."""
+        emptied: dict[str, Any] = dict.fromkeys(("losses", "log_norms", "recent"), ())
         if not keeps_level:
             emptied |= {"level": None, "level_spread": 0.0}
-        return replace(self, **emptied, best_mean=None, num_zero=0)
+        return replace(self, **emptied)
 
 
 @dataclass(frozen=True)
@@ -130,40 +125,29 @@ def observe(
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
     exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
-    lower than those of later steps; plateau is off; loss_may_rise: the same, and spike, shift and drift are off too, since the
-    schedule raises the learning rate again.
+    lower than those of later steps; plateau is off; loss_may_rise: the same, and spike is off too, since the schedule raises the
+    learning rate again.
     """
     exclude_from_history = exclude_from_history or loss_may_rise
     spike = None if loss_may_rise else _spike(history, step, loss, grad_norm)
     after = replace(
         history,
-        losses=history.losses if exclude_from_history else (*history.losses, loss)[-SHIFT_WINDOW:],
         recent=(*history.recent, loss)[-RECENT:],
         first_losses=(*history.first_losses, loss)[:FIRST_STEPS],
-        num_zero=history.num_zero + 1 if grad_norm == 0 and loss > 0 else 0,
     )
     if spike is None and not exclude_from_history:
         log_norm = math.log(grad_norm) if grad_norm > 0 else -100.0
-        spike_norms = (*history.spike_norms, log_norm)[-SPIKE_WINDOW:]
-        after = replace(after, spike_losses=(*history.spike_losses, loss)[-SPIKE_WINDOW:], spike_norms=spike_norms)
-    if not exclude_from_history and len(after.recent) >= SHIFT_RECENT:
-        level, level_spread = centre(after.recent[-SHIFT_RECENT:])
+        log_norms = (*history.log_norms, log_norm)[-SPIKE_WINDOW:]
+        after = replace(after, losses=(*history.losses, loss)[-SPIKE_WINDOW:], log_norms=log_norms)
+    if not exclude_from_history and len(after.recent) >= LEVEL_STEPS:
+        level, level_spread = centre(after.recent[-LEVEL_STEPS:])
         if after.level is None or level < after.level:
             after = replace(after, level=level, level_spread=level_spread)
-    middle, spread = centre(after.losses or (loss,))
-    mean = None
-    if len(after.losses) == SHIFT_WINDOW:  # single bad batches are no drift
-        mean = fmean(min(value, middle + DRIFT_CAP_DEVIATIONS * spread) for value in after.losses)
-        after = replace(after, best_mean=min(mean, after.best_mean or math.inf))
-    alarm = None
-    if step >= history.quiet_until:
-        alarm = _diverged(after, step, reference) or _dead(after, step)
-        if not loss_may_rise:
-            alarm = alarm or _shift(after, step, middle + SHIFT_DEVIATIONS * spread) or _drift(after, step, mean)
-    if alarm is not None:
+    if step >= history.quiet_until and (alarm := _diverged(after, step, reference)) is not None:
         return replace(after.restarted(), quiet_until=step + alarm.kind.quiet_steps), alarm
     if spike is not None:
         return after, spike
+    alarm = None
     if step >= history.explosion_quiet_until and (alarm := _explosion(step, loss, grad_norm, reference)):
         after = replace(after, explosion_quiet_until=step + EXPLOSION.quiet_steps)
     elif (
@@ -192,12 +176,12 @@ def _upper_centre(values: tuple[float, ...], *, is_log: bool = False) -> tuple[f
 
 def spike_limits(history: History) -> SpikeLimits | None:
     """The limits of the step after this history; None where it is too short."""
-    window = len(history.spike_losses)
+    window = len(history.losses)
     if window < SPIKE_MIN:
         return None
     deviations = SPIKE_DEVIATIONS * math.sqrt(SPIKE_WINDOW / window)  # the spread of a shorter window is less certain
-    middle, spread = _upper_centre(history.spike_losses)
-    log_middle, log_spread = _upper_centre(history.spike_norms, is_log=True)
+    middle, spread = _upper_centre(history.losses)
+    log_middle, log_spread = _upper_centre(history.log_norms, is_log=True)
     norm_limit = math.exp(min(log_middle + deviations * log_spread, 700.0))
     return SpikeLimits(middle + deviations * spread, norm_limit, window)
 
@@ -212,18 +196,6 @@ def _spike(history: History, step: int, loss: float, grad_norm: float) -> Alarm 
     return Alarm(SPIKE, step, f"{figures} by the last {limits.num_steps} steps")
 
 
-def _shift(history: History, step: int, limit: float) -> Alarm | None:
-    losses, recent = history.losses, history.recent
-    if len(losses) < SHIFT_MIN or len(recent) < RECENT:
-        return None
-    now = median(recent[-SHIFT_RECENT:])
-    if now <= limit:
-        return None
-    figures = f"is {now:.4f} (limit {limit:.4f} by the last {len(losses)})"
-    onset = step - RECENT + 1 + _change_point(recent)
-    return Alarm(SHIFT, onset, f"the median loss of the last {SHIFT_RECENT} steps {figures}")
-
-
 def _change_point(values: tuple[float, ...]) -> int:
     """The index at which the mean rises most significantly: the largest t statistic of equal variances, unscaled."""
 
@@ -232,14 +204,6 @@ def _change_point(values: tuple[float, ...]) -> int:
         return (fmean(after) - fmean(before)) * math.sqrt(len(before) * len(after))
 
     return max(range(1, len(values)), key=rise)
-
-
-def _drift(history: History, step: int, mean: float | None) -> Alarm | None:
-    best = history.best_mean
-    if mean is None or best is None or mean <= best + (DRIFT_RATIO - 1.0) * abs(best):
-        return None
-    cause = f"the mean loss of the last {DRIFT_WINDOW} steps is {mean:.4f}; it was {best:.4f}"
-    return Alarm(DRIFT, max(step - DRIFT_WINDOW + 1, 1), cause)
 
 
 def _diverged(history: History, step: int, reference: GuardReference) -> Alarm | None:
@@ -260,14 +224,6 @@ def _diverged(history: History, step: int, reference: GuardReference) -> Alarm |
     figures = f"above {limit:.2f}, the last one {recent[-1]:.2f}: {why}"
     which = "" if min(recent) > limit else f"{DIVERGED_STEPS - 1} of "
     return Alarm(DIVERGED, onset, f"{which}the last {DIVERGED_STEPS} losses are {figures}")
-
-
-def _dead(history: History, step: int) -> Alarm | None:
-    count = history.num_zero
-    if count < DEAD_STEPS:
-        return None
-    cause = f"the gradient has been exactly zero for {count} steps, at a loss of {history.recent[-1]:.4f}"
-    return Alarm(DEAD, step - count + 1, cause)
 
 
 def _explosion(step: int, loss: float, grad_norm: float, reference: GuardReference) -> Alarm | None:

@@ -22,9 +22,7 @@ class IncidentKind:
     name: as in incidents.jsonl.
     response: of the guard or the launcher; for which kinds it decides: incidents.toml.
     advice: what practitioners did, with the source.
-    is_fatal: the run stops where it cannot roll back, otherwise that is only recorded.
     has_bad_step: `bessemer diagnose` can find what was wrong with a step.
-    has_sharp_onset: the first bad step is known.
     is_hardware_fault: the state was wrong, not the training; a rollback repeats the same batches and learning rates.
     is_minor: the report's story leaves it out where it was only recorded.
     quiet_steps: at least between two alarms that roll back, of any kind, and between two of an explosion, a plateau or a slow
@@ -34,9 +32,7 @@ class IncidentKind:
     name: str
     response: Literal["record", "skip", "roll back", "restart"]
     advice: str = ""
-    is_fatal: bool = False
     has_bad_step: bool = False
-    has_sharp_onset: bool = True
     is_hardware_fault: bool = False
     is_minor: bool = False
     quiet_steps: int = 100
@@ -55,10 +51,7 @@ def _read_kinds() -> dict[str, IncidentKind]:
 INCIDENT_KINDS = _read_kinds()
 NONFINITE = INCIDENT_KINDS["nonfinite"]
 SPIKE = INCIDENT_KINDS["spike"]
-SHIFT = INCIDENT_KINDS["shift"]
-DRIFT = INCIDENT_KINDS["drift"]
 DIVERGED = INCIDENT_KINDS["diverged"]
-DEAD = INCIDENT_KINDS["dead"]
 CORRUPTION = INCIDENT_KINDS["corruption"]
 EXPLOSION = INCIDENT_KINDS["explosion"]
 PLATEAU = INCIDENT_KINDS["plateau"]

@@ -29,10 +29,14 @@ from bessemer.terminal import counted
 class Rollback:
     """A return to a checkpoint.
 
-    number: from 1; at: the step that raised the alarm (1-based; `completed` says whether its update was taken); to: step of the
-    checkpoint; what: kind of the alarm; onset: of the alarm; omitted: samples of the run's order that are skipped from then on;
-    rate_factor: on the learning rate after it; rewarm_from, rewarm_steps: the re-warm-up of the rate; stops_run: the run
-    stops after it, at a good checkpoint from which it goes on under another recipe.
+    Attributes:
+        number: From 1.
+        at: The step that raised the alarm (1-based); `completed` says whether its update was taken.
+        to: The step of the checkpoint.
+        what: The kind of the alarm.
+        onset: The first bad step.
+        omitted: The samples of the run's order that are skipped from then on.
+        rewarm_steps: The steps of the re-warm-up of the learning rate; 0 after a hardware fault.
     """
 
     number: int
@@ -41,10 +45,7 @@ class Rollback:
     what: str
     onset: int
     omitted: Range
-    rate_factor: float
-    rewarm_from: float
     rewarm_steps: int
-    stops_run: bool = False
 
     @property
     def is_hardware_fault(self) -> bool:
@@ -126,9 +127,9 @@ class Journal:
     def omitted(self) -> tuple[Range, ...]:
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
-    def num_rollbacks_of_training(self, before: int = 0) -> int:
-        """Those after which the training went on, and that no hardware fault caused. before: the first so many are left out."""
-        return sum(not (one.is_hardware_fault or one.stops_run) for one in self.rollbacks[before:])
+    def num_rollbacks_of_training(self) -> int:
+        """Return the number of rollbacks that no hardware fault caused."""
+        return sum(not one.is_hardware_fault for one in self.rollbacks)
 
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
@@ -174,12 +175,8 @@ class Journal:
 
 
 def _rollback(row: dict[str, Any]) -> Rollback:
-    """The rollback of a line. Older lines do not say whether the run stopped: then nothing was skipped or re-warmed."""
     omitted = int(row["omitted"][0]), int(row["omitted"][1])
-    values = {name: row[name] for name in Rollback.__dataclass_fields__ if name in row}
-    changes_nothing = row["rewarm_steps"] == 0 and row["rewarm_from"] == 1.0 and omitted[0] == omitted[1]
-    stops_run = row.get("is_recipe_change", changes_nothing)  # the name in older lines
-    return Rollback(**{"stops_run": stops_run, **values, "omitted": omitted})
+    return Rollback(**{**{name: row[name] for name in Rollback.__dataclass_fields__}, "omitted": omitted})
 
 
 def _check(before: str, row: dict[str, Any]) -> str:

@@ -18,6 +18,8 @@ from bessemer.guard.incidents import NONFINITE
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.recipe import Guard
 
+NONFINITE_IN_A_ROW = 3  # such steps are a lasting alarm
+
 
 class Verdict(Enum):
     """What to do with a step: apply it, lower fp16's loss scale, skip it, or roll the run back."""
@@ -113,5 +115,5 @@ def judge(
     alarm = Alarm(NONFINITE, step - state.nonfinite_in_a_row, cause)
     in_a_row = state.nonfinite_in_a_row + 1
     after = replace(state, nonfinite_in_a_row=in_a_row, skipped=state.skipped + 1, healthy_until=alarm.onset - 1)
-    verdict = Verdict.ROLL_BACK if in_a_row >= guard.skips_in_a_row else Verdict.SKIP
+    verdict = Verdict.ROLL_BACK if in_a_row >= NONFINITE_IN_A_ROW else Verdict.SKIP
     return Judgement(verdict, after, alarm, is_finite=False)

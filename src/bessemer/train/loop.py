@@ -95,8 +95,6 @@ def train_here(
         before = checkpoint.facts.get("world", mesh.world) if checkpoint is not None else mesh.world
         if before != mesh.world:
             source += f", saved by {counted(before, 'process')}, on {mesh.world} now"
-        if (last := journal.governing(step)) is not None and last.rate_factor != 1.0:
-            source += f"; the learning rate is x {last.rate_factor:g} since the rollback to step {last.to}"
         say(f"  going on from step {step} of {recipe.train.steps}{source}")
         warn_of_changed_tasks(training)
     note_interrupted(training)

@@ -136,8 +136,8 @@ def replay(recipe: Recipe, run: RunFolder, journal: Journal, step: int, has_inci
             named = training.trainer.model.state_dict().items()
             weights = {name: value.detach().cpu().clone() for name, value in named}
     window, device = replaying.state.guard.history, training.trainer.device
-    norms = map(math.exp, window.spike_norms)
-    history = [LossAndNorm(*pair) for pair in zip(window.spike_losses, norms, strict=True)]
+    norms = map(math.exp, window.log_norms)
+    history = [LossAndNorm(*pair) for pair in zip(window.losses, norms, strict=True)]
     high_precision = None
     if has_incident or not current.step.deviations_above(history) < SPIKE_DEVIATIONS:
         higher = _on_one_process(recipe, "fp64" if device.precision.name in ("fp32", "fp64") else "fp32")

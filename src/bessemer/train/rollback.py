@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import drop_newer, verified
@@ -28,8 +28,6 @@ DOCUMENT_STEPS, DOCUMENT_SAMPLES = 4, 256
 MIN_SKIPPED = 10  # skipped steps that guard.max_skipped allows even a short run
 ROLLBACK_STEPS = 10_000  # within which guard.max_rollbacks are counted
 TAKEN_OVER = "taken over"
-PHASE_STEPS = 4  # before the first bad step, in which a phase of the data that began may be the cause
-REPEATED_SKIP = 2.5  # a second rollback skips so many times the batches of the first
 
 
 def respond(training: Training, state: TrainState, judgement: Judgement) -> TrainState | None:
@@ -42,7 +40,9 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
         training.journal.add_skip(step)
         limit = max(MIN_SKIPPED, int(training.recipe.guard.max_skipped * training.horizon.steps))
         if judgement.state.skipped > limit and alarm is not None:
-            _stop(training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})")
+            raise _stopped(
+                training, step, alarm, f"that was update {judgement.state.skipped} to be skipped (limit {limit})"
+            )
     if alarm is None:
         return None
     if judgement.verdict is not Verdict.ROLL_BACK:
@@ -57,8 +57,7 @@ def respond(training: Training, state: TrainState, judgement: Judgement) -> Trai
 
 
 def note_interrupted(training: Training) -> None:
-    """Record the rollbacks that a kill kept out of incidents.jsonl, or that came with the journal of another run, and warn where
-    the guard stopped the run and nothing that trains was changed since."""
+    """Record the rollbacks that a kill kept out of incidents.jsonl, or that came with the journal of another run."""
     journal, run = training.journal, training.run
     if not training.trainer.mesh.is_main:
         return
@@ -66,7 +65,7 @@ def note_interrupted(training: Training) -> None:
     if not training.start_state.step:
         is_recorded = any(str(row.get("action")).startswith(TAKEN_OVER) for row in read_steps(run.incidents))
         for one in () if is_recorded else journal.rollbacks:
-            action = f"{TAKEN_OVER} from journal.jsonl: its skips, and rate x {one.rate_factor:g} after step {one.to}"
+            action = f"{TAKEN_OVER} from journal.jsonl, with its skips"
             cause = f"a run before rolled back at step {one.at}"
             record(run.incidents, INCIDENT_KINDS[one.what], step=one.at, cause=cause, action=action, onset=one.onset)
         if journal.rollbacks:
@@ -74,19 +73,11 @@ def note_interrupted(training: Training) -> None:
         return
     for one in journal.rollbacks:
         if one.number not in recorded:
-            action = f"went back to step {one.to}, {STOPPED}" if one.stops_run else f"rolled back to step {one.to}"
+            action = f"rolled back to step {one.to}"
             cause = "a kill came before its figures were recorded"
             kind = INCIDENT_KINDS[one.what]
             record(run.incidents, kind, step=one.at, cause=cause, action=action, onset=one.onset, rollback=one.number)
             warn(f"step {one.at}: {one.what}: {action}, before the training was killed")
-    if journal.num_rollbacks > training.saver.rollbacks_before_change and journal.rollbacks[-1].stops_run:
-        last = journal.rollbacks[-1]
-        since = "a fault of the machine: it goes on unchanged"
-        if not last.is_hardware_fault:
-            since = (
-                "and what trains is unchanged: where the same recurs, change it with --set KEY=VALUE --accept-changes"
-            )
-        warn(f"the guard stopped this recipe at step {last.at} ({last.what}), {since}")
 
 
 def compares_replicas(training: Training, step: int) -> bool:
@@ -133,80 +124,21 @@ def _report_corrupt_rank(training: Training, step: int, sums_by_rank: list[Sums]
 
 def _roll_back_or_stop(
     training: Training, state: TrainState, step: int, alarm: Alarm, why: str, ranks: Sequence[int] = (0,),
-) -> TrainState | None:  # fmt: skip
-    """Roll back where a checkpoint allows it; else stop, or only record an alarm that is not fatal."""
-    guard, no_way = training.recipe.guard, ""
-    alarm = replace(alarm, cause=f"{alarm.cause}{_phase_begun(training, alarm)}")
-    if guard.roll_back:
-        _undo_recipe_change(training, state, step, alarm)
-        training.saver.finish(state)
-        checkpoint = _checkpoint_before(training, alarm)
-        if _num_recent_rollbacks(training, step) >= guard.max_rollbacks:
-            _give_up(training, step, alarm, checkpoint)
+) -> TrainState:  # fmt: skip
+    """Roll back, or stop where no checkpoint is from before the alarm or rolling back has not helped. Collective."""
+    training.saver.finish(state)
+    checkpoint, limit = _checkpoint_before(training, alarm), training.recipe.guard.max_rollbacks
+    if num_rollbacks_within(training.journal.rollbacks, step - 1, ROLLBACK_STEPS) < limit:
         if checkpoint is not None:
             return _roll_back(training, step, alarm, checkpoint, ranks[0])
-        no_way = ", and there is no checkpoint from before it to roll back to"
-        why += no_way
-    if alarm.kind.is_fatal:
-        _stop(training, step, alarm, why)
-    _report(training, step, replace(alarm, cause=f"{alarm.cause}{no_way}"), RECORDED)
-    return None
-
-
-def _phase_begun(training: Training, alarm: Alarm) -> str:
-    """That the first bad step is at the beginning of a phase of the data, in words; empty where it is not."""
-    sizes, near = training.horizon.sizes, range(max(alarm.onset - 1 - PHASE_STEPS, 0), alarm.onset)
-    first, end = sizes.first(near.start), sizes.after(near.stop)
-    for phase in training.loader.mixture.phases[1:]:
-        if first <= phase.first < end and not alarm.kind.is_hardware_fault:
-            return f", since about when phase {phase.asked + 1} of tokens.schedule gives the data"
-    return ""
-
-
-def _undo_recipe_change(training: Training, state: TrainState, step: int, alarm: Alarm) -> None:
-    """Where the alarm began after the user changed the recipe, and a rollback would go to before that: go back to the checkpoint
-    at the change and stop, since the change is the likely cause, and older steps would be repeated with the new recipe."""
-    mesh, at = training.trainer.mesh, training.trainer.mesh.broadcast(training.saver.changed_at)
-    distance = training.recipe.guard.distance(training.horizon.steps)
-    if at == 0 or alarm.kind.is_hardware_fault or not alarm.onset - 1 - distance < at < alarm.onset:
-        return
-    training.saver.finish(state)
-    checkpoint = next(verified(training.run.checkpoints, [at], warn, "the run rolls back as usual", mesh), None)
-    if checkpoint is None:
-        return
-    last = training.journal.governing(at)
-    why = f"it began after the recipe was changed at step {at}; the run went back to that step"
-    hint = "Change the recipe back, or to other values, with --accept-changes, and the run goes on from there."
-    if any(one.stops_run for one in training.journal.rollbacks[: training.saver.rollbacks_before_change]):
-        why = f"the change of the recipe at step {at} has not cured it; the run went back to that step"
-        hint = f"{alarm.kind.advice} With --accept-changes a changed recipe goes on from there."
-    _stop_at(training, step, alarm, at, 1.0 if last is None else last.rate_factor, why, hint)
-
-
-def _give_up(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint | None) -> NoReturn:
-    """Stop, since rolling back has not helped: at a checkpoint from before the alarm, so that another recipe does not begin with
-    weights that are bad already."""
-    why = f"it has not ended after {counted(training.recipe.guard.max_rollbacks, 'rollback')}"
-    which = ""
-    if checkpoint is None:  # a slow alarm's onset may lie before all that are kept
-        folder, mesh = training.run.checkpoints, training.trainer.mesh
-        steps: list[int] = mesh.broadcast(published(folder))
-        checkpoint = next(verified(folder, steps, warn, "the run goes back to a later one", mesh), None)
-        which = f", the oldest that is left: {alarm.kind.name} is as old as step {alarm.onset}"
-    if checkpoint is None:
-        _stop(training, step, alarm, why)
-    again = f"With --accept-changes a changed recipe goes on from step {checkpoint.step}, to which the run went back{which}."
-    _stop_at(training, step, alarm, checkpoint.step, 1.0, why, f"{alarm.kind.advice} {again}")
-
-
-def _stop_at(training: Training, step: int, alarm: Alarm, at: int, rate_factor: float, why: str, hint: str) -> NoReturn:
-    samples, number = training.horizon.sizes.first(at), training.journal.num_rollbacks + 1
-    rollback = Rollback(
-        number, step, at, alarm.kind.name, alarm.onset, (samples, samples), rate_factor, 1.0, 0, stops_run=True
-    )
-    _begin(training, rollback)
-    _log(training, rollback, 0)
-    _stop(training, step, alarm, why, hint, f"went back to step {at}, {STOPPED}", rollback=number)
+        why += ", and there is no checkpoint from before it to roll back to"
+    elif limit:
+        why = f"it has not ended after {counted(limit, 'rollback')}"
+    hint = ""
+    if checkpoint is not None and not alarm.kind.is_hardware_fault:
+        hint = f"{alarm.kind.advice} A new run starts from before it with --set train.start={training.run.path} "
+        hint += f"--set train.start_step={checkpoint.step}"
+    raise _stopped(training, step, alarm, why, hint)
 
 
 def _begin(training: Training, rollback: Rollback) -> None:
@@ -229,18 +161,17 @@ def _log(training: Training, rollback: Rollback, num_skipped: int) -> None:
         training.trends.rewind(read_steps(training.run.metrics))
     training.log.write(
         "rolled_back", rollback.to, number=rollback.number, at=rollback.at, what=rollback.what, onset=rollback.onset,
-        batches=num_skipped, rate_factor=rollback.rate_factor,
+        batches=num_skipped,
     )  # fmt: skip
 
 
 def _checkpoint_before(training: Training, alarm: Alarm) -> SavedCheckpoint | None:
-    """The newest checkpoint that verifies and is old enough, else the oldest from before the first bad step. Of an alarm that
-    rises slowly, whose onset may lie before all that are kept, the oldest there is. Collective."""
+    """Return the newest checkpoint that verifies and is old enough, else the oldest from before the first bad step.
+    Collective."""
     folder, mesh = training.run.checkpoints, training.trainer.mesh
     distance = 0 if alarm.kind.is_hardware_fault else training.recipe.guard.distance(training.horizon.steps)
     newest_wanted = alarm.onset - 1 - distance
-    there: list[int] = [step for step in mesh.broadcast(published(folder)) if step > 0]
-    steps = [step for step in there if step < alarm.onset] or ([] if alarm.kind.has_sharp_onset else there[:1])
+    steps: list[int] = [step for step in mesh.broadcast(published(folder)) if 0 < step < alarm.onset]
     by_preference = sorted(steps, key=lambda step: (step > newest_wanted, abs(step - newest_wanted)))
     return next(verified(folder, by_preference, warn, "the rollback goes to another one", mesh), None)
 
@@ -255,7 +186,7 @@ def _roll_back(training: Training, step: int, alarm: Alarm, checkpoint: SavedChe
     if alarm.kind.is_hardware_fault:
         action += "the same steps again"
     else:
-        rate = f"learning rate x {rollback.rate_factor:g}, re-warmed over {counted(rollback.rewarm_steps, 'step')}"
+        rate = f"learning rate re-warmed over {counted(rollback.rewarm_steps, 'step')}"
         which = f", of {_steps(skipped[0] + 1, skipped[-1] + 1)}" if skipped else ""
         action += f"{len(skipped):,} {'batch' if len(skipped) == 1 else 'batches'} skipped{which}; {rate}"
     _report(training, step, alarm, action, rank=rank, rollback=rollback.number)
@@ -273,38 +204,20 @@ def _steps(first: int, last: int) -> str:
 
 def _skipped_steps(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint) -> range:
     """The steps (0-based) around the first bad one whose batches are never read again, up to the alarm at least."""
-    num_skipped = 0
-    if not alarm.kind.is_hardware_fault:
-        is_repeated = _num_recent_rollbacks(training, step, of_data=True) > 0
-        num_skipped = round(
-            training.recipe.guard.batches_to_skip(training.horizon.steps) * (REPEATED_SKIP if is_repeated else 1.0)
-        )
+    guard, steps = training.recipe.guard, training.horizon.steps
+    num_skipped = 0 if alarm.kind.is_hardware_fault else guard.batches_to_skip(steps)
     start = max(alarm.onset - 1 - num_skipped // 2, checkpoint.step)
-    if not num_skipped:
-        return range(start, start)
-    end = start + num_skipped
-    return range(start, max(end, step) if alarm.kind.has_sharp_onset else end)
+    return range(start, max(start + num_skipped, step) if num_skipped else start)
 
 
 def _rollback(training: Training, step: int, alarm: Alarm, checkpoint: SavedCheckpoint, skipped: range) -> Rollback:
-    guard, sizes = training.recipe.guard, training.horizon.sizes
-    first, rates = sizes.first(skipped.start), (1.0, 1.0, 0)
+    sizes, rewarm_steps = training.horizon.sizes, 0
     if not alarm.kind.is_hardware_fault:
-        before = min(_num_recent_rollbacks(training, step, of_data=True), len(guard.rate_factors) - 1)
-        rates = guard.rate_factors[before], guard.rewarm_from, guard.steps_to_rewarm(training.horizon.steps)
+        rewarm_steps = training.recipe.guard.distance(training.horizon.steps)
+    first = sizes.first(skipped.start)
     omitted = first, sizes.after(skipped.stop) if skipped else first
     number = training.journal.num_rollbacks + 1
-    return Rollback(number, step, checkpoint.step, alarm.kind.name, alarm.onset, omitted, *rates)
-
-
-def _num_recent_rollbacks(training: Training, step: int, *, of_data: bool = False) -> int:
-    """Of the last steps, and under this recipe: those before an accepted change say nothing about it. Collective.
-
-    of_data: without those after hardware faults, which say nothing about the data or the rate.
-    """
-    before = training.trainer.mesh.broadcast(training.saver.rollbacks_before_change)
-    counted_ones = [one for one in training.journal.rollbacks[before:] if not (of_data and one.is_hardware_fault)]
-    return num_rollbacks_within(counted_ones, step - 1, ROLLBACK_STEPS)
+    return Rollback(number, step, checkpoint.step, alarm.kind.name, alarm.onset, omitted, rewarm_steps)
 
 
 def _report(training: Training, step: int, alarm: Alarm, action: str, **more: Any) -> list[dict[str, Any]]:
@@ -336,10 +249,9 @@ def _document_names(samples: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for sample in samples for name in sample["documents"]))
 
 
-def _stop(
-    training: Training, step: int, alarm: Alarm, why: str, hint: str = "", action: str = STOPPED, **more: Any
-) -> NoReturn:
-    samples = _report(training, step, alarm, action, **more)
+def _stopped(training: Training, step: int, alarm: Alarm, why: str, hint: str = "") -> BessemerError:
+    """Record that an alarm stops the run. Returns the error to raise."""
+    samples = _report(training, step, alarm, STOPPED)
     training.clock.write(alarm.kind.completed_steps(step), BY_GUARD)
     names = _document_names(samples)
     see = f"See {training.run.incidents}."
@@ -347,4 +259,4 @@ def _stop(
         listed = ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
         see = f"The first {counted(len(samples), 'sample')} from step {alarm.onset} on held {counted(len(names), 'document')} "
         see += f"({listed}), listed in {training.run.incidents}."
-    raise BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {hint or alarm.kind.advice}")
+    return BessemerError(f"step {step}: {alarm.cause}; {why}, so the run stops. {see} {hint or alarm.kind.advice}")

@@ -51,6 +51,7 @@ from bessemer.train.trainer import StepStats, Trainer
 from bessemer.train.watch import Watch
 
 Observer = Callable[[Iterator[Batch]], Iterator[Batch]]
+REWARM_FROM = 0.1  # share of the learning rate with which the re-warm-up after a rollback begins
 
 
 @dataclass
@@ -289,9 +290,7 @@ def update_weights(
     training: Training, step: int, grad_norm: float | torch.Tensor, skip: torch.Tensor | None = None
 ) -> float:
     """Update the weights for step number `step` (0-based), as `Trainer.update`. Returns the learning rate."""
-    last = training.journal.governing(step)
-    factor = 1.0 if last is None else last.rate_factor * _rewarm_factor(training.journal, step)
-    return training.trainer.update(step, grad_norm, factor, skip)
+    return training.trainer.update(step, grad_norm, _rewarm_factor(training.journal, step), skip)
 
 
 def state_after(
@@ -305,4 +304,4 @@ def state_after(
 
 def _rewarm_factor(journal: Journal, step: int) -> float:
     last = journal.governing(step)
-    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, last.rewarm_from)
+    return 1.0 if last is None else rewarm_share(step, last.to + 1, last.rewarm_steps, REWARM_FROM)

@@ -19,7 +19,7 @@ from bessemer.checkpoint.mirror import Mirror
 from bessemer.checkpoint.protocol import Damage, newest, verified
 from bessemer.checkpoint.retention import Retention
 from bessemer.errors import BessemerError, InputError
-from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, RECIPE_CHANGED, record
+from bessemer.guard.incidents import CHECKPOINT_FAILED, MIRROR_FAILED, record
 from bessemer.guard.policy import GuardState
 from bessemer.hashing import digest
 from bessemer.model.config import ModelConfig
@@ -27,7 +27,7 @@ from bessemer.model.transformer import build_model
 from bessemer.parallel.dtensors import as_shard_of
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Recipe, Train, dump
-from bessemer.run import NEWEST, RunFolder, Weights, best_validation, checkpoint_name, published, read_json_lines
+from bessemer.run import NEWEST, RunFolder, Weights, best_validation, checkpoint_name, published
 from bessemer.terminal import warn
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
@@ -133,10 +133,6 @@ class Saver:
         assert steps is not None, "the recipe is resolved"
         self._decay_start = _decay_start_step(recipe.train)
         self._every = config.every or steps
-        incidents = read_json_lines(run.incidents)
-        changes = [row for row in incidents if row.get("what") == RECIPE_CHANGED.name and row.get("is_accepted")]
-        self.changed_at = int(changes[-1]["step"]) if changes else 0
-        self.rollbacks_before_change = int(changes[-1].get("rollbacks", 0)) if changes else 0
         self._failures = Counter[str]()  # by kind
         self._best: tuple[float, int] | None = None  # loss and step
         self._async: AsyncSaver | None = None
@@ -212,9 +208,9 @@ class Saver:
     def _retention(self, state: TrainState) -> Retention:
         guard, steps = self._recipe.guard, self._recipe.train.steps or 0
         # A run that has ended will not roll back.
-        distance = guard.distance(steps) if guard.roll_back and state.step < steps else 0
+        distance = guard.distance(steps) if guard.max_rollbacks and state.step < steps else 0
         return Retention(
-            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance, self.changed_at,
+            self._recipe.checkpoint.keep, self._decay_start, state.guard.healthy_until, distance,
             best=None if self._best is None else self._best[1],
         )  # fmt: skip
 

@@ -1,9 +1,8 @@
 """Statistics from inside the model every few steps: activations, attention logits, gradients, updates.
 
-They do not change the step: losses and weights are bit-identical with and without them.
+They do not change the step: losses and weights are bit-identical with and without them. They are of all processes of the mesh.
 
-Shapes: B sequences (one), T tokens, D width, G key/value heads, R queries a key/value head, C queries of a chunk, K
-width of a head.
+Shapes: B sequences (one), T tokens, D width.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from bessemer.guard.trends import Trends
-from bessemer.model.attention import largest_logits
-from bessemer.model.transformer import Attention
+from bessemer.model.attention import AttentionScope, largest_logits
+from bessemer.model.transformer import AttentionFunction
 from bessemer.parallel.dtensors import local, sum_of_squares
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
 from bessemer.tokens.loader import Batch
+from bessemer.train.engine import MicroBatch
 from bessemer.train.metrics import MetricsLog
 from bessemer.train.trainer import Trainer
 
@@ -49,8 +50,7 @@ class Watch:
             yield
             return
         started, model, mesh = perf_counter(), self.trainer.model, self.trainer.mesh
-        # The extra forward pass needs whole blocks.
-        statistics = activations(self.trainer, batch) if mesh.is_single else {}
+        statistics = activations(self.trainer, batch)
         norms, before = gradient_norms(model, mesh), sample(model)
         seconds = perf_counter() - started
         yield
@@ -63,37 +63,62 @@ class Watch:
 
 @torch.no_grad()
 def activations(trainer: Trainer, batch: Batch) -> dict[str, Values]:
-    """By block, over the batch's first sequence: RMS and maximum of the output, and the largest unmasked attention logit
-    (q.k / sqrt(K), before a soft cap), in the step's precision.
+    """Return, by block, the RMS and the largest absolute value of its output, and its largest unmasked attention logit (q.k x
+    scale, before a soft cap), in the step's precision. They are of the first sequence of each part of the batch. Collective.
 
-    An extra forward pass over that one sequence, uncompiled: hooks in the step itself would not run in compiled blocks, and a
-    pass without gradients costs a third of a sequence.
+    An extra forward pass, uncompiled: hooks in the step itself would not run in compiled blocks, and a pass without gradients
+    costs a third of a sequence.
     """
-    model, device = trainer.model, trainer.device.torch_device
-    tokens_BT = torch.from_numpy(batch.inputs[:1]).to(device)
-    starts_BT = None if batch.starts is None else torch.from_numpy(batch.starts[:1]).to(device)
-    by_block: dict[str, list[Tensor]] = {"activation_rms": [], "activation_max": [], "attention_logit_max": []}
+    seen: dict[str, list[Tensor]] = {}  # by block: largest logit, then number, sum of squares and largest of outputs
+    with ExitStack() as stack:
+        for number, block in enumerate(trainer.model.blocks):
+            if block is not None:  # another pipeline stage has it
+                stack.enter_context(_recording(block, seen.setdefault(str(number), [])))
+        stack.enter_context(trainer.eager())
+        trainer.engine.score(MicroBatch.of(batch).split(1)[0])
+    own = {name: torch.stack([x.double() for x in values]).tolist() for name, values in seen.items()}
+    by_block: dict[str, list[list[float]]] = {}
+    for of_rank in trainer.mesh.gather(own):
+        for name, values in of_rank.items():
+            by_block.setdefault(name, []).append(values)
+    found: dict[str, Values] = {"activation_rms": {}, "activation_max": {}, "attention_logit_max": {}}
+    for name in sorted(by_block, key=int):
+        logits, counts, squares, largest = torch.tensor(by_block[name], dtype=torch.float64).unbind(1)
+        found["activation_rms"][name] = math.sqrt(squares.sum() / counts.sum())
+        found["activation_max"][name] = float(largest.max())
+        found["attention_logit_max"][name] = float(logits.max())
+    return found
+
+
+@contextmanager
+def _recording(block: nn.Module, seen: list[Tensor]) -> Iterator[None]:
+    """Append the largest logit of a block's attention, and the number, sum of squares and largest of its outputs, to `seen`."""
+    attention: Any = block.attention
+
+    def recording(attend: AttentionFunction) -> AttentionFunction:
+        def record_logits(q: Tensor, k: Tensor, v: Tensor, scope: AttentionScope, masks: Any = None) -> Tensor:
+            seen.append(largest_logits(q, k, scope).max())
+            return attend(q, k, v, scope, masks)
+
+        return record_logits
 
     def record_output(block: nn.Module, arguments: tuple[Any, ...], out_BTD: Tensor) -> None:
-        wide = out_BTD.float()
-        by_block["activation_rms"].append(wide.square().mean().sqrt())
-        by_block["activation_max"].append(wide.abs().max())
+        wide = local(out_BTD).float()
+        seen.extend([torch.tensor(wide.numel(), device=wide.device), wide.square().sum(), wide.abs().max()])
 
-    def record_logits(attention: nn.Module, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(attention, Attention)
-        x_BTD, rotation, scope = arguments[:3]
-        q_BHTK, k_BGTK, _ = attention.queries_keys_values(x_BTD, rotation)
-        by_block["attention_logit_max"].append(largest_logits(q_BHTK, k_BGTK, scope).max())
-
-    hooks = [block.attention.register_forward_pre_hook(record_logits) for block in model.blocks]  # type: ignore[union-attr,operator]
-    hooks += [block.register_forward_hook(record_output) for block in model.blocks]
+    before, own = attention.attend, vars(attention).get("attend")
+    if isinstance(before, partial):  # context parallelism, which gathers the keys first
+        attention.attend = partial(before.func, **{**before.keywords, "inner": recording(before.keywords["inner"])})
+    else:
+        attention.attend = recording(before)
+    hook = block.register_forward_hook(record_output)
     try:
-        with trainer.autocast(), trainer.eager():
-            model(tokens_BT, trainer.task.documents(tokens_BT, starts_BT))
+        yield
     finally:
-        for hook in hooks:
-            hook.remove()
-    return {kind: _to_host({str(n): value for n, value in enumerate(values)}) for kind, values in by_block.items()}
+        hook.remove()
+        del attention.attend
+        if own is not None:
+            attention.attend = own
 
 
 def group_of(name: str) -> str:
