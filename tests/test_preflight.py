@@ -22,7 +22,6 @@ from bessemer.train import device
         (["train.optimizer.learning_rate=10"], "train.optimizer.learning_rate = 10: each step would move weights"),
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
         (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
-        (["guard.rewarm_steps=25"], "guard.rewarm_steps = 25 is more than the 24 steps of the run"),
         (["guard.hang_seconds=0.1"], "hang_seconds = 0.1: 5 or more"),
         (["train.schedule.rewarm_at=25"], "train.schedule.rewarm_at = 25 lies after the 24 steps of the run"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
