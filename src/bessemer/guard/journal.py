@@ -127,10 +127,6 @@ class Journal:
     def omitted(self) -> tuple[Range, ...]:
         return tuple(rollback.omitted for rollback in self.rollbacks)
 
-    def num_rollbacks_of_training(self) -> int:
-        """Return the number of rollbacks that no hardware fault caused."""
-        return sum(not one.is_hardware_fault for one in self.rollbacks)
-
     def governing(self, step: int) -> Rollback | None:
         """The rollback whose learning rate holds at update `step` (0-based): the last one to that step or an earlier one, other
         than those after hardware faults."""
