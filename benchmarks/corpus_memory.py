@@ -1,6 +1,6 @@
-"""Peak memory of the corpus stage on an input of a given size, made from text on this machine; and look-ups in its index.
+"""Peak memory of the corpus stage on an input of a given size, made from text on this machine.
 
-    python benchmarks/corpus_memory.py [--gib 1] [--workers 2] [--engine local] [--keep FOLDER] [--lookups 5000000]
+    python benchmarks/corpus_memory.py [--gib 1] [--workers 2] [--engine local] [--keep FOLDER]
 
 The input is JSONL of Python files and documentation found in the running Python, copied with changed words until the size
 is reached, so that most copies are neither exact nor near duplicates. Memory is the sum of the proportional set sizes (PSS)
@@ -32,13 +32,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
     parser.add_argument("--keep", type=Path)
-    parser.add_argument("--lookups", type=int, default=0, help="documents of a synthetic index to look up in")
     given = parser.parse_args()
     folder = given.keep or Path(tempfile.mkdtemp(prefix="corpus-memory-"))
     try:
         found = measure(folder, int(given.gib * GIB), given.workers, given.engine)
-        if given.lookups:
-            found["lookups"] = look_ups(folder, given.lookups)
         print(json.dumps(found, indent=2))
     finally:
         if given.keep is None:
@@ -156,32 +153,6 @@ def cpu_seconds() -> float:
     """CPU time of this process and of children that have ended."""
     usages = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def look_ups(folder: Path, num_documents: int) -> dict[str, object]:
-    """Milliseconds of a look-up in an index of so many documents, median and slowest of 1,000."""
-    import numpy as np
-
-    from bessemer.corpus import index
-
-    corpus = folder / "synthetic"
-    (corpus / "index").mkdir(parents=True, exist_ok=True)
-    names = np.random.default_rng(0).integers(0, 256, (num_documents, 16), dtype=np.uint8)
-    names = names[np.argsort(names.view("S16").ravel())]
-    rows = np.zeros((num_documents, index.RECORD.size), dtype=np.uint8)
-    rows[:, :16] = names
-    index.index_file(corpus, "documents", "s").write_bytes(index.MAGIC + rows.tobytes())
-    chosen = [names[row].tobytes().hex() for row in np.random.default_rng(1).integers(0, num_documents, 1000)]
-    seconds = []
-    for name in chosen:
-        started = time.perf_counter()
-        assert index.find(corpus, name) is not None
-        seconds.append(time.perf_counter() - started)
-    return {
-        "documents": num_documents,
-        "median_milliseconds": round(1000 * float(np.median(seconds)), 4),
-        "slowest_milliseconds": round(1000 * max(seconds), 3),
-    }
 
 
 if __name__ == "__main__":

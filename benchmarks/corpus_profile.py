@@ -27,7 +27,6 @@ RESULTS = Path(__file__).parent / "results" / "corpus_profile.json"
 STAGES = {
     "reading": "JSON, encodings, keys of records",
     "normalising": "NFC, line ends, control characters",
-    "hard-wrap": "looking for hard-wrapped lines, and unwrapping",
     "words": "cutting texts into words for the rules",
     "rules": "Gopher repetition and the basic rules, without the words",
     "folding and hashing": "identity, BLAKE2b of the folded text, columns",
@@ -96,7 +95,7 @@ def profile_run(recipe: str) -> dict[str, float]:
     steps = {"normalise": "normalising", "rules": "rules"}
     clean.STEPS = tuple((name, of.timed(steps[name], step) if name in steps else step) for name, step in clean.STEPS)
     for module, name, stage in (
-        (clean, "unwrapped", "hard-wrap"), (partition, "_row", "folding and hashing"),
+        (partition, "_row", "folding and hashing"),
         (partition, "_table", "tables and files"), (partition, "_write", "tables and files"),
         (signatures, "signatures", "signatures"), (whole, "run_dedup_step", "near duplicates"),
         (publish.PublishBucket, "make", "publishing"), (publish, "assemble", "publishing"), (statistics, "split", "words"),

@@ -532,7 +532,7 @@ def test_a_damaged_document_is_no_training_text(trained: Path, capsys: pytest.Ca
             }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["documents/part-00000.parquet", "index/documents-code.idx", "sources.json"])
+@pytest.mark.parametrize("name", ["documents/part-00000.parquet", "sources.json"])
 def test_a_corpus_that_was_damaged_is_built_again(trained: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The tokens that were made of it stay current."""
     whole = (trained / "corpus" / name).read_bytes()

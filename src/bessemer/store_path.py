@@ -207,18 +207,6 @@ def _copy_within(source: StorePath, target: StorePath) -> None:
         raise BessemerError(f"{target}: {arrived} bytes arrived of {size}")
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[Any]:
-    """A file to write bytes to, here or in a store, piece by piece."""
-    if not isinstance(path, StorePath):
-        with open(path, "wb") as file:
-            yield file
-        return
-    files, inner = open_filesystem(str(path))
-    with answering(str(path)), files.open_output_stream(inner) as stream:
-        yield stream
-
-
 def sizes(folder: StorePath) -> dict[str, int]:
     """The size of each file below a folder of a store, by its path there."""
     from pyarrow import fs

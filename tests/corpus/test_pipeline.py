@@ -167,7 +167,6 @@ def test_columns_and_order(data: Path, run: RunFolder, build) -> None:
     assert keys == sorted(keys)
     assert sorted(path.name for path in run.corpus.iterdir()) == [
         "documents",
-        "index",
         "rejected",
         "sources.json",
         "stage.json",

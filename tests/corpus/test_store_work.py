@@ -19,7 +19,7 @@ from build_corpus import small
 from corpus_samples import prose, recipe
 
 from bessemer import storage, store_path
-from bessemer.corpus import index, look, owners, partition, pipeline, publish, units, walk, whole, worker
+from bessemer.corpus import look, owners, partition, pipeline, publish, units, walk, whole, worker
 from bessemer.corpus.dedup import task
 from bessemer.corpus.inputs import inputs_digest
 from bessemer.corpus.work import BEGUN
@@ -260,27 +260,21 @@ def test_a_store_that_cannot_be_used_is_named(
 def test_a_store_that_fails_for_a_while_is_waited_for(
     data: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails at the start, before the corpus is published, and while an index is written; until the warning has come."""
+    """It fails at the start, and before the corpus is published; until the warning has come."""
     monkeypatch.setattr(storage, "OUTAGE_GAP_SECONDS", 0.0)
     of, here, there = sample(data), RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
     pipeline.build(of, here)
-    said, assemble, shifted = list[str](), publish.assemble, index.shifted
+    said, assemble = list[str](), publish.assemble
 
     def assembled(*given: Any) -> Any:
         bucket.fail()
         return assemble(*given)
 
-    def shift(*given: Any) -> bytes:
-        if len(said) == 2:
-            bucket.fail()
-        return shifted(*given)
-
     monkeypatch.setattr(pipeline, "assemble", assembled)
-    monkeypatch.setattr(index, "shifted", shift)
     monkeypatch.setattr(storage, "warn", lambda line: said.append(line) or bucket.answer())  # type: ignore[func-returns-value]
     bucket.fail()
     pipeline.build(in_store(of, publish="s3://b/corpora"), there)
-    assert len(said) == 3 and all(line.startswith("s3://b does not answer (") for line in said), said
+    assert len(said) == 2 and all(line.startswith("s3://b does not answer (") for line in said), said
     found = contents(bucket.folder / str(store_path.published_folder(there.corpus)).removeprefix("s3://"))
     del found["stage.json"]
     assert found == {name: raw for name, raw in contents(here.corpus).items() if "/" in name}
@@ -342,7 +336,7 @@ def test_a_corpus_published_in_a_store_is_that_of_a_disk(
     assert place.startswith(f"{PUBLISHED}/corpus-{inputs_digest(of)[:16]}-")
     whole, mine, theirs = contents(here.corpus), contents(there.corpus), contents(bucket.folder / place)
     del theirs["stage.json"]
-    large = {name: data for name, data in whole.items() if name.startswith(("documents/", "rejected/", "index/"))}
+    large = {name: data for name, data in whole.items() if name.startswith(("documents/", "rejected/"))}
     assert theirs == large and any(name.endswith("part-00001.parquet") for name in large)
     assert mine.keys() == whole.keys() - large.keys() and all(
         mine[name] == whole[name] for name in mine.keys() - {"stage.json"}

@@ -14,7 +14,7 @@ from tests.conftest import recipe_text
 def test_a_set_is_off_until_its_table_is_there(tmp_path: Path) -> None:
     text = recipe_text(tmp_path)
     rules = recipes.parse(text, "x").corpus.rules
-    assert all(getattr(rules, name) is None for name in ("gopher_quality", "c4", "fineweb", "nemo", "adult"))
+    assert all(getattr(rules, name) is None for name in ("gopher_quality", "c4", "fineweb", "adult"))
     rules = recipes.parse(
         text + "\n[corpus.rules.c4]\n[corpus.rules.gopher_quality]\nmin_words = 20\n", "x"
     ).corpus.rules
@@ -26,7 +26,7 @@ def test_a_set_is_off_until_its_table_is_there(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    text = recipe_text(tmp_path) + '\n[corpus.rules.nemo]\n[corpus.rules.adult]\npath = "words"\n'
+    text = recipe_text(tmp_path) + '\n[corpus.rules.textbook]\n[corpus.rules.adult]\npath = "words"\n'
     recipe = recipes.parse(text, "x")
     assert recipes.parse(recipes.dump(recipe), "y") == recipe
 

@@ -18,7 +18,6 @@ from bessemer.corpus.engine import require
 from bessemer.corpus.extract import NotText, normalise, replace_controls
 from bessemer.corpus.rules.apply import apply
 from bessemer.corpus.rules.lists import judge_url
-from bessemer.corpus.unwrap import unwrapped
 from bessemer.corpus.webpage import DAMAGE, EXTRACTION
 from bessemer.errors import BessemerError
 from bessemer.recipe import Corpus, Rules, Source
@@ -104,9 +103,6 @@ ENTERED, REJECTED_IN, REJECTED, BYTES = "entered", "rejected_in", "rejected", "b
 CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS = "contaminated_documents", "contaminated_items"
 HIDDEN = (ENTERED, REJECTED_IN, REJECTED, BYTES, CONTAMINATED_DOCUMENTS, CONTAMINATED_ITEMS)  # that no report shows
 PASSED_OVER = "passed_over"  # table of records that hold no document by nature, by type
-UNWRAPPED = "unwrapped"  # of edited_documents: those whose lines were joined to paragraphs before rules looked at them
-# Sets of rules that take a line for a sentence or a paragraph
-OF_LINES = ("textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
 READ = "read"  # name of the reader among the steps: it may reject a record as well
 
 
@@ -199,12 +195,7 @@ def judge_text(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """The rules on the text, some of which take lines out of it. They are for running text, not for conversations."""
     if record.format == "chat":
         return
-    rules = settings.rules_for(record)
-    judges_lines = record.format != "code" and any(getattr(rules, name) is not None for name in OF_LINES)
-    if rules.unwrap and judges_lines and (text := unwrapped(record.text)) is not None:
-        tally.count("edited_documents", UNWRAPPED)
-        record.text = text
-    judged = apply(record.text, rules, record.language or "en")
+    judged = apply(record.text, settings.rules_for(record), record.language or "en")
     if judged.reason is not None:
         record.reject(judged.reason, judged.detail)
     elif judged.text != record.text:

@@ -158,7 +158,7 @@ def _build(
     _check_not_empty(funnels)
     total = totals(funnels.values())
     with _timed(seconds, "put_together"), publishing(run, inputs, corpus.publish) as (staged, place):
-        written = assemble(tasks, sorted(funnels), place)
+        written = assemble(tasks, place)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         duplicates = whole.duplicates["statistics"]
         statistics = {

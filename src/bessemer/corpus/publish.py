@@ -1,4 +1,4 @@
-"""Publish clean rows, as the steps over the whole corpus decided: sorted documents, rejects, index, counts.
+"""Publish clean rows, as the steps over the whole corpus decided: sorted documents, rejects, counts.
 
 A task is one bucket of one source, whose parts are sorted when concatenated in bucket order.
 """
@@ -9,8 +9,6 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bessemer.corpus import index
 from bessemer.corpus.dedup.verdicts import EditStatistics
 from bessemer.corpus.document import COLUMNS, EXCERPT_CHARACTERS, REJECTED_COLUMNS
 from bessemer.corpus.language import routed
@@ -31,8 +28,7 @@ from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Source
 from bessemer.recipe.corpus import band_part, is_banded
 from bessemer.recipe.endings import guessed_format
-from bessemer.storage import asked
-from bessemer.store_path import StorePath, copy_files, each, stage_outputs, writing
+from bessemer.store_path import StorePath, copy_files, each, stage_outputs
 
 # text in a row group, at the most (a document is never cut): what a reader holds at one time
 ROW_GROUP_BYTES = 16 << 20
@@ -53,8 +49,6 @@ class PartWriter:
         self.folder = folder
         self.schema = schema(columns)
         self.num_parts = self.part_bytes = 0
-        self.groups: list[tuple[int, int]] = []
-        """(part, rows) of every row group."""
         self.writer: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
@@ -74,7 +68,6 @@ class PartWriter:
             self.num_parts += 1
             self.part_bytes = 0
         self.writer.write_table(table.cast(self.schema), row_group_size=max(table.num_rows, 1))
-        self.groups.append((self.num_parts - 1, table.num_rows))
         self.part_bytes += num_bytes
 
     def close(self) -> None:
@@ -96,7 +89,7 @@ def schema(columns: tuple[str, ...]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class PublishBucket(CorpusTask):
-    """Write one bucket's documents, rejects and index, with its counts in the receipt. decided: the digest of the steps
+    """Write one bucket's documents and rejects, with its counts in the receipt. decided: the digest of the steps
     over the whole corpus."""
 
     bucket: Bucket
@@ -125,22 +118,18 @@ class PublishBucket(CorpusTask):
         decided = Decisions.load(self.work, settings.corpus)
         funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        kept, edits = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
+        edits = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
         funnel.check()
-        names = table["identity"].to_pylist()
-        for kind, writer in writers.items():
+        for writer in writers.values():
             writer.close()
-            mine = [name for name, stays in zip(names, kept, strict=True) if stays == (kind == "documents")]
-            (folder / f"{kind}.idx").write_bytes(index.records(mine, writer.groups))
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
         return {"repeats": {name: vars(counts) for name, counts in edits.items()}}
 
 
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
-) -> tuple[list[bool], dict[str, EditStatistics]]:
-    """Write each row to the documents or to the rejects, and count it; returns which rows are documents, and what repeats were
-    cut out."""
+) -> dict[str, EditStatistics]:
+    """Write each row to the documents or to the rejects, and count it; returns what repeats were cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
@@ -170,8 +159,7 @@ def _split(
     bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
     _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])
-    stays: list[bool] = kept.tolist()
-    return stays, edits
+    return edits
 
 
 def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> dict[int, tuple[str, str]]:
@@ -238,31 +226,21 @@ def _powers(characters: pa.ChunkedArray) -> list[int]:
     return powers
 
 
-def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) -> dict[str, int]:
-    """Merge the buckets' parts and indexes below `place`, a folder here or in a store: documents/, rejected/, index/. Returns the
-    size of each file, by its path there.
+def assemble(tasks: Sequence[PublishBucket], place: Path) -> dict[str, int]:
+    """Copy the buckets' parts to documents/ and rejected/ below `place`, a folder here or in a store.
 
-    tasks: in the order of their sources. The buckets stay complete.
+    Returns the size of each file by its path there. tasks: in the order of their sources; the buckets stay complete.
     """
     written: dict[str, int] = {}
     outputs = list(each(stage_outputs, [task.folder for task in tasks]))
     if not isinstance(place, StorePath):
-        for name in ("index", *WRITTEN_COLUMNS):
+        for name in WRITTEN_COLUMNS:
             (place / name).mkdir()
     for kind, columns in WRITTEN_COLUMNS.items():
         parts = [
             [(task.folder / name, sizes[name]) for name in sorted(sizes) if name.startswith(f"{kind}/")]
             for task, sizes in zip(tasks, outputs, strict=True)
         ]
-        first_part = [0, *accumulate(map(len, parts))]
-        for source in sources:
-            indexes = [
-                (task.folder / f"{kind}.idx", first)
-                for task, first in zip(tasks, first_part, strict=False)
-                if task.bucket.source == source
-            ]
-            path = index.index_file(place, kind, source)
-            written[str(path.relative_to(place))] = asked(str(path), partial(_write_index, path, indexes))
         ordered = [part for some in parts for part in some]
         copy_files([(part, place / kind / part_name(number)) for number, (part, _) in enumerate(ordered)])
         written |= {f"{kind}/{part_name(number)}": size for number, (_, size) in enumerate(ordered)}
@@ -271,13 +249,3 @@ def assemble(tasks: Sequence[PublishBucket], sources: list[str], place: Path) ->
             pq.write_table(schema(columns).empty_table(), empty, **WRITE_OPTIONS)
             written[f"{kind}/{part_name(0)}"] = (place / kind / part_name(0)).write_bytes(empty.getvalue())
     return written
-
-
-def _write_index(path: Path, indexes: Sequence[tuple[Path, int]]) -> int:
-    """Write the index of one source; returns its bytes. indexes: of its buckets, and the number of the first part of each."""
-    raw = each(lambda one: one.read_bytes(), [one for one, _ in indexes])
-    with writing(path) as file:
-        size = int(file.write(index.MAGIC))
-        for records, (_, first) in zip(raw, indexes, strict=True):
-            size += int(file.write(index.shifted(records, first)))
-    return size

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from bessemer import storage
-from bessemer.corpus.clean import PASSED_OVER, UNWRAPPED, Tally
+from bessemer.corpus.clean import PASSED_OVER, Tally
 from bessemer.corpus.document import ADVICE, REASONS
 from bessemer.corpus.engine import require
 from bessemer.corpus.units import Unit
@@ -304,11 +304,8 @@ def _example(statistics: dict[str, Any], reason: str) -> str:
 
 
 def _not_dropped_lines(statistics: dict[str, Any]) -> list[str]:
-    """A line for documents of which lines were joined, and for pages that are damaged or were not extracted as asked, and for
-    records that were passed over."""
-    sums = statistics["totals"]
-    wrapped = "hard-wrapped, their lines joined to paragraphs before the rules (corpus.rules.unwrap)"
-    found = [(UNWRAPPED, sums["tables"].get("edited_documents", {}).get(UNWRAPPED, 0), wrapped)]
+    """Return lines on pages that are damaged or were not extracted as asked, and on records that were passed over."""
+    sums, found = statistics["totals"], list[tuple[str, int, str]]()
     notes = {
         EXTRACTION: "pages not extracted as asked",
         DAMAGE: "pages that may end early",

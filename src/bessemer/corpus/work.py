@@ -9,7 +9,7 @@
       merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
       classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
       duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); repeats/ likewise (dedup/repeats.py)
-      published/SOURCE/000000/  an identity bucket of one source: documents, rejects, index, counts
+      published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
 

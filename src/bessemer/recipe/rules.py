@@ -100,22 +100,6 @@ class RefinedWeb(Section):
     max_removed_word_share: Share = 0.05
 
 
-class Nemo(Section):
-    """The heuristic filters of NVIDIA NeMo Curator (its English pipeline) that other sets do not have."""
-
-    max_non_alphanumeric_share: Share = 0.25
-    max_digit_share: Share = 0.15
-    max_url_share: Share = 0.2
-    max_white_space_share: Share = 0.25
-    max_bracket_share: Share = 0.1
-    max_boilerplate_share: Share = 0.4
-    max_unmarked_line_share: Share = 0.85
-    min_distinct_line_share: Share = 0.7
-    min_distinct_line_character_share: Share = 0.8
-    min_distinct_paragraph_share: Share = 0.7
-    min_distinct_paragraph_character_share: Share = 0.8
-
-
 class Textbook(Section):
     """The rules of the textbook exercise on quality filters."""
 
@@ -209,12 +193,10 @@ class Rules(Section):
     max_mean_line_length: float | None = Field(None, gt=0)
     min_alphanumeric_share: Share | None = None
     min_unique_line_share: Share | None = None
-    unwrap: bool = True
     code: Code | None = None
     textbook: Textbook | None = None
     gopher_quality: GopherQuality | None = None
     gopher_repetition: GopherRepetition | None = None
-    nemo: Nemo | None = None
     refinedweb: RefinedWeb | None = None
     c4: C4 | None = None
     fineweb: FineWeb | None = None

@@ -120,7 +120,7 @@ def part_files(corpus: Path) -> list[Path]:
 def corpus_totals(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     """Return the totals of a corpus that is to be read. Raises DamagedFile where it is not as it was written; on a cluster its
     documents are left to the checksums of their pages, which are verified wherever they are read."""
-    unread = ("rejected/", "index/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
+    unread = ("rejected/", *(() if recipe.corpus.engine == "local" else ("documents/",)))
     verify_stage(run.corpus, run.command("corpus"), lambda name: not name.startswith(unread))
     return dict(read_json(run.corpus / "statistics.json")["totals"])
 

@@ -1,7 +1,7 @@
 """From a training step or a token to its documents and their places in the raw files, and back.
 
-Steps and sequences are arithmetic; documents are found by binary search in the indexes of the shards and of the corpus, so
-that an answer takes milliseconds however large the corpus is.
+Steps and sequences are arithmetic; documents are found by binary search in the indexes of the shards, and by the row-group
+statistics of the corpus.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def _named(corpus: Path, name: str) -> str:
         return name.lower()
     corpus, found = published_folder(corpus), list[str]()
     with suppress(ImportError):  # only the training half is installed
-        from bessemer.corpus.index import identities_of
+        from bessemer.corpus.published_rows import identities_of
 
-        found = identities_of(corpus, name) if (corpus / "index").is_dir() else []
+        found = identities_of(corpus, name) if (corpus / "documents").is_dir() else []
     if len(found) > 1:
         raise InputError(f"--document: {name!r} is of {len(found)} documents; name one: {', '.join(found[:NAMED])}")
     return found[0] if found else name
@@ -194,13 +194,13 @@ def where(document: dict[str, Any]) -> str:
 
 
 def known(corpus: Path, identities: list[str], text: bool = False) -> dict[str, dict[str, Any]]:
-    """Fields that the corpus index has on documents, by identity; empty where the corpus is gone or cannot be read, with a
+    """Fields that the corpus has on documents, by identity; empty where the corpus is gone or cannot be read, with a
     warning where it is in a store that does not answer."""
     corpus = published_folder(corpus)
     try:
-        if not (corpus / "index").is_dir():
+        if not (corpus / "documents").is_dir():
             return {}
-        from bessemer.corpus.index import look_up
+        from bessemer.corpus.published_rows import look_up
 
         known = look_up(corpus, identities, (*SHOWN, *(("text", "excerpt") if text else ())))
     except ImportError:  # only the training half is installed

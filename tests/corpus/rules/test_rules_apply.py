@@ -12,12 +12,12 @@ from bessemer.corpus.extract import NotText, normalise
 from bessemer.corpus.rules.apply import apply, judge
 from bessemer.corpus.rules.table import RULE_REASONS
 from bessemer.recipe import Rules
-from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, Nemo, RefinedWeb, Textbook
+from bessemer.recipe.rules import C4, Code, FineWeb, GopherQuality, GopherRepetition, RefinedWeb, Textbook
 from tests.costs import no_quadratic_pass
 
 EVERY = {
     "code": Code(), "textbook": Textbook(), "gopher_quality": GopherQuality(), "gopher_repetition": GopherRepetition(),
-    "nemo": Nemo(), "refinedweb": RefinedWeb(), "c4": C4(), "fineweb": FineWeb(),
+    "refinedweb": RefinedWeb(), "c4": C4(), "fineweb": FineWeb(),
 }  # fmt: skip
 OPEN = {
     "min_characters": 0, "max_characters": 10**9, "max_mean_line_length": 1e12, "min_alphanumeric_share": 0.0,
@@ -90,7 +90,6 @@ LENIENT = {
         ("word " * 60, {}, "textbook.distinct_words"),
         ("Ein Satz bleibt deutsch. " * 9 + "".join(f"Wort{i} " for i in range(99)), {}, "gopher_quality.stop_words"),
         (PROSE + "\n" + PROSE, {"textbook": None, "gopher_repetition": GopherRepetition()}, "gopher_repetition.lines"),
-        (PROSE.replace(" ", " += "), {"gopher_quality": None}, "nemo.non_alphanumeric"),
         ("MENU AND NOTHING ELSE OF ANY INTEREST\n" * 3 + PROSE[:900], {}, "refinedweb.removed_words"),
         (PROSE.replace("reasons", "{reasons}", 1), {}, "c4.curly_bracket"),
         (PROSE + "\n" + PROSE[:200], {"c4": None}, "fineweb.duplicate_characters"),

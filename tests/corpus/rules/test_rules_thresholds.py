@@ -6,11 +6,11 @@ import pytest
 
 from bessemer.corpus.rules.table import RULES, Finding, check
 from bessemer.corpus.text.statistics import Statistics
-from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Nemo, Textbook
+from bessemer.recipe.rules import Code, FineWeb, GopherQuality, GopherRepetition, Textbook
 
 SETS = {
     "code": Code, "textbook": Textbook, "gopher_quality": GopherQuality, "gopher_repetition": GopherRepetition,
-    "nemo": Nemo, "fineweb": FineWeb,
+    "fineweb": FineWeb,
 }  # fmt: skip
 
 
@@ -87,17 +87,6 @@ def checked(name: str, text: str, **keys: object) -> Finding | None:
             )
             for n in range(5, 11)
         ],
-        ("nemo", "ab c!é-", "max_non_alphanumeric_share", 3 / 7, "non_alphanumeric"),
-        ("nemo", "a1b2٣c", "max_digit_share", 0.5, "digits"),
-        ("nemo", "see https://x.org/a now", "max_url_share", 15 / 23, "urls"),
-        ("nemo", "a b\tc\nd", "max_white_space_share", 3 / 7, "white_space"),
-        ("nemo", "f(x)[1]", "max_bracket_share", 4 / 7, "brackets"),
-        ("nemo", "Our Privacy Policy\n\nb\n\nc\n\nuse cookies", "max_boilerplate_share", 0.5, "boilerplate"),
-        ("nemo", "a.\nb\nc!\nd", "max_unmarked_line_share", 0.5, "unmarked_lines"),
-        ("nemo", "a\nb\na\nc", "min_distinct_line_share", 0.75, "lines"),
-        ("nemo", "aa\nb\naa\nc", "min_distinct_line_character_share", 4 / 6, "line_characters"),
-        ("nemo", "a\n\nb\n\na\n\nc", "min_distinct_paragraph_share", 0.75, "paragraphs"),
-        ("nemo", "aa\n\nb\n\naa\n\nc", "min_distinct_paragraph_character_share", 4 / 6, "paragraph_characters"),
         ("fineweb", "a.\nb\n \nc。\nd", "min_terminal_line_share", 0.5, "terminal_lines"),
         ("fineweb", "x" * 30 + "\n" + "y" * 31 + "\n\nz", "max_short_line_share", 2 / 3, "short_lines"),
         ("fineweb", "aaa\nbb\naaa\n", "max_duplicate_character_share", 3 / 8, "duplicate_characters"),
@@ -124,7 +113,6 @@ def test_an_empty_text_breaks_nothing_but_what_asks_for_words_or_lines() -> None
     broken = {name: check(name, Statistics(""), keys()) for name, keys in SETS.items()}
     assert {name for name, finding in broken.items() if finding is None} == {"gopher_repetition"}
     assert broken["fineweb"] == ("fineweb.terminal_lines", "no line that is not blank")
-    assert broken["nemo"] == ("nemo.lines", "no line that is not blank")
 
 
 def test_marks_may_be_left_out_of_the_share_of_words_with_a_letter() -> None:
@@ -133,11 +121,6 @@ def test_marks_may_be_left_out_of_the_share_of_words_with_a_letter() -> None:
     finding = check("gopher_quality", found, GopherQuality())
     assert finding is not None and finding.reason == "gopher_quality.alphabetic_words"
     assert check("gopher_quality", found, GopherQuality(marks_are_words=False)) is None
-
-
-def test_lorem_ipsum_counts_as_all_paragraphs() -> None:
-    finding = checked("nemo", "a\n\nb\n\nc\n\nd lorem ipsum e", max_boilerplate_share=0.9)
-    assert finding is not None and finding.reason == "nemo.boilerplate"
 
 
 def test_the_length_of_a_short_line() -> None:

@@ -1,6 +1,6 @@
 """All rules of a recipe on one document, in a fixed order; the first rule that it breaks is its reason.
 
-Basic rules; code; textbook; gopher_quality; gopher_repetition; nemo; refinedweb (removes lines); c4 (removes lines);
+Basic rules; code; textbook; gopher_quality; gopher_repetition; refinedweb (removes lines); c4 (removes lines);
 fineweb, on the remaining lines; adult; toxic; and, when lines were removed, the basic length rule once more.
 """
 
@@ -19,7 +19,7 @@ from bessemer.errors import InputError
 from bessemer.recipe import Rules
 
 # sets that need the compiled statistics, in their order
-COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "nemo", "refinedweb", "c4", "fineweb")
+COUNTING = ("code", "textbook", "gopher_quality", "gopher_repetition", "refinedweb", "c4", "fineweb")
 
 
 def apply(text: str, rules: Rules, language: str = "en") -> RulesVerdict:

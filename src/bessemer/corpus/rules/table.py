@@ -63,15 +63,6 @@ def _boilerplate_phrases(text: Statistics, settings: Any) -> list[str]:
     return [phrase for phrase in settings.boilerplate_phrases if searchable(phrase) in small]
 
 
-def _boilerplate_share(text: Statistics, settings: Any) -> float:
-    small = text.text.lower()
-    if "lorem ipsum" in small:
-        return 1.0
-    paragraphs = small.split("\n\n")
-    policy = PHRASES["nemo_policy"]
-    return sum(any(phrase in paragraph for phrase in policy) for paragraph in paragraphs) / len(paragraphs)
-
-
 def _alphabetic_words(text: Statistics, settings: Any) -> float:
     return text.words.alphabetic / max(text.num_words if settings.marks_are_words else text.words.proper, 1)
 
@@ -80,7 +71,6 @@ MEASURES: dict[str, Measure] = {
     "xml": _xml,
     "generated": _generated,
     "boilerplate_phrases": _boilerplate_phrases,
-    "boilerplate_share": _boilerplate_share,
     "alphabetic_words": _alphabetic_words,
 }
 

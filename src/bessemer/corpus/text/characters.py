@@ -29,10 +29,8 @@ LETTER, LOWER_LETTER, UPPER_LETTER, PLAIN = (1 << bit for bit in range(11, 15))
 # Split off alone at the start (PREFIX) or end (SUFFIX) of a word; may be split inside it (INFIX); ICON: Unicode's So, split
 # anywhere; a full stop after BEFORE_DOT is split off; CURRENCY is split off after a digit.
 PREFIX, SUFFIX, INFIX, ICON, QUOTE, BEFORE_DOT, CURRENCY = (1 << bit for bit in range(15, 22))
-# a-z A-Z 0-9 line feed ? ! , . (NeMo Curator's letters and digits); {} ⟨⟩ [] (); a-z A-Z 0-9 + / =; 0-9 a-f A-F
-COMMON, BRACKET, BASE64, HEXADECIMAL = (1 << bit for bit in range(22, 26))
-# line feed; #; …; tab, line feed, carriage return, backspace and space
-LINE_FEED, HASH, ELLIPSIS, BLANK = (1 << bit for bit in range(26, 30))
+# a-z A-Z 0-9 + / =; 0-9 a-f A-F; line feed; #; …
+BASE64, HEXADECIMAL, LINE_FEED, HASH, ELLIPSIS = (1 << bit for bit in range(22, 27))
 
 
 @cache
@@ -67,15 +65,11 @@ def table() -> npt.NDArray[np.uint32]:
     mark(".…+-*^–—~,:<>=/", INFIX)
     bits[bits & LOWER_LETTER > 0] |= BEFORE_DOT
     bits[(bits & LETTER > 0) & (bits & (PREFIX | SUFFIX | INFIX | ICON) == 0)] |= PLAIN
-    letters_and_digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-    mark(letters_and_digits + "\n?!,.", COMMON)
-    mark("{}⟨⟩[]()", BRACKET)
-    mark(letters_and_digits + "+/=", BASE64)
+    mark("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=", BASE64)
     mark("0123456789abcdefABCDEF", HEXADECIMAL)
     mark("\n", LINE_FEED)
     mark("#", HASH)
     mark("…", ELLIPSIS)
-    mark("\t\n\r\b ", BLANK)
     return bits
 
 

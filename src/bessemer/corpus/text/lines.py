@@ -83,10 +83,10 @@ def drop_blank(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[A
 
 
 @compiled
-def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
-    """Spans that are repeated, their characters, and the characters of the distinct ones."""
+def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int]:
+    """Count the spans that are repeated, and their characters."""
     slots = hash_table(len(starts))
-    duplicates, characters, distinct = 0, 0, 0
+    duplicates, characters = 0, 0
     for i in range(len(starts)):
         key = hash_span(codes, starts[i], ends[i])
         slot = find_slot(slots, key)
@@ -95,23 +95,18 @@ def count_duplicates(codes: Array, starts: Array, ends: Array) -> tuple[int, int
             characters += ends[i] - starts[i]
         else:
             slots[slot] = key
-            distinct += ends[i] - starts[i]
-    return duplicates, characters, distinct
+    return duplicates, characters
 
 
 @compiled
-def measure_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int, int]:
-    """Of non-blank lines: characters of the longest and of all; how many end in terminal punctuation as they stand, and
-    in . ? ! \" or ' once trimmed."""
-    longest, characters, terminal, marked = 0, 0, 0, 0
+def measure_lines(codes: Array, bits: Array, starts: Array, ends: Array) -> tuple[int, int, int]:
+    """Return the characters of the longest non-blank line and of all, and how many end in terminal punctuation."""
+    longest, characters, terminal = 0, 0, 0
     for i in range(len(starts)):
         longest = max(longest, ends[i] - starts[i])
         characters += ends[i] - starts[i]
         terminal += bits[codes[ends[i] - 1]] & kinds.TERMINAL != 0
-        _, last = trim(codes, bits, starts[i], ends[i])
-        code = codes[last - 1]
-        marked += code == 46 or code == 63 or code == 33 or code == 34 or code == 39
-    return longest, characters, terminal, marked
+    return longest, characters, terminal
 
 
 @compiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from bessemer.corpus.text.hashing import BASE, MULTIPLIER, ONE, SHIFT, Array, co
 from bessemer.corpus.text.words import split
 
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
-URL = re.compile(r"https?://[A-Za-z0-9$\-_@.&+/:=?#~!*(),%]+")
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")  # Gopher's (Rae et al. 2021, appendix A)
 
 
@@ -28,20 +26,13 @@ class Characters(NamedTuple):
     alphanumeric: int
     white_space: int
     decimal: int  # 0 to 9 of any script
-    brackets: int  # { } ⟨ ⟩ [ ] ( )
-    common: int  # a-z, A-Z, 0-9, line feed, ? ! , and full stop
     line_feeds: int
     hashes: int  # #
     ellipses: int  # ... and …
-    blanks: int  # tab, line feed, carriage return, backspace and space
     upper: int
     punctuation: int
     sentence_ends: int
     total: int
-
-    @property
-    def uncommon(self) -> int:
-        return self.total - self.common
 
     @property
     def beside_line_feeds(self) -> int:
@@ -55,31 +46,16 @@ class Lines(NamedTuple):
     longest: int
     characters: int
     terminal: int  # end in terminal punctuation of any script
-    marked: int  # end in . ? ! " or ' once trimmed
     duplicates: int
     duplicate_characters: int
-    distinct_characters: int
-
-    @property
-    def distinct(self) -> int:
-        return self.total - self.duplicates
 
 
 class Repeats(NamedTuple):
-    """Lines or paragraphs, those that are repeated, and the characters of the repeated and of the distinct ones."""
+    """Lines or paragraphs, those that are repeated, and the characters of the repeated ones."""
 
     total: int
     duplicates: int
     duplicate_characters: int
-    distinct_characters: int
-
-    @property
-    def distinct(self) -> int:
-        return self.total - self.duplicates
-
-    @property
-    def characters(self) -> int:
-        return self.duplicate_characters + self.distinct_characters
 
 
 class LineMarks(NamedTuple):
@@ -144,11 +120,6 @@ class Statistics:
         """Mean line in characters, blank lines counted."""
         return (self.characters.total + 1) / self.num_lines - 1
 
-    @property
-    def unmarked_line_share(self) -> float:
-        """Share of the lines that are not blank without a closing mark."""
-        return 1 - self.lines.marked / self.lines.total
-
     @cached_property
     def repeated_lines(self) -> Repeats:
         """Lines, with runs of line feeds as one separator."""
@@ -161,18 +132,6 @@ class Statistics:
 
     def _repeats(self, starts: Array, ends: Array) -> Repeats:
         return Repeats(len(starts), *passes.count_duplicates(self.codes, starts, ends))
-
-    @cached_property
-    def paragraphs(self) -> Repeats:
-        """What exactly two line feeds separate."""
-        every = self.text.split("\n\n")
-        distinct = set(every)
-        characters, of_distinct = sum(map(len, every)), sum(map(len, distinct))
-        return Repeats(len(every), len(every) - len(distinct), characters - of_distinct, of_distinct)
-
-    @property
-    def url_characters(self) -> int:
-        return sum(map(len, URL.findall(self.text))) if "://" in self.text else 0
 
     @property
     def distinct_word_share(self) -> float:
@@ -238,8 +197,8 @@ class Statistics:
 def _flags_of_classes() -> Array:
     """Whether each class (255 columns) is of each kind of Characters (rows)."""
     flags = (
-        kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.BRACKET, kinds.COMMON, kinds.LINE_FEED,
-        kinds.HASH, kinds.ELLIPSIS, kinds.BLANK, kinds.UPPER, kinds.PUNCTUATION, kinds.SENTENCE_END,
+        kinds.ALPHABETIC, kinds.ALPHANUMERIC, kinds.SPACE, kinds.DECIMAL, kinds.LINE_FEED,
+        kinds.HASH, kinds.ELLIPSIS, kinds.UPPER, kinds.PUNCTUATION, kinds.SENTENCE_END,
     )  # fmt: skip
     bits = np.zeros(255, np.uint32)
     bits[: len(classes()[1])] = classes()[1]

@@ -1,0 +1,77 @@
+"""Rows are found by identity, and what is found is what stands in the Parquet files."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus import publish, published_rows
+from bessemer.errors import DamagedFile
+from bessemer.run import RunFolder
+
+
+def test_every_document_and_every_reject_is_found(
+    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bessemer.corpus import partition
+
+    monkeypatch.setattr(publish, "ROW_GROUP_BYTES", 3000)
+    monkeypatch.setattr(publish, "PART_BYTES", 9000)
+    monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
+    (data / "other").mkdir()
+    for number in range(50):
+        (data / f"{number}.txt").write_text(prose(number))
+        (data / f"short-{number}.txt").write_text("short")
+        (data / "other" / f"{number}.md").write_text(prose(1000 + number))
+    sources = [
+        {"name": "z-last", "format": "text", "paths": [str(data / "*.txt")]},
+        {"name": "a", "format": "text", "paths": [str(data / "other")]},
+    ]
+    documents, rejected, _ = build(recipe(*sources, rules="min_characters = 200"))
+    assert (len(documents), len(rejected)) == (100, 50)
+    assert len(list((run.corpus / "documents").iterdir())) > 4
+    every = [row["identity"] for row in (*documents, *rejected)]
+    columns = ("text", "source", "path", "place", "reason", "excerpt")
+    found = published_rows.look_up(run.corpus, [*every, "0" * 32, "f" * 32], columns)
+    assert set(found) == set(every)
+    for kind, rows in (("documents", documents), ("rejected", rejected)):
+        for row in rows:
+            place = found[row["identity"]]
+            assert place["kind"] == kind
+            assert {key: place[key] for key in columns if key in row} == {
+                key: row[key] for key in columns if key in row
+            }
+            part = pq.ParquetFile(run.corpus / kind / f"part-{place['part']:05d}.parquet")
+            group = part.read_row_group(place["row_group"], columns=["identity"])
+            assert group["identity"][place["row"]].as_py() == row["identity"]
+
+
+def test_a_look_up_reads_the_row_groups_that_can_hold_the_identity(
+    data: Path, run: RunFolder, build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "ROW_GROUP_BYTES", 1000)
+    for number in range(60):
+        (data / f"{number}.txt").write_text(prose(number))
+    documents, _, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    groups = [pq.ParquetFile(path).num_row_groups for path in (run.corpus / "documents").iterdir()]
+    assert sum(groups) > 8
+    read, plain = list[int](), pq.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_group", lambda file, group, **given: read.append(group) or plain(file, group, **given)
+    )
+    assert published_rows.look_up(run.corpus, [documents[7]["identity"]], ())
+    assert len(set(read)) == 1
+    read.clear()
+    assert published_rows.look_up(run.corpus, ["0" * 32], ()) == {}
+    assert not read
+
+
+def test_a_damaged_part_is_named(data: Path, run: RunFolder, build) -> None:
+    for number in range(10):
+        (data / f"{number}.txt").write_text(prose(number))
+    documents, _, _ = build(recipe({"name": "s", "format": "text", "paths": [str(data)]}))
+    path = run.corpus / "documents" / "part-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DamagedFile, match=str(path)):
+        published_rows.look_up(run.corpus, [documents[0]["identity"]], ())
