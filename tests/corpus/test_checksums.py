@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("stdnum", reason="the corpus extra is not installed")
 
 from bessemer.corpus import personal
-from bessemer.corpus.personal import FACTS, cards, iban_length, ibans, national
+from bessemer.corpus.personal import cards, iban_length, ibans, numbers
 from bessemer.errors import InputError
 
 
@@ -33,22 +33,11 @@ def test_random_long_numbers_are_rarely_cards() -> None:
     assert 0.015 < hits / 20_000 < 0.028
 
 
-@pytest.mark.parametrize("country", sorted(FACTS["national"]))
-def test_a_word_of_another_language_is_no_number(country: str) -> None:
-    assert not list(national("A text of words and 2024 numbers, 12.5% of it.", country))
-
-
-def test_weak_proofs_need_their_word() -> None:
-    assert not list(national("111222333", "nl"))
-    assert list(national("Zijn BSN is 111222333.", "nl")) == [(12, 21)]
-    assert not list(national("BSN" + " " * 60 + "111222333", "nl"))
-
-
 def test_without_stdnum(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
     personal._stdnum.cache_clear()
-    monkeypatch.setattr(personal, "import_module", missing)
+    monkeypatch.setattr(personal, "number_module", missing)
     with pytest.raises(InputError, match=r"python-stdnum is not installed; pip install"):
-        list(national("536-90-4399", "us"))
+        list(numbers("536-90-4399", ("us.ssn",)))

@@ -148,7 +148,7 @@ def identify_language(record: Record, settings: CleaningContext, tally: Tally) -
 def replace_personal_data(record: Record, settings: CleaningContext, tally: Tally) -> None:
     """Typed placeholders; what was found is counted and nothing else."""
     of = settings.corpus.personal
-    if of.kinds or of.national:
+    if of.kinds:
 
         def replaced(text: str) -> str:
             text, counts = personal.replace(text, of)

@@ -1,8 +1,8 @@
 """Replace personal data by typed placeholders and count it; what is found is never logged or kept.
 
-E-mail and IP addresses, phone numbers, and checksummed numbers: payment cards (Luhn), IBANs (mod 97), national IDs.
-Each pass is a regular expression with bounded repetition that begins with a literal or a character set, hence linear
-time. (phonenumbers takes 7 to 16 times as long, and finds no national form without a region.)
+E-mail and IP addresses, payment cards (Luhn), IBANs (mod 97), numbers by the validators of python-stdnum, and phone numbers by
+phonenumbers. Each other pass is a regular expression with bounded repetition that begins with a literal or a character set,
+hence linear time.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib import import_module
 from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.recipe import PersonalData
+from bessemer.recipe.corpus import number_module
 
 Span = tuple[int, int]
 Finder = Callable[[str], Iterator[Span]]
 
 FACTS = tomllib.loads(Path(__file__).with_name("personal.toml").read_text(encoding="utf-8"))
-PATTERNS = {
-    name: re.compile(pattern.replace("{gap}", FACTS["gap"]), re.VERBOSE) for name, pattern in FACTS["patterns"].items()
-}
+PATTERNS = {name: re.compile(pattern, re.VERBOSE) for name, pattern in FACTS["patterns"].items()}
 
 
 def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
@@ -49,11 +47,16 @@ def replace(text: str, settings: PersonalData) -> tuple[str, dict[str, int]]:
 
 def _finders(settings: PersonalData) -> Iterator[tuple[str, Finder]]:
     """What is looked for; a form that proves more comes first."""
-    nationals: list[tuple[str, Finder]] = [
-        ("national", partial(national, country=country)) for country in settings.national
-    ]
-    finders = [("email", emails), ("iban", ibans), ("card", cards), *nationals, ("ip", addresses), ("phone", phones)]
-    yield from ((kind, find) for kind, find in finders if kind == "national" or kind in settings.kinds)
+    finders: dict[str, Finder] = {
+        "email": emails,
+        "iban": ibans,
+        "card": cards,
+        "national": partial(numbers, names=settings.numbers),
+        "ip": addresses,
+        "phone": partial(phones, region=settings.phone_region),
+    }
+    chosen = {*settings.kinds, *(["national"] if settings.numbers else [])}
+    yield from ((kind, find) for kind, find in finders.items() if kind in chosen)
 
 
 # --- E-mail and IP addresses
@@ -120,7 +123,7 @@ def addresses(text: str) -> Iterator[Span]:
 # --- Numbers with a checksum
 
 
-CUE_CHARACTERS = 40  # so far before a number its cue may stand
+MIN_BARE_DIGITS = 11  # of a number without letters and separators: shorter ones pass weak checksums too often
 
 
 def cards(text: str) -> Iterator[Span]:
@@ -163,108 +166,48 @@ def iban_length(country: str) -> int:
     return 4 + sum(groups) if groups else 0
 
 
-def national(text: str, country: str) -> Iterator[Span]:
-    """A country's national IDs. Raises InputError when python-stdnum is not installed."""
-    shape, cue = _national_shape(country)
-    for match in shape.finditer(text):
-        before = text[max(match.start() - CUE_CHARACTERS, 0) : match.start()]
-        has_cue = cue is None or cue.search(before)
-        if has_cue and any(_stdnum(module).is_valid(match[0]) for module in FACTS["national"][country]["modules"]):
-            yield match.span()
+def numbers(text: str, names: tuple[str, ...]) -> Iterator[Span]:
+    """Spans of numbers that a validator of python-stdnum accepts. Raises InputError when it is not installed."""
+    validators = [_stdnum(name) for name in names]
+    for pattern in (PATTERNS["number"], PATTERNS["spaced_number"]):
+        for match in pattern.finditer(text):
+            number = match[0]
+            is_bare = number.isdecimal() and len(number) < MIN_BARE_DIGITS
+            if not is_bare and any(_is_valid(validator, number) for validator in validators):
+                yield match.span()
+
+
+def _is_valid(validator: Any, number: str) -> bool:
+    """Whether a validator accepts a number that is written in full: some put zeros in front of a shorter one."""
+    return bool(validator.is_valid(number)) and len(validator.compact(number)) <= len(number.replace(".", ""))
 
 
 @cache
-def _national_shape(country: str) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
-    """The form in which a country's number is written, and of the words before it."""
-    facts = FACTS["national"][country]
-    cue = re.compile(rf"\b(?:{facts['cue']})\b", re.IGNORECASE) if "cue" in facts else None
-    return re.compile(facts["shape"] + r"(?![\w]|[.,-][0-9])"), cue
-
-
-@cache
-def _stdnum(module: str) -> Any:
+def _stdnum(name: str) -> Any:
     try:
-        return import_module(f"stdnum.{module}")
+        return number_module(name)
     except ImportError:
         raise InputError(
             "corpus.personal: the package python-stdnum is not installed; pip install 'bessemer[corpus]'"
         ) from None
 
 
-# --- Phone numbers: international, the common national forms, and after a word such as "tel."
-
-CALLING_CODES = {
-    str(code)
-    for first, _, last in (codes.partition("-") for codes in FACTS["calling_codes"].split())
-    for code in range(int(first), int(last or first) + 1)
-}
-MAX_PHONE_DIGITS = 15  # of an international number, the country code included (ITU-T E.164, 6.2)
-
-
-def phones(text: str) -> Iterator[Span]:
-    """Spans of phone numbers, which may repeat and overlap; fictional ones (555-0100 to 555-0199) are left out."""
-    for found in PATTERNS["phone_international"].finditer(text):
-        end = _international(found["number"])
-        if end:
-            yield found.start(), found.start("number") + end
-    for found in PATTERNS["phone_double_zero"].finditer(text):
-        if _international(found[0][2:]) == len(found[0]) - 2:
-            yield found.span()
-    for found in PATTERNS["phone_national"].finditer(text):
-        if _is_national(found):
-            yield found.span()
-    for found in PATTERNS["phone_run"].finditer(text):
-        number = found[0]
-        if PATTERNS["phone_cue"].search(text[max(found.start() - 32, 0) : found.start()]):
-            digits = _digits(number)
-            if len(set(digits)) > 1 and not _fiction(digits) and not _date(number):
-                yield found.span()
+def phones(text: str, region: str | None = None) -> Iterator[Span]:
+    """Spans of valid phone numbers by phonenumbers; region: whose national forms are found too. Raises InputError."""
+    if region is not None and region not in _phonenumbers().SUPPORTED_REGIONS:
+        raise InputError(
+            f"corpus.personal.phone_region: {region} is no region that phonenumbers knows; give one as US or DE"
+        )
+    for match in _phonenumbers().PhoneNumberMatcher(text, region):
+        yield match.start, match.end
 
 
-def _digits(number: str) -> str:
-    return "".join(character for character in number if "0" <= character <= "9")
-
-
-def _international(number: str) -> int:
-    """Characters of `number` (without its +) that are one phone number, in whole groups; 0 when it is none."""
-    digits = _digits(number)
-    code = next((digits[:size] for size in (1, 2, 3) if digits[:size] in CALLING_CODES), "")
-    if not code:
-        return 0
-    # North America (1), Russia and Kazakhstan (7) have one length for all.
-    most = 11 if code in "17" else MAX_PHONE_DIGITS
-    taken = end = 0
-    groups = list(re.finditer("[0-9]+", number))
-    for place, group in enumerate(groups):
-        # One figure alone is an extension (030 1234-0) or, in brackets, the (0) that is left out; else it is no group.
-        single = place > 1 and len(group[0]) == 1 and number[group.start() - 1] not in "-("
-        if single or taken + len(group[0]) > most:
-            break
-        taken, end = taken + len(group[0]), group.end()
-    digits = digits[:taken]
-    # Groups say that a number is for people; one without any must be long to say it.
-    if taken < (8 if len(groups) > 2 or (len(groups) == 2 and groups[0][0] == code) else 10) or len(set(digits)) < 3:
-        return 0
-    if code in "17" and taken != most:
-        return 0
-    return 0 if code == "1" and (digits[1] in "01" or digits[4] in "01" or _fiction(digits)) else end
-
-
-def _is_national(found: re.Match[str]) -> bool:
-    digits = _digits(found[0])
-    if found["us"]:
-        digits = digits[-10:]
-        inner = found[0][found[0].index(digits[0]) :]
-        marks = {mark for mark in inner if mark in ".-"}
-        # 212.555-4321 mixes two styles, which people do not; N11 is a service, not an area.
-        return (len(marks) == 1 or ")" in inner) and digits[1:3] != "11" and not _fiction(digits)
-    return 9 <= len(digits) <= 12 and len(set(digits[1:])) > 2
-
-
-def _fiction(digits: str) -> bool:
-    """North America keeps 555-0100 to 555-0199 for films and books."""
-    return len(digits) in (7, 10, 11) and digits[-7:-2] == "55501"
-
-
-def _date(number: str) -> bool:
-    return re.fullmatch(r"\d{4}([-/.])\d\d\1\d\d|\d\d([-/.])\d\d\2\d{4}", number) is not None
+@cache
+def _phonenumbers() -> Any:
+    try:
+        import phonenumbers
+    except ImportError:
+        raise InputError(
+            "corpus.personal.kinds: phone needs the package phonenumbers; pip install 'bessemer[phones]', or leave it out"
+        ) from None
+    return phonenumbers

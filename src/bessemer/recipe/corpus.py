@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -59,8 +61,12 @@ class Language(Section):
             yield "identify is false, so that no other key of this table does anything; set identify = true"
 
 
-Kind = Literal["email", "phone", "ip", "card", "iban"]
-Country = Literal["br", "ch", "de", "es", "fr", "gb", "in", "it", "nl", "pl", "se", "us"]
+PERSONAL = ("email", "ip", "card", "iban", "phone")
+
+
+def number_module(name: str) -> Any:
+    """Import a validator of python-stdnum, named like us.ssn or stdnum.us.ssn. Raises ImportError."""
+    return import_module(f"stdnum.{name.removeprefix('stdnum.')}")
 
 
 class Placeholders(Section):
@@ -77,9 +83,23 @@ class Placeholders(Section):
 class PersonalData(Section):
     """Personal data that is replaced by typed placeholders and counted. Off until kinds are named."""
 
-    kinds: tuple[Kind, ...] = Field((), strict=False)
-    national: tuple[Country, ...] = Field((), strict=False)
+    kinds: Words = ()
+    phone_region: str | None = Field(None, pattern=r"^[A-Z]{2}$")
     placeholders: Placeholders = Placeholders()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of validators of python-stdnum among the kinds."""
+        return tuple(kind for kind in self.kinds if kind not in PERSONAL)
+
+    def _complaints(self) -> Iterator[str]:
+        for kind in self.numbers:
+            try:
+                known = hasattr(number_module(kind), "is_valid")
+            except ImportError:
+                known = find_spec("stdnum") is None  # reported when the corpus is built
+            if not known:
+                yield f"kinds: {kind!r} is neither one of {', '.join(PERSONAL)} nor a validator of python-stdnum, as 'us.ssn'"
 
 
 class SlurmArray(Section):
