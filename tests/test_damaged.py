@@ -394,7 +394,6 @@ def test_reports_and_the_state_of_runs_from_the_command_line(
     (tmp_path / "foreign" / "metrics.jsonl").write_text("hi\n")
     for arguments, complaint in (
         (["report", str(trained), "--out", "x.html"], "--out is for several runs"),
-        (["report", str(trained), str(copy), "--markdown", "x.md", "--out", "x.html"], "leave one of them out"),
         (["report", str(trained), str(trained)], "one run is given twice"),
         (["report", str(tmp_path / "foreign")], "nothing of a run lies here"),
         (["watch", str(trained), str(trained)], "one run is given twice"),

@@ -86,7 +86,7 @@ class RunFolder:
     times = _Place("time.jsonl")  # where the wall time went
     tensorboard = _Place("tensorboard")  # the metrics as event files
     mixture = _Place("mixture.json")  # shares asked, planned and drawn; written after the last step
-    profile = _Place("profile")  # with --profile: trace.json.gz, and profile.json: where a step's time went
+    profile = _Place("profile")  # with --profile: trace.json.gz and operators.txt, of a few steps
     evaluation = _Place("evaluation.json")  # held-out loss, bits per byte, the 5-gram beside it, samples
     export = _Place("export")  # the model in the Hugging Face layout
     report = _Place("report.html")

@@ -401,30 +401,6 @@ def test_sparklines_go_from_the_lowest_to_the_highest() -> None:
     assert len(line) == 40 and line[0] == "█" and line[-1] == "▁"
 
 
-# --- Prometheus -------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_in_the_text_format_of_prometheus(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=50)
-    run.recipe.write_text(run.recipe.read_text().replace('"forge"', json.dumps('a "b"\\\nc')))
-    with run.metrics.open("a") as file:
-        row = {"kind": "tasks", "step": 50, "content": {"quiz": 5}, "accuracy": {"quiz": 0.25}}
-        file.write(json.dumps(row) + "\n")
-    with Server([run], 0, "t" * 16) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        code, text, headers = ask(server, "/metrics", Authorization=f"Bearer {'t' * 16}")
-        assert ask(server, "/metrics")[0] == ask(server, "/metrics", Authorization="Bearer other")[0] == 403
-        server.shutdown()
-    assert code == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    name = r"bessemer_[a-z_]+"
-    sample = re.compile(name + r'\{(?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+\} [-+0-9.e]+')
-    for line in text.splitlines():
-        assert sample.fullmatch(line) or re.fullmatch(rf"# (HELP {name} .+|TYPE {name} (gauge|counter))", line), line
-    assert 'bessemer_step{run="a \\"b\\"\\\\\\nc"} 50' in text
-    assert text.count("# TYPE bessemer_state gauge") == 1
-    assert 'score="quiz/accuracy"} 0.25' in text and "content" not in text
-
-
 @pytest.mark.parametrize("token", ["short", "with space and more", "../../../../../../etc"])
 def test_a_token_that_could_be_guessed_is_refused(tmp_path: Path, token: str) -> None:
     with pytest.raises(InputError, match="16 or more letters"):

@@ -1,4 +1,4 @@
-"""Figures as SVG, and reports as Markdown."""
+"""Figures as SVG, and runs side by side."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
-from bessemer.errors import InputError
-from bessemer.report import compare, markdown, parts
+from bessemer.report import compare, parts
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves
 from bessemer.report.page import render
 from bessemer.report.static import HEIGHT, WIDTH, svg
 from bessemer.run import RunFolder
-
-HOSTILE = '<script>alert("x")</script> | *not* [markup](javascript:x)'
 
 
 def places(drawing: str) -> list[list[tuple[float, float]]]:
@@ -72,37 +68,6 @@ def test_every_figure_of_a_run_is_drawn_without_javascript(make_run: Callable[..
     assert max(map(len, found)) < 60_000
 
 
-def test_markdown_of_a_run(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    run = make_run(steps=300, hostile=HOSTILE)
-    run.recipe.write_text(run.recipe.read_text().replace('"forge"', '"for|ge <b>"'))
-    text = markdown.write(tmp_path / "the results.md", [run]).read_text()
-    assert "## for\\|ge \\<b\\>" in text
-    prose = "\n".join(
-        line for line in text.splitlines() if not line.startswith("    ")
-    )  # the sample is a block of code
-    assert not re.search(r"(?<!\\)<script", prose)
-    for name in re.findall(r"\]\((\S*\.svg)\)", text):
-        ET.parse(tmp_path / unquote(name))
-    assert "(the%20results-loss.svg)" in text and "| Steps |" in text
-
-
-def test_markdown_needs_a_file(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "none" / "x.md", "no such folder")):
-        with pytest.raises(InputError, match=wrong):
-            markdown.write(place, [make_run(steps=5, folder=tmp_path / place.name / "run")])
-
-
-def test_files_of_others_are_not_written_over(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
-    run, own = make_run(steps=300), tmp_path / "results.md"
-    markdown.write(own, [run])
-    markdown.write(own, [run])
-    for name in ("README.md", "results-loss.svg"):
-        (tmp_path / name).write_text("# Mine")
-        with pytest.raises(InputError, match=f"{name} is there, and is none of Bessemer's files"):
-            markdown.write(tmp_path / "README.md" if name == "README.md" else own, [run])
-        assert (tmp_path / name).read_text() == "# Mine"
-
-
 def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     first, second = make_run(steps=300), make_run(steps=200, folder=tmp_path / "b", seed=1)
     second.recipe.write_text(
@@ -117,7 +82,6 @@ def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -
     assert "train.optimizer.clip_norm" in page
     figures = compare.overlaid(datas, ["forge", "anvil"])
     assert all(len(figure["traces"]) == 2 for figure in figures)
-    assert "train.optimizer.clip" in markdown.write(tmp_path / "both.md", [first, second]).read_text()
 
 
 def test_a_source_of_one_run_alone_differs_by_what_is_not_default(

@@ -165,7 +165,7 @@ COMMANDS = (
     Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, OF_RECIPE),
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
         *OF_RECIPE, *CHANGES,
-        flag("--profile", "profile a few steps: a trace, and a table of where their time goes"),
+        flag("--profile", "profile a few steps: a trace, and the profiler's table of operators"),
         option("--nnodes", "be one node of several; the same command runs on each (`bessemer launch` writes it for a cluster)",
                metavar="MIN:MAX"),
         option("--nproc-per-node", "processes on this node", type=int, metavar="N"),
@@ -221,11 +221,10 @@ COMMANDS = (
         option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,
         flag("--terminal", "show them here as text instead"),
         option("--port", "port on 127.0.0.1 (default 8421, or a free one)", type=int, metavar="N"),
-        option("--token", "that the page asks for (default: a new one), for what scrapes /metrics", metavar="TEXT"),
+        option("--token", "that the page asks for (default: a new one)", metavar="TEXT"),
     )),
     Command("report", "write report.html of a run, or a page of several side by side", inspection.report, (
         option("run", "a run folder, or the recipe of a run; several are compared", nargs="+", metavar="RUN"), OVERRIDES,
-        option("--markdown", "write Markdown for a README instead, with its figures as SVG files", metavar="FILE"),
         option("--out", "file for the page of several runs (default comparison.html)", metavar="FILE"),
     )),
     Command("ladder", "small runs that predict a large one: a scaling law on your own tokens", experiments.ladder, (

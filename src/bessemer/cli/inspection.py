@@ -152,16 +152,12 @@ def watch(args: argparse.Namespace) -> Any:
 
 
 def report(args: argparse.Namespace) -> Any:
-    from bessemer.report import compare, markdown, page
+    from bessemer.report import compare, page
     from bessemer.report.template import PAGE_MARK
     from bessemer.run import writable
 
     places = _folders(args)
-    if args.markdown is not None and args.out is not None:
-        raise InputError("--out: of the page of several runs; --markdown names its own file, so leave one of them out")
-    if args.markdown is not None:
-        written = markdown.write(Path(args.markdown), places)
-    elif len(places) > 1:
+    if len(places) > 1:
         place = writable(Path(args.out or "comparison.html"), "--out", PAGE_MARK)
         written = compare.write(place, places)
     elif args.out is not None:

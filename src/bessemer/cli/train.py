@@ -44,18 +44,18 @@ def train(args: argparse.Namespace) -> Any:
 
 
 def _profile(args: argparse.Namespace, session: Session) -> Any:
-    from bessemer.run import read_json
-    from bessemer.train.profile import show
+    from bessemer.train.profile import TABLE, TRACE
 
     if session.results[-1]["skipped"]:
         raise InputError(
             f"{session.run.path}: trained to its last step already, so there was no step to profile; "
             "add --restart, or train longer with --set train.steps=N"
         )
-    profile = read_json(session.run.profile / "profile.json")
+    table, trace = session.run.profile / TABLE, session.run.profile / TRACE
     if not args.json:
-        print(show(profile))
-    return profile
+        print(table.read_text())
+        print(f"trace: {trace} (chrome://tracing or ui.perfetto.dev)")
+    return {"table": table, "trace": trace}
 
 
 def _train_as_member(args: argparse.Namespace) -> NoReturn:

@@ -16,7 +16,6 @@ from bessemer import interrupt
 from bessemer.environment import describe
 from bessemer.errors import Stopped
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.layout.pipeline_stages import recomputed_total
 from bessemer.model.config import ModelConfig
 from bessemer.parallel.dtensors import tensors_digest
 from bessemer.parallel.mesh import SINGLE_PROCESS, ProcessMesh
@@ -27,10 +26,10 @@ from bessemer.terminal import counted, progress, say, size, warn
 from bessemer.tokens.gate import summary
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import device as devices
-from bessemer.train import profile as profiles
 from bessemer.train.audit import mixture_audit
 from bessemer.train.device import Device, memory_in_use, release_unused
 from bessemer.train.precision import probe
+from bessemer.train.profile import StepProfiler
 from bessemer.train.recompute import base_bytes, blocks_recomputed, budget_bytes, memory_of
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
@@ -81,7 +80,7 @@ def train_here(
     done = published(run.checkpoints)
     profiler = None
     if profile and mesh.is_main:
-        profiler = profiles.of(recipe.train, recipe.checkpoint.every, run.profile, device, done[-1] if done else 0)
+        profiler = StepProfiler(device, (recipe.train.steps or 0) - (done[-1] if done else 0), run.profile)
     devices.freeze_loaded()
     journal = run_journal(run, mesh)
     checkpoint = run_checkpoint(run, journal, mesh, recipe)
@@ -98,11 +97,7 @@ def train_here(
         say(f"  going on from step {step} of {recipe.train.steps}{source}")
         warn_of_changed_tasks(training)
     note_interrupted(training)
-    summary = train(training)
-    if profiler and profiler.seconds:
-        in_all = recomputed_total(config, recipe.parallel, summary.recomputed)
-        profiles.write(profiler, recipe.train, read_json(run.plan), config, in_all)
-    return summary
+    return train(training)
 
 
 def _prepare_device(recipe: Recipe, run: RunFolder, device: Device, mesh: ProcessMesh) -> None:

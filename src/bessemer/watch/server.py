@@ -26,7 +26,6 @@ from bessemer.report.template import page_file, plotly_script
 from bessemer.run import RunFolder
 from bessemer.terminal import warn
 from bessemer.watch.live import LivePage, View
-from bessemer.watch.prometheus import CONTENT_TYPE, exposition
 
 HOST, PORT = "127.0.0.1", 8421
 POLICY = (
@@ -119,9 +118,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, "text/plain; charset=utf-8", FORBIDDEN.encode())
         if url.path in ASSETS:
             return self._send(200, ASSETS[url.path], _asset(url.path[1:]), encoding="gzip", cache="max-age=3600")
-        if url.path == "/metrics":
-            text = exposition(self.server.page.watched())
-            return self._send(200, CONTENT_TYPE, text.encode("utf-8", errors="replace"))
         if url.path not in ("/", "/state"):
             return self._send(404, "text/plain; charset=utf-8", b"Nothing is here; the page is at /")
         view = self._view(query)
@@ -145,8 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         cookies: SimpleCookie = SimpleCookie()
         with suppress(CookieError):
             cookies.load(self.headers.get("Cookie", ""))
-        bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        found = [bearer, query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
+        found = [query.get("token", ""), cookies[self._cookie].value if self._cookie in cookies else ""]
         return any(hmac.compare_digest(one.encode(), self.server.token.encode()) for one in found)
 
     def _view(self, query: dict[str, str]) -> View | None:
