@@ -1,7 +1,7 @@
 """A crawl's recipe on a Ray cluster whose driver or workers are killed at random moments, against one quiet process.
 
 The crawl is a WARC file of pages made from Python's library, with near copies and repeated lines planted; the recipe extracts,
-identifies languages, applies rules, removes low quality, near duplicates, repeated paragraphs and spans. A driver that was killed
+identifies languages, applies rules, removes low quality, near duplicates and repeated lines. A driver that was killed
 is started again. Prints what was killed after which task, and whether the corpora are equal, file by file.
 
     python benchmarks/corpus_kills.py [--kills 10] [--megabytes 6] [--seed 0] [--json FILE]
@@ -45,8 +45,7 @@ name = "crawl"
 format = "warc"
 paths = ["{folder}/crawl"]
 [corpus.dedup]
-paragraphs.mode = "ngram"
-substrings.unit = "words"
+lines = true
 [corpus.quality]
 high = ["{folder}/good"]
 low = ["crawl"]
@@ -210,7 +209,7 @@ def main() -> None:
         "files": len(mine), "equal": mine == theirs,
         "different": sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name)),
         "totals": {key: statistics["totals"][key] for key in ("documents_in", "documents_kept", "rejected")},
-        "repeats": statistics["repeats"],
+        "lines": statistics["lines"],
     }  # fmt: skip
     text = json.dumps(facts, indent=1)
     print(text)

@@ -42,18 +42,17 @@ import pyarrow as pa
 from dedup_truth import ALIKE, LEAST, Outcome, Pair, alike_pairs, jaccard, precision, recall
 from machine import describe
 
-from bessemer.corpus.dedup.repeats import RepeatVerdicts, find_repeats
+from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
 from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.signatures import longest, shingle_set, signatures, utf8
 from bessemer.corpus.dedup.verdicts import identity_of
 from bessemer.corpus.document import identity
 from bessemer.corpus.extract import NotText, description, fold, normalise
-from bessemer.recipe import Dedup, Paragraphs, Substrings
+from bessemer.recipe import Dedup
 
 SUFFIXES = {".py", ".pyi", ".md", ".rst", ".txt", ".html", ".c", ".h", ".js", ".json"}
 SETTINGS = {
     "20 x 7, verified at 0.8 (default)": Dedup(),
-    "20 x 7, verified at 0.8, chains": Dedup(chains=True),
     "14 x 8, verified at 0.8": Dedup(bands=14, rows=8),
     "20 x 7, estimated at 0.8": Dedup(verify=False),
     "14 x 8, estimated at 0.7": Dedup(bands=14, rows=8, verify=False, min_jaccard=0.7),
@@ -174,21 +173,13 @@ def our_outcome(found: Found, names: list[str], target: Path) -> Outcome:
     return Outcome([numbers[found.keepers.get(name, name)] for name in names], [name in kept for name in names])
 
 
-def edits(source: Path, folder: Path) -> dict[str, dict[str, float]]:
-    """CPU seconds and characters removed of what cuts parts out, reading included."""
-    settings = {f"paragraphs, {mode}": Dedup(paragraphs=Paragraphs(mode=mode)) for mode in ("paragraph", "ngram")}
-    for unit, least in (("words", 50), ("bytes", 200)):
-        settings[f"substrings of {least} {unit}"] = Dedup(substrings=Substrings(unit=unit, min_tokens=least))
-    rows: dict[str, dict[str, float]] = {}
-    for number, (name, one) in enumerate(settings.items()):
-        started, part = process_time(), JsonlPart(source, 0)
-        place = folder / f"repeats-{number}-{source.stem}"
-        done = find_repeats([part], one, place, "")
-        table = pa.concat_tables(part(["text"]))
-        _, _, counts = RepeatVerdicts(place, done["first"], one)(0, table)
-        removed = sum(found.removed_characters for found in counts.values())
-        rows[name] = {"cpu_seconds": process_time() - started, "removed_characters": removed}
-    return rows
+def edits(source: Path, folder: Path) -> dict[str, float]:
+    """CPU seconds and characters removed of repeated lines, reading included."""
+    started, part = process_time(), JsonlPart(source, 0)
+    place = folder / f"lines-{source.stem}"
+    done = find_lines([part], Dedup(lines=True), place, "")
+    _, cut = LineVerdicts(place, done["parts"], done["earlier"])(0, pa.concat_tables(part(["text"])))
+    return {"cpu_seconds": process_time() - started, "removed_characters": sum(one.removed_characters for one in cut)}
 
 
 def kernels(texts: list[str]) -> dict[str, float]:
@@ -328,18 +319,17 @@ def compare(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             f"{row['removed_near']} (from 0.7 on {row['precision_at_0.7']:.2%}, to what stays {row['precision_to_kept']:.2%})"
         )
     cut = edits(source, folder)
-    for name, counts in cut.items():
-        counts["mb_per_cpu_second"] = megabytes / counts["cpu_seconds"]
-        print(
-            f"  {name:<34} {counts['mb_per_cpu_second']:8.2f} MB/CPU-s  {counts['removed_characters']:.0f} characters removed"
-        )
+    cut["mb_per_cpu_second"] = megabytes / cut["cpu_seconds"]
+    print(
+        f"  repeated lines: {cut['mb_per_cpu_second']:.2f} MB/CPU-s, {cut['removed_characters']:.0f} characters removed"
+    )
     alone = kernels([record["text"] for record in records])
     print(f"  signatures alone: {alone}")
     note = "busy machine: CPU seconds; read the ratios"
     planted_counts = {"exact": len(exact), "near": len(near)}
     return {
         "note": note, "documents": len(records), "megabytes": megabytes, "planted": planted_counts, "rows": rows,
-        "edits": cut, "signatures": alone,
+        "lines": cut, "signatures": alone,
     }  # fmt: skip
 
 

@@ -44,7 +44,6 @@ def small(pool: bool) -> None:
     partition.BUCKET_BYTES = 20_000
     partition.RANGES = 2  # so that ranges are merged
     task.MEBIBYTE = 32  # so that there are several ranges of keys
-    task.MAX_FILES = 2  # so that files which tasks exchange are merged
     whole.GROUP_BYTES = 30_000  # so that some buckets are searched for duplicates together, and others alone
     if pool:
         worker.SMALL_BYTES = 0

@@ -53,8 +53,7 @@ def _cluster(Cluster: Any) -> Iterator[str]:
 def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("MEBIBYTE", "MAX_FILES"):
-        monkeypatch.setattr(task, name, getattr(task, name))
+    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
@@ -64,8 +63,7 @@ def of(data: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
         (data / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
-    repeats = "paragraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20"
-    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup=repeats)
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup="lines = true\nline_words = 5")
 
 
 def on_ray(of: Recipe, address: str | None, workers: int | None = None) -> Recipe:

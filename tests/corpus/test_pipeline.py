@@ -366,7 +366,7 @@ def test_a_step_that_fails_costs_its_document(data: Path, build, monkeypatch: py
             ("read", "check", "normalise", "address", "language", "rules", "evaluation sets", "personal data"), (20, 0)
         ),
         "odd": (20, 1),
-        **dict.fromkeys(("quality", "duplicates", "repeats"), (19, 0)),
+        **dict.fromkeys(("quality", "duplicates", "lines"), (19, 0)),
     }
 
 

@@ -63,7 +63,7 @@ def of(data: Path) -> Recipe:
     return recipe(
         {"name": "files", "format": "text", "paths": [str(data / "files")]},
         {"name": "lines", "format": "jsonl", "paths": [str(data / "a.jsonl")]},
-        dedup="bands = 14\nrows = 8\nparagraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20",
+        dedup="bands = 14\nrows = 8\nlines = true\nline_words = 5",
     )
 
 
@@ -71,8 +71,7 @@ def of(data: Path) -> Recipe:
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("MEBIBYTE", "MAX_FILES"):
-        monkeypatch.setattr(task, name, getattr(task, name))
+    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(partition, "PARTITION_BYTES", partition.PARTITION_BYTES)
     monkeypatch.setattr(partition, "BUCKET_BYTES", partition.BUCKET_BYTES)
     monkeypatch.setattr(partition, "RANGES", partition.RANGES)
@@ -105,17 +104,9 @@ def test_killed_at_many_moments(of: Recipe, tmp_path: Path, finely: None) -> Non
         killed_in.add(
             next(kind for kind in ("published", "duplicates", "merged", "partitions", "plan", "") if kind in str(after))
         )
-        for search, results in (
-            ("duplicates", ("NameKeepers-merged",)),
-            ("repeats", ("CollectParagraphs", "CollectSpans")),
-        ):
-            is_collected = search == "repeats" and any(results[0] in path for path in after)
-            if is_collected or any(f"{search}/result" in path for path in after):  # what it no longer needs is removed
-                before = {
-                    path: value
-                    for path, value in before.items()
-                    if search not in path or any(name in path for name in results)
-                }
+        for search, result in (("duplicates", "NameKeepers"), ("lines", "RepeatedLines")):
+            if any(f"{search}/result" in path for path in after):  # what it no longer needs is removed
+                before = {path: value for path, value in before.items() if f"{search}/" not in path or result in path}
         assert {path: after[path] for path in before} == before  # nothing finished was done again
         assert not (run / "corpus").exists() or contents(run / "corpus") == contents(whole.corpus)
     assert kills >= 5

@@ -233,8 +233,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def finely(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("MEBIBYTE", "MAX_FILES"):
-        monkeypatch.setattr(task, name, getattr(task, name))
+    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
@@ -246,8 +245,7 @@ def filled(data: Path) -> Recipe:
         (data / f"{number}.txt").write_text(prose(number) + f"\n{prose(0)}" * (number % 7 == 1))
         if number % 5 == 0:
             (data / f"copy-{number}.txt").write_text(prose(number).title() + "\nmore of it" * (number % 2))
-    repeats = "paragraphs.mode = 'ngram'\nsubstrings.unit = 'words'\nsubstrings.min_tokens = 20"
-    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup=repeats)
+    return recipe({"name": "s", "format": "text", "paths": [str(data)]}, dedup="lines = true\nline_words = 5")
 
 
 @pytest.mark.long

@@ -30,15 +30,13 @@ from bessemer.store_path import StorePath
 from tests.corpus.object_store import Store
 
 PROGRAM = str(Path(__file__).with_name("build_corpus.py"))
-REPEATS = 'keep = "longest"\n[corpus.dedup.paragraphs]\nmode = "{}"\n[corpus.dedup.substrings]\nunit = "{}"'
 
 
 @pytest.fixture
 def finely(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((units, "UNIT_BYTES"), (units, "RANGE_BYTES"), (worker, "SMALL_BYTES")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("MEBIBYTE", "MAX_FILES"):
-        monkeypatch.setattr(task, name, getattr(task, name))
+    monkeypatch.setattr(task, "MEBIBYTE", task.MEBIBYTE)
     monkeypatch.setattr(whole, "GROUP_BYTES", whole.GROUP_BYTES)
     for name in ("PARTITION_BYTES", "BUCKET_BYTES", "RANGES"):
         monkeypatch.setattr(partition, name, getattr(partition, name))
@@ -89,11 +87,7 @@ def receipts(bucket: Store) -> dict[str, int]:
     "dedup",
     [
         "bands = 14\nrows = 8",
-        pytest.param(REPEATS.format("paragraph", "bytes"), marks=pytest.mark.long),
-        pytest.param(
-            REPEATS.replace("paragraphs]", "paragraphs]\nmax_memory_mib = 256").format("ngram", "words"),
-            marks=pytest.mark.long,
-        ),
+        pytest.param("lines = true", marks=pytest.mark.long),
     ],
 )
 def test_the_corpus_is_that_of_a_disk(
@@ -110,10 +104,8 @@ def test_the_corpus_is_that_of_a_disk(
     pipeline.build(in_store(of), there)
     assert contents(there.corpus) == contents(here.corpus)
     assert {"plan", "contents", "files", "partitions", "merged", "duplicates", "published"} <= steps
-    if '"paragraph"' in dedup:
-        assert {"repeats", "JudgeParagraphs", "CollectParagraphs", "CollectSpans"} <= steps
-    if "ngram" in dedup:
-        assert {"repeats", "BoundParagraphs", "DecideLines", "CollectParagraphs", "CollectSpans"} <= steps
+    if "lines" in dedup:
+        assert {"lines", "LineKeys", "RepeatedLines"} <= steps
     assert left(bucket) == ["b/others/object"]
     assert [path.name for path in there.path.iterdir()] == ["corpus"]
     assert inputs_digest(of) == inputs_digest(in_store(of)), "where the work lies changes no document"

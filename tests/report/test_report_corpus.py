@@ -60,16 +60,14 @@ def statistics() -> dict[str, object]:
                 {"documents": 3, "clusters": 1},
                 {"documents": 9, "clusters": 2},
             ],
-            "jaccard": [
-                {"from": round(0.025 * n, 3), "documents": {30: 4, 31: 1, 32: 2, 39: 7}.get(n, 0)} for n in range(40)
-            ],
+            "jaccard": [{"from": round(0.025 * n, 3), "documents": {32: 2, 39: 7}.get(n, 0)} for n in range(40)],
             "jaccard_is": "verified",
             "min_jaccard": 0.8,
         },
         "contamination": [
             {"name": "quiz", "items": 1200, "searched": 1100, "items_touched": 11, "documents": 7, "share": 0.01}
         ],
-        "repeats": {"paragraphs": {"documents": 8, "edited": 3, "spans": 4, "removed_characters": 5678, "emptied": 0}},
+        "lines": {"documents": 8, "edited": 3, "spans": 4, "removed_characters": 5678, "emptied": 0},
     }
 
 
@@ -102,37 +100,25 @@ def test_tables(run: RunFolder) -> None:
     clusters = shown["Groups of duplicates, by size"]
     assert [row[:2] for row in clusters] == [["2 to 3 documents", "6"], ["8 to 15 documents", "2"]]
     assert shown["Evaluation sets found in the corpus"] == [["quiz", "1,200", "1,100", "11", "1.0%", "7"]]
-    assert shown["Cut out of the kept documents"] == [["repeated paragraphs", "3", "4", "5,678"]]
+    assert shown["Cut out of the kept documents"] == [["repeated lines", "3", "4", "5,678"]]
     lengths = [(row[0], row[1], row[3]) for row in shown["Length, kept and rejected"]]
     assert lengths == [("64", "0", "6"), ("128", "0", "0"), ("256", "8", "0")]
 
 
-def test_near_duplicates_stand_on_their_side_of_the_limit(run: RunFolder) -> None:
+def test_near_duplicates_and_the_limit(run: RunFolder) -> None:
     figure = corpus.near_duplicates(read(run))
     assert figure is not None
-    assert [(trace["name"], trace["x"], trace["y"]) for trace in figure["traces"]] == [
-        ("like what stays", [0.8125, 0.9875], [2, 7]),
-        ("linked to it through others", [0.7625, 0.7875], [4, 1]),
-    ]
-    assert figure["traces"][1]["text"] == ["0.75 to 0.775", "0.775 to 0.8"]
+    (bars,) = figure["traces"]
+    assert (bars["x"], bars["y"]) == ([0.8125, 0.9875], [2, 7])
+    assert bars["text"] == ["0.8 to 0.825", "0.975 to 1"]
     (line,) = figure["shapes"]
     assert (line["x0"], line["x1"]) == (0.8, 0.8)
     assert figure["layout"]["annotations"][0]["text"] == "min_jaccard 0.8"
     low, high = figure["layout"]["xaxis"]["range"]
-    assert low < 0.75
+    assert low < 0.8
     assert high >= 1
     assert figure["layout"]["xaxis"]["title"]["text"] == "verified Jaccard to the document that stays"
     assert 'id="figure-near-duplicates"' in page.render(read(run))
-
-
-@pytest.mark.parametrize(
-    ("through", "says"),
-    [(0, "Each of the 40 near duplicates is at least 0.8 like"), (10, "75.0% of the 40 near duplicates"), (None, "")],
-)
-def test_the_share_of_near_duplicates_with_a_partner_that_stays(run: RunFolder, through: int | None, says: str) -> None:
-    duplicates = {"near": 40, "min_jaccard": 0.8, "through_others": through}
-    write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": duplicates})
-    assert corpus.partners(read(run)).startswith(says) and bool(corpus.partners(read(run))) == bool(says)
 
 
 @pytest.mark.parametrize("duplicates", [{}, {"jaccard": "x"}, {"jaccard": [{"from": 0.5, "documents": 0}]}])
@@ -140,16 +126,6 @@ def test_no_near_duplicates_give_no_figure(run: RunFolder, duplicates: dict[str,
     write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": duplicates})
     assert corpus.near_duplicates(read(run)) is None
     assert "figure-near-duplicates" not in page.render(read(run))
-
-
-def test_near_duplicates_of_an_older_run_have_no_line(run: RunFolder) -> None:
-    old = {"jaccard": [{"from": 0.05 * n, "documents": n} for n in range(20)], "jaccard_is": "estimated"}
-    write_json(run.corpus / "statistics.json", {**statistics(), "duplicates": old})
-    figure = corpus.near_duplicates(read(run))
-    assert figure is not None
-    assert not figure["shapes"]
-    assert [trace["name"] for trace in figure["traces"]] == ["like what stays"]
-    assert figure["traces"][0]["x"][-1] == 0.975
 
 
 def test_files_that_were_not_read_are_on_the_page(run: RunFolder) -> None:
@@ -183,7 +159,7 @@ def test_the_page_shows_them_escaped(run: RunFolder) -> None:
         "Languages of the kept",
         "Groups of duplicates",
         "Personal data",
-        "repeated paragraphs",
+        "repeated lines",
         "Evaluation sets found",
     ):
         assert shown in section

@@ -160,8 +160,7 @@ def _not_tried(corpus: Corpus) -> list[str]:
     dedup = corpus.dedup
     tried: list[tuple[str, bool]] = [
         ("duplicates outside the sample", True), ("earlier corpora", bool(dedup.against)),
-        ("repeated paragraphs", dedup.paragraphs.mode != "off"), ("repeated spans", dedup.substrings.unit != "off"),
-        ("the quality classifier", corpus.quality.on),
+        ("repeated lines", dedup.lines), ("the quality classifier", corpus.quality.on),
     ]  # fmt: skip
     return [name for name, is_on in tried if is_on]
 

@@ -80,7 +80,7 @@ MAX_KEPT_FILES = 100_000  # of more it is not kept which there were: 10 MB
 GLOBAL_STEPS = (
     ("quality", ("low_quality",)),
     ("duplicates", ("exact_duplicate", "near_duplicate")),
-    ("repeats", ("only_repeats",)),
+    ("lines", ("only_repeats",)),
 )
 # publishing takes about an eighth of the time of cleaning: what it reads counts for so much less when it is compared
 # with the start-up time of workers
@@ -151,7 +151,7 @@ def _build(
     whole = run_global_steps(corpus, work, buckets, cleaned, passed, partial(_timed, seconds))
     with _timed(seconds, "publish"):
         tasks = [PublishBucket(work, bucket, cleaned) for bucket in buckets]
-        funnels, repeats = _publish(corpus, partitions, tasks, tallies)
+        funnels, cut = _publish(corpus, partitions, tasks, tallies)
         add_lines(funnels, (unit for partition in partitions for unit in partition.units))
         _count_not_read(funnels, listings)
     _check_counts(whole.rejected, funnels.values())
@@ -167,8 +167,8 @@ def _build(
             "totals": total,
             "duplicates": duplicates | duplicates["removed"],
         }
-        if repeats:
-            statistics["repeats"] = repeats
+        if corpus.dedup.lines:
+            statistics["lines"] = cut
         if corpus.contamination.sets:
             statistics["contamination"] = _contamination(corpus, tallies)
         if whole.quality is not None:
@@ -236,9 +236,9 @@ def _bytes_per_row(partitions: list[Partition], tasks: Sequence[CorpusTask]) -> 
 
 def _publish(
     corpus: Corpus, partitions: list[Partition], tasks: list[PublishBucket], tallies: dict[str, Tally]
-) -> tuple[dict[str, Funnel], dict[str, Counter[str]]]:
+) -> tuple[dict[str, Funnel], Counter[str]]:
     """Publish the buckets that are not finished; returns the funnel of each source, compared with what was cleaned, and the
-    repeats that were cut out, by kind."""
+    counts of the repeated lines that were cut out."""
     receipts = worker.run_tasks("publishing", "documents", tasks, _bytes_per_row(partitions, tasks), corpus)
     files: dict[str, set[str]] = {source.name: set() for source in corpus.sources}
     for one in partitions:
@@ -247,14 +247,13 @@ def _publish(
         source.name: Funnel(source.name, source.format or BY_ENDING, files=len(files[source.name]))
         for source in corpus.sources
     }
-    repeats: dict[str, Counter[str]] = {}
+    cut = Counter[str]()
     for task, done in zip(tasks, receipts, strict=True):
         funnels[task.bucket.source].add(task.load(FUNNEL))
-        for name, counts in done["repeats"].items():
-            repeats.setdefault(name, Counter()).update(counts)
+        cut.update(done["lines"])
     for name, funnel in funnels.items():
         _check(funnel, tallies[name])
-    return funnels, repeats
+    return funnels, cut
 
 
 def _count_not_read(funnels: dict[str, Funnel], listings: dict[str, Listing]) -> None:

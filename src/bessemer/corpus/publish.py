@@ -118,28 +118,29 @@ class PublishBucket(CorpusTask):
         decided = Decisions.load(self.work, settings.corpus)
         funnel = Funnel(source.name, source.format or BY_ENDING, files=0, documents_in=table.num_rows)
         writers = {kind: PartWriter(folder / kind, columns) for kind, columns in WRITTEN_COLUMNS.items()}
-        edits = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
+        cut = _split(table, self.bucket, decided, funnel, settings.corpus, writers)
         funnel.check()
         for writer in writers.values():
             writer.close()
         (folder / FUNNEL).write_bytes(pickle.dumps(funnel))
-        return {"repeats": {name: vars(counts) for name, counts in edits.items()}}
+        return {"lines": vars(cut)}
 
 
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
-) -> dict[str, EditStatistics]:
-    """Write each row to the documents or to the rejects, and count it; returns what repeats were cut out."""
+) -> EditStatistics:
+    """Write each row to the documents or to the rejects, and count it; returns the counts of the repeated lines that were cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
     later = _reasons(passed, bucket.place, decided)
     kept[list(later)] = False
-    good, edits = table.filter(pa.array(kept)), dict[str, EditStatistics]()
-    if decided.repeats is not None:
-        good, edited, edits = decided.repeats(bucket.place, good)
+    good, cut = table.filter(pa.array(kept)), EditStatistics()
+    if decided.lines is not None:
+        good, edits = decided.lines(bucket.place, good)
+        cut.add(good, edits)
         source = next(one for one in corpus.sources if one.name == bucket.source)
-        empty = _only_repeats(good, sorted(edited), source, corpus)
+        empty = _only_repeats(good, [edit.row for edit in edits], source, corpus)
         rows = np.flatnonzero(kept)
         later |= {int(rows[place]): reason for place, reason in empty.items()}
         good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
@@ -159,7 +160,7 @@ def _split(
     bad = table.filter(pa.array(~kept))
     funnel.lengths_rejected.update(_powers(bad["characters"]))
     _write_rejects(bad, np.flatnonzero(~kept).tolist(), later, funnel, corpus.keep_rejected, writers["rejected"])
-    return edits
+    return cut
 
 
 def _reasons(passed: np.ndarray, place_of_bucket: int, decided: Decisions) -> dict[int, tuple[str, str]]:

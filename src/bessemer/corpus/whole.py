@@ -1,11 +1,11 @@
-"""Steps over the whole corpus: quality classifier, duplicates, repeated paragraphs and spans.
+"""Steps over the whole corpus: quality classifier, duplicates, repeated lines.
 
 Each runs on the documents kept so far, as tasks, into folders with receipts:
 
     classifier/, scores/000000/, decisions/000000/  the classifier; scores and decisions of a bucket (quality/decide.py)
     quality/report/                                 quality.json and the model, published with the corpus
     duplicates/result/, duplicates/NameKeepers/     the counts; verdicts, by the bucket of what stays (dedup/search.py)
-    repeats/result/, repeats/Collect*/              the lines and spans that are cut out of a bucket (dedup/repeats.py)
+    lines/result/, lines/RepeatedLines/             the lines that are cut out of a bucket (dedup/lines.py)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bessemer.corpus import engine
-from bessemer.corpus.dedup.repeats import RepeatVerdicts, cuts_repeats, find_repeats
+from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
 from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.task import RESULT
 from bessemer.corpus.dedup.verdicts import DuplicateVerdicts
@@ -39,12 +39,12 @@ from bessemer.store_path import get_folder
 if TYPE_CHECKING:
     from bessemer.corpus.quality.decide import QualityVerdicts
 
-QUALITY_REPORT, REPEATS = "report", "repeats"
+QUALITY_REPORT, LINES = "report", "lines"
 LEARNED = "classifier"  # folder of the trained classifier
 
 GROUP_BYTES = 16 << 20  # of rows in buckets that are one part of the search for duplicates
 # of documents whose columns are read, compared with cleaning when the start-up time of workers is weighed
-DEDUP_BYTES, QUALITY_BYTES, REPEAT_BYTES = 25, 1000, 5
+DEDUP_BYTES, QUALITY_BYTES, LINE_BYTES = 25, 1000, 200
 
 Clock: TypeAlias = "Callable[[str], AbstractContextManager[None]]"  # records the seconds of a named step
 
@@ -55,7 +55,7 @@ class Decisions:
 
     quality: QualityVerdicts | None = None
     verdicts: DuplicateVerdicts | None = None
-    repeats: RepeatVerdicts | None = None
+    lines: LineVerdicts | None = None
 
     @classmethod
     def load(cls, work: Path, corpus: Corpus) -> Decisions:
@@ -65,11 +65,11 @@ class Decisions:
             from bessemer.corpus.quality.decide import QualityVerdicts
 
             quality = QualityVerdicts(work, read_json(work / "quality" / STAGE_FILE)["limit"])
-        repeats = None
-        if cuts_repeats(corpus.dedup):
-            folder = work / REPEATS
-            repeats = RepeatVerdicts(folder, read_json(folder / RESULT / STAGE_FILE)["first"], corpus.dedup)
-        return cls(quality, _verdicts(work, corpus.dedup), repeats)
+        lines = None
+        if corpus.dedup.lines:
+            done = read_json(work / LINES / RESULT / STAGE_FILE)
+            lines = LineVerdicts(work / LINES, done["parts"], done["earlier"])
+        return cls(quality, _verdicts(work, corpus.dedup), lines)
 
 
 def _verdicts(work: Path, settings: Dedup) -> DuplicateVerdicts:
@@ -86,8 +86,7 @@ def small_together(buckets: Sequence[Bucket]) -> list[tuple[Bucket, ...]]:
 
 @dataclass(frozen=True)
 class BucketPart:
-    """The documents of some buckets that the steps so far kept, without their repeated paragraphs where these are known. Column
-    `quality` exists when they have scores."""
+    """The documents of some buckets that the steps so far kept. Column `quality` exists when they have scores."""
 
     buckets: tuple[Bucket, ...]
     decided: Decisions = Decisions()
@@ -100,7 +99,7 @@ class BucketPart:
 
     def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """A table for each bucket, sorted by identity, with those of the columns that exist."""
-        quality, verdicts, repeats = self.decided.quality, self.decided.verdicts, self.decided.repeats
+        quality, verdicts = self.decided.quality, self.decided.verdicts
         needed = sorted({*columns, "identity", "reason"} - {"source", "quality"})
         read = (rows_together(some, needed) for some in small_together(self.buckets))
         for bucket, table in chain.from_iterable(read):
@@ -111,8 +110,6 @@ class BucketPart:
                 table = table.filter(pa.array(decided.stays))
             if verdicts is not None:
                 table = table.filter(pa.array(verdicts(bucket.place).stays(table.num_rows)))
-            if repeats is not None and "text" in columns:
-                table, _ = repeats.without_paragraphs(bucket.place, table)
             if "source" in columns:
                 sources = pa.array([bucket.source] * table.num_rows, pa.large_string())
                 table = table.append_column("source", sources)
@@ -149,16 +146,12 @@ def run_global_steps(
     with timed("duplicates"):
         parts = [BucketPart(some, decided) for some in small_together(buckets)]
         duplicates = run_dedup_step(parts, corpus, work / "duplicates", digest("duplicates 3", inputs), expected)
-    if cuts_repeats(corpus.dedup):
-        with timed(REPEATS):
+    if corpus.dedup.lines:
+        with timed(LINES):
             decided = replace(decided, verdicts=_verdicts(work, corpus.dedup))
             parts = [BucketPart((bucket,), decided) for bucket in buckets]
-
-            def without_paragraphs(repeats: RepeatVerdicts) -> list[BucketPart]:
-                return [replace(part, decided=replace(part.decided, repeats=repeats)) for part in parts]
-
-            perform, made_of = _performing("finding repeats", REPEAT_BYTES, corpus), digest(REPEATS, inputs)
-            find_repeats(parts, corpus.dedup, work / REPEATS, made_of, perform, without_paragraphs)
+            perform = _performing("finding repeated lines", LINE_BYTES, corpus)
+            find_lines(parts, corpus.dedup, work / LINES, digest(LINES, inputs), perform)
     return GlobalStepReceipts(quality, duplicates)
 
 

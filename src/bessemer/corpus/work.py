@@ -8,7 +8,7 @@
       partitions/000000/        rows.parquet: the cleaned rows of a partition
       merged/SOURCE/000000/     a range of buckets from all partitions, a file for each bucket; where there are many (merge.py)
       classifier/ scores/000000/ decisions/000000/ quality/  of the quality classifier (whole.py)
-      duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); repeats/ likewise (dedup/repeats.py)
+      duplicates/STEP/000000/   tasks of the search for duplicates (dedup/search.py); lines/ for repeated lines
       published/SOURCE/000000/  an identity bucket of one source: documents, rejects, counts
 
 A folder with a receipt (stage.json) was renamed into place as a whole: it is either complete or absent.
@@ -129,7 +129,7 @@ def open_work(run: RunFolder, inputs: str, url: str | None = None) -> Path:
         return stored
     steps = (
         step
-        for name in ("contents", "files", "merged", "duplicates", "repeats", "published")
+        for name in ("contents", "files", "merged", "duplicates", "lines", "published")
         for step in (folder / name).glob("*")
     )
     for place in (folder, *(folder / name for name in ("partitions", "scores", "digits", "decisions")), *steps):

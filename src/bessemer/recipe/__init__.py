@@ -1,7 +1,7 @@
 """The recipe: one run as one frozen, validated value."""
 
 from bessemer.recipe.batches import Batches
-from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Paragraphs, Quality, Substrings
+from bessemer.recipe.cleaning import Contamination, Dedup, EvaluationSet, Quality
 from bessemer.recipe.corpus import Corpus, Extract, Language, PersonalData, Source, Work
 from bessemer.recipe.keys import explain, keys
 from bessemer.recipe.load import (
@@ -24,7 +24,7 @@ from bessemer.recipe.train import BatchRamp, Dropout, Masking, Optimizer, Schedu
 
 __all__ = [
     "BatchRamp", "Batches", "Contamination", "Corpus", "Dedup", "Dropout", "Evaluate", "EvaluationSet", "Extract", "Guard",
-    "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Paragraphs", "Parallel", "PersonalData", "Quality", "Recipe",
-    "Rules", "Schedule", "Source", "Substrings", "TokenSource", "Train", "Work", "differences", "dump", "explain",
+    "Language", "Masking", "MixturePhase", "Model", "Optimizer", "Parallel", "PersonalData", "Quality", "Recipe",
+    "Rules", "Schedule", "Source", "TokenSource", "Train", "Work", "differences", "dump", "explain",
     "is_as_dumped", "is_text", "keys", "load", "parse", "recipe_for_text", "shipped", "without_folders",
 ]  # fmt: skip

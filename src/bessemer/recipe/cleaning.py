@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -45,28 +45,6 @@ class Contamination(Section):
             yield f"min_words is {self.min_words} but ngram only {self.ngram}; no text could be too short for one"
 
 
-FalsePositives = Annotated[float, Field(gt=0.0, lt=1.0)]
-
-
-class Paragraphs(Section):
-    """Removal of duplicate paragraphs (lines), by a Bloom filter as in dolma and DCLM."""
-
-    mode: Literal["off", "paragraph", "ngram"] = "off"
-    ngram: Positive = 13
-    threshold: Share = 0.8
-    min_words: Positive = 13
-    false_positive: FalsePositives = 0.01
-    max_memory_mib: Positive = 1024
-
-
-class Substrings(Section):
-    """Removal of long repeated spans, anywhere in a document (Lee et al. 2022, exact substring)."""
-
-    unit: Literal["off", "words", "bytes"] = "off"
-    min_tokens: int = Field(50, ge=2)
-    max_memory_mib: Positive = 512
-
-
 class Dedup(Section):
     """Removal of documents that stand in the corpus already."""
 
@@ -79,13 +57,12 @@ class Dedup(Section):
     shingle_characters: Positive = 24
     min_jaccard: Share = 0.8
     verify: bool = True
-    chains: bool = False
     keep: Literal["longest", "quality", "first-source"] = "longest"
     within: Literal["corpus", "source", "crawl"] = "corpus"
     against: tuple[str, ...] = Field((), strict=False)
     memory_mib: Positive = 512
-    paragraphs: Paragraphs = Paragraphs()
-    substrings: Substrings = Substrings()
+    lines: bool = False
+    line_words: Positive = 13
 
 
 class Quality(Section):

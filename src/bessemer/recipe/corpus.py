@@ -277,8 +277,7 @@ class Corpus(Work):
                 "rename the source"
             )
         edits = {
-            "dedup.paragraphs": self.dedup.paragraphs.mode != "off", "dedup.substrings": self.dedup.substrings.unit != "off",
-            "corpus.quality": self.quality.on,
+            "dedup.lines": self.dedup.lines, "corpus.quality": self.quality.on,
             "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
         }  # fmt: skip
         for edit in (key for key, is_on in edits.items() if is_on and self.chats):

@@ -121,17 +121,10 @@ def near_duplicates(data: RunData) -> Figure | None:
         return None
     width, limit = 1.0 / len(bins), number_or_0(duplicates, "min_jaccard")
     left, most = min([*found, limit or 1.0]), max(found.values())
-    # Half a bin of room: "from" is rounded, and a limit need not lie between two bins.
-    above = [low for low in found if low > limit - width / 2]
-    sides = (("like what stays", "source-1", above),
-             ("linked to it through others", "raw", [low for low in found if low not in above]))  # fmt: skip
-    traces = [
-        parts.bars(
-            name, [round(low + width / 2, 4) for low in lows], [found[low] for low in lows], ink, "%{y:,} of %{text}",
-            width=round(0.9 * width, 4), text=[f"{low:g} to {low + width:g}" for low in lows], textposition="none",
-        )
-        for name, ink, lows in sides if lows
-    ]  # fmt: skip
+    bars = parts.bars(
+        "near duplicates", [round(low + width / 2, 4) for low in found], [*found.values()], "source-1", "%{y:,} of %{text}",
+        width=round(0.9 * width, 4), text=[f"{low:g} to {low + width:g}" for low in found], textposition="none",
+    )  # fmt: skip
     x = parts.axis(
         f"{as_text(duplicates, 'jaccard_is')} Jaccard to the document that stays".strip(), tickformat=".2f",
         range=[round(max(left - 2 * width, 0.0), 4), 1.01], dtick=0.05 if left >= 0.5 else 0.1, hoverformat=".3f",
@@ -141,25 +134,10 @@ def near_duplicates(data: RunData) -> Figure | None:
     label = {"x": limit, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top", "xshift": -4, "showarrow": False,
              "text": f"min_jaccard {limit:g}"}  # fmt: skip
     return parts.figure(
-        "near-duplicates", "Near duplicates, by their similarity to what stays", traces, x, y,
+        "near-duplicates", "Near duplicates, by their similarity to what stays", [bars], x, y,
         shapes=[parts.vertical(limit)] if limit else [], barmode="overlay",
         annotations=[label] if limit else [],
     )  # fmt: skip
-
-
-def partners(data: RunData) -> str:
-    """How many near duplicates are like what stays; empty where there are none."""
-    duplicates = as_object(data.statistics, "duplicates")
-    near, through = number_or_0(duplicates, "near"), as_number(duplicates, "through_others")
-    if not near or through is None:
-        return ""
-    like = f"at least {number_or_0(duplicates, 'min_jaccard'):g} like the document that stays in its place"
-    if not through:
-        return f"Each of the {near:,.0f} near duplicates is {like}."
-    return (
-        f"{(near - through) / near:.1%} of the {near:,.0f} near duplicates are {like}; {through / near:.1%} were linked to it "
-        "through others, which went too (corpus.dedup.chains)."
-    )
 
 
 def length_rows(sources: list[Json]) -> list[tuple[int, float, float]]:

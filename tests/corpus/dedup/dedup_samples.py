@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bessemer.corpus.dedup.repeats import RepeatVerdicts, find_repeats
 from bessemer.corpus.dedup.search import find_duplicates, verdicts_of
 from bessemer.corpus.dedup.task import Perform, perform_here
 from bessemer.corpus.dedup.verdicts import ParquetPart
@@ -39,60 +36,6 @@ def document(key: int | str, text: str, source: str = "s", **more: Any) -> Docum
         "identity": identity(source, "f", str(key)), "source": source, "path": f"f{key}", "text": text,
         "characters": len(text), **more,
     }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """Texts as a part of a corpus, with the columns that the search for repeats reads."""
-
-    texts: tuple[str, ...]
-    corpus: str = ""
-
-    @property
-    def size(self) -> int:
-        return len(self.texts)
-
-    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        there = {
-            "text": pa.array(self.texts, pa.large_string()),
-            "characters": pa.array(map(len, self.texts), pa.int64()),
-            "words": pa.array([fold(text).count(" ") + 1 if fold(text) else 0 for text in self.texts], pa.int64()),
-        }
-        yield pa.table({name: there[name] for name in columns})
-
-
-def without_repeats(
-    texts: Sequence[str], settings: Dedup, folder: Path, size: int = 7, perform: Perform = perform_here
-) -> tuple[list[str], list[tuple[tuple[int, int], ...]], dict[str, dict[str, int]]]:
-    """The texts, in parts of `size`, without what is repeated; what the last pass cut out of each; and the counts."""
-    shutil.rmtree(folder, ignore_errors=True)
-    parts = [TextPart(tuple(texts[start : start + size])) for start in range(0, len(texts), size)]
-
-    def changed(repeats: RepeatVerdicts) -> list[TextPart]:
-        tables = [repeats.without_paragraphs(number, *part(["text"]))[0] for number, part in enumerate(parts)]
-        return [TextPart(tuple(table["text"].to_pylist())) for table in tables]
-
-    done = find_repeats(parts, settings, folder, "test", perform, changed)
-    repeats = RepeatVerdicts(folder, done["first"], settings)
-    new: list[str] = []
-    removed: list[tuple[tuple[int, int], ...]] = []
-    counts: dict[str, Counter[str]] = {}
-    for number, part in enumerate(parts):
-        (table,) = part(["text", "characters"])
-        cut = repeats.without_paragraphs if settings.substrings.unit == "off" else repeats.without_spans
-        before = table
-        if settings.substrings.unit != "off" and settings.paragraphs.mode != "off":
-            before, _ = repeats.without_paragraphs(number, table)
-        spans = {edit.row: edit.removed for edit in cut(number, before)[1]}
-        removed += [spans.get(row, ()) for row in range(part.size)]
-        table, edited, statistics = repeats(number, table)
-        assert table["characters"].to_pylist() == [len(text) for text in table["text"].to_pylist()]
-        rows = range(part.size)
-        assert edited == {row for row in rows if table["text"][row].as_py() != part.texts[row]}
-        new += table["text"].to_pylist()
-        for name, some in statistics.items():
-            counts.setdefault(name, Counter()).update(vars(some))
-    return new, removed, {name: dict(some) for name, some in counts.items()}
 
 
 class Verdict(NamedTuple):

@@ -2,7 +2,6 @@
 
 import random
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from corpus_samples import prose
 from dedup_samples import KEPT, Document, all_pairs_components, document, edited, jaccard, search
 
-from bessemer.corpus.dedup import compare, exchange, keys, task
+from bessemer.corpus.dedup import compare, keys
 from bessemer.corpus.dedup import search as search_steps
 from bessemer.corpus.dedup.task import perform_here
 from bessemer.corpus.dedup.verdicts import EXACT, NEAR, ParquetPart
@@ -39,28 +38,6 @@ def families(seed: int, num_families: int = 12, num_words: int = 120) -> list[Do
     return documents
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_verified_chains_are_those_of_all_pairs(seed: int, tmp_path: Path) -> None:
-    documents = families(seed)
-    settings = Dedup(exact=False, verify=True, chains=True, min_jaccard=0.75, **SENSITIVE)
-    found, _ = search(documents, settings, tmp_path / "work", size=20)
-    component = all_pairs_components([row["text"] for row in documents], 0.75)
-    groups: dict[int, list[Document]] = {}
-    for row, number in zip(documents, component, strict=True):
-        groups.setdefault(number, []).append(row)
-    assert any(len(group) > 2 for group in groups.values())
-    assert len(groups) < len(documents)
-    texts = {row["identity"]: row["text"] for row in documents}
-    for group in groups.values():
-        best = min(group, key=lambda row: (-row["characters"], row["identity"]))
-        for row in group:
-            verdict, keeper, similarity, _ = found[row["identity"]]
-            assert keeper == best["identity"]
-            assert verdict == (KEPT if row is best else NEAR)
-            if row is not best:
-                assert similarity == pytest.approx(jaccard(texts[keeper], row["text"]), abs=1e-4)
-
-
 @pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bool, tmp_path: Path) -> None:
@@ -73,7 +50,7 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
         pq.write_table(pa.Table.from_pylist(before), tmp_path / "before.parquet")
         against = (str(tmp_path),)
     settings = Dedup(exact=False, min_jaccard=0.75, against=against, **SENSITIVE)
-    found, statistics = search(now, settings, tmp_path / "work", size=30)
+    found, _ = search(now, settings, tmp_path / "work", size=30)
     texts = {row["identity"]: row["text"] for row in documents}
     kept, expected = [row["identity"] for row in before], {}
     for row in sorted(now, key=lambda row: (-row["characters"], row["identity"])):
@@ -81,13 +58,12 @@ def test_what_goes_is_alike_to_what_stays_as_in_all_pairs(seed: int, earlier: bo
         if not alike:
             kept.append(row["identity"])
         expected[row["identity"]] = (NEAR if alike else KEPT, {*alike} or {row["identity"]})
-    chained = all_pairs_components([row["text"] for row in documents], 0.75)
-    assert len(kept) > len(set(chained)), "some that chains would remove stay"
+    linked = all_pairs_components([row["text"] for row in documents], 0.75)
+    assert len(kept) > len(set(linked)), "more than one document of some components stays"
     assert any(verdict == NEAR for verdict, _ in expected.values())
     for name, (verdict, keepers) in expected.items():
         assert found[name][0] == verdict and found[name][1] in keepers
         assert found[name][2] == pytest.approx(jaccard(texts[found[name][1]], texts[name]), abs=1e-4)
-    assert statistics["through_others"] == 0
 
 
 def test_a_chain_of_edits_leaves_more_than_its_ends(tmp_path: Path) -> None:
@@ -96,14 +72,8 @@ def test_a_chain_of_edits_leaves_more_than_its_ends(tmp_path: Path) -> None:
     for _ in range(120):
         versions.append(edited(versions[-1], 3, draw))
     documents = [document(number, " ".join(words)) for number, words in enumerate(versions)]
-    kept = {}
-    for chains in (True, False):
-        settings = Dedup(exact=False, chains=chains, **SENSITIVE)
-        found, statistics = search(documents, settings, tmp_path / "work")
-        kept[chains] = sum(verdict.kind == KEPT for verdict in found.values())
-        through = statistics["through_others"]
-        assert (through > 80) if chains else (through == 0)
-    assert kept[True] == 1 and 15 < kept[False] < 90
+    found, _ = search(documents, Dedup(exact=False, **SENSITIVE), tmp_path / "work")
+    assert 15 < sum(verdict.kind == KEPT for verdict in found.values()) < 90
 
 
 def test_the_default_finds_99_percent_from_0_8_on_and_nothing_else(tmp_path: Path) -> None:
@@ -137,20 +107,16 @@ def test_order_and_split_change_nothing(verify: bool, tmp_path: Path) -> None:
         assert search(documents, settings, tmp_path / "work", size=size) == expected
 
 
-@pytest.mark.parametrize("chains", [False, True])
-@pytest.mark.parametrize(
-    ("verify", "least", "max_files"), [(False, 0.6, 256), (True, 0.5, 256), (True, 0.5, 8), (False, 0.6, 2)]
-)
+@pytest.mark.parametrize(("verify", "least"), [(False, 0.6), (True, 0.5)])
 def test_many_ranges_change_nothing(
-    verify: bool, least: float, max_files: int, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verify: bool, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order; with and
-    without files that are merged."""
+    """One large bucket of unlike and like texts; keys, hashes and edges in many ranges and groups, tasks in any order."""
     base = prose(1, 100).split()
     draw = random.Random(0)
     documents = [document(i, " ".join(edited(base, draw.randrange(25), draw))) for i in range(150)] + families(1)
     documents += [document(f"copy-{i}", documents[i]["text"].upper()) for i in range(0, 150, 7)]
-    settings = Dedup(bands=10, rows=2, min_jaccard=least, verify=verify, chains=chains)
+    settings = Dedup(bands=10, rows=2, min_jaccard=least, verify=verify)
     expected = search(documents, settings, tmp_path / "work")
     assert 1 < sum(verdict.kind == KEPT for verdict in expected[0].values()) < len(documents) - 40
     steps: set[str] = set()
@@ -166,55 +132,14 @@ def test_many_ranges_change_nothing(
     for name, value in (("CHUNK", 3), ("MAX_PAIRS", 50)):
         monkeypatch.setattr(compare, name, value)
     monkeypatch.setattr(keys, "CHUNK", 11)
-    monkeypatch.setattr(task, "MAX_FILES", max_files)
     settings = settings.model_copy(update={"memory_mib": 40})
-    size = 70 if max_files == 256 else 15
-    assert search(documents, settings, tmp_path / "work", size=size, perform=shuffled) == expected
+    assert search(documents, settings, tmp_path / "work", size=15, perform=shuffled) == expected
     assert {"LinkNeighbours-002", "GroupEdges"} < steps
-    merged = {step.removesuffix("-merged") for step in steps if step.endswith("-merged")}
-    exchanging = {
-        "DocumentKeys",
-        "BandKeys",
-        "CandidatePairs",
-        "SendSignatures",
-        "CompareSignatures",
-        "CompareShingles",
-    }
-    exchanging |= {"ChooseKeepers", "NameKeepers"} | ({"SendShingles"} if verify else set())
-    assert (exchanging <= merged) if max_files < 256 else not merged
-    left = {path.name for path in (tmp_path / "work" / "duplicates").iterdir()}
-    assert left == {"result", "NameKeepers-merged" if merged else "NameKeepers"}
+    assert {path.name for path in (tmp_path / "work" / "duplicates").iterdir()} == {"result", "NameKeepers"}
 
 
-@pytest.mark.parametrize("max_files", [256, 16])
-def test_a_task_looks_into_few_files(max_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of n tasks that exchange with n, each reads one merged file; each of those that merge reads n, for four of them."""
-    monkeypatch.setattr(task, "MAX_FILES", max_files)
-    documents, size, looks = families(1), 2, Counter[str]()
-    starts = exchange._starts
-
-    def counted(file: Any, *given: Any) -> Any:
-        looks[Path(file.name).parent.parent.name] += 1
-        return starts(file, *given)
-
-    monkeypatch.setattr(exchange, "_starts", counted)
-    search(documents, Dedup(bands=40, rows=4), tmp_path / "work", size=size)
-    num_parts = -(-len(documents) // size)
-    assert 16 < num_parts < 256
-    readers = num_parts if max_files == 256 else -(-num_parts // 4)
-    for step, files in (
-        ("NameKeepers", 2),
-        ("SendSignatures", 3),
-        ("CompareSignatures", 2),
-    ):  # verdicts and paths; pairs twice
-        merged = files * num_parts if max_files == 16 else 0
-        assert looks[f"{step}-merged"] == merged
-        assert looks[step] <= files * num_parts * readers + 2 * num_parts
-
-
-@pytest.mark.parametrize(("reach", "chains"), [(2, True), (4, False)])
 def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
-    reach: int, chains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bucket for each band, whose first member is unlike all others."""
 
@@ -222,11 +147,11 @@ def test_a_member_unlike_the_first_of_its_bucket_is_still_linked(
         keys[:] = np.arange(len(keys))[:, None]
 
     monkeypatch.setattr("bessemer.corpus.dedup.kernels.band_keys", equal_keys)
-    monkeypatch.setattr(keys, "REACH", reach)
+    monkeypatch.setattr(keys, "REACH", 4)
     draw, other = random.Random(0), prose(2).split()
     documents = [document("a", prose(1, 2 * len(other)))]
     documents += [document(i, " ".join(edited(other, 1, draw))) for i in range(5)]
-    found, _ = search(documents, Dedup(min_jaccard=0.7, chains=chains), tmp_path / "work", size=4)
+    found, _ = search(documents, Dedup(min_jaccard=0.7), tmp_path / "work", size=4)
     groups = all_pairs_components([row["text"] for row in documents], 0.7)
     kept = [found[row["identity"]].keeper for row in documents]
     assert len(set(groups)) == 2

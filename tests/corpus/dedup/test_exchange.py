@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bessemer.corpus.dedup import exchange
-from bessemer.corpus.dedup.exchange import SplitWriter, merge_splits, read_split, take_ragged
+from bessemer.corpus.dedup.exchange import SplitWriter, read_split, take_ragged
 from bessemer.corpus.dedup.task import is_new, range_of, runs, spread
 from bessemer.corpus.dedup.verdicts import packed
 
@@ -43,27 +43,6 @@ def test_records_and_ragged_arrays_are_read_by_target(
         got = list(zip(records_read["name"].tolist(), (part.tolist() for part in parts), strict=False))
         assert got == expected[target]
     assert len(read_split([path for path, _ in paths], None, [("name", "<i8"), ("length", "<i4")])) == number
-
-
-@pytest.mark.parametrize("run_bytes", [1, 300, 1 << 20])
-def test_merged_files_have_the_same_in_the_same_order(
-    run_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the targets 2 to 4 of seven; some files and targets have nothing."""
-    monkeypatch.setattr(exchange, "RUN_BYTES", 400)
-    rng, paths = np.random.default_rng(1), [tmp_path / f"values-{number}" for number in range(9)]
-    for number, path in enumerate(paths):
-        with SplitWriter(path, 7) as file:
-            for _ in range(number % 4):
-                count = rng.integers(0, 80)
-                file.write(rng.choice([0, 2, 4, 6], count), rng.integers(0, 1 << 60, count, dtype=np.uint64))
-    merge_splits(paths, range(2, 5), tmp_path / "merged", run_bytes)
-    sizes = np.fromfile(tmp_path / "merged-sizes", dtype="<i8").reshape(3, 9)
-    for target in range(3):
-        expected = [read_split([path], target + 2, np.uint64) for path in paths]
-        assert read_split([tmp_path / "merged"], target, np.uint64).tolist() == np.concatenate(expected).tolist()
-        assert sizes[target].tolist() == [values.nbytes for values in expected]
-    assert sizes[0].sum() > 1000 and not sizes[1].sum()
 
 
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:

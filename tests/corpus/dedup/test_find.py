@@ -3,12 +3,10 @@
 import random
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from corpus_samples import prose, recipe
-from dedup_samples import SCRIPTS, all_pairs_components, edited, jaccard
+from dedup_samples import SCRIPTS
 
-from bessemer.corpus import partition, units, whole
 from bessemer.corpus.dedup import verdicts
 from bessemer.corpus.document import identity
 
@@ -164,86 +162,3 @@ def test_the_first_source_of_the_recipe_stays(data: Path, build) -> None:
     _, rejected, _ = build(recipe(*sources, dedup='keep = "first-source"'))
     _, other, _ = build(recipe(*reversed(sources), dedup='keep = "first-source"'))
     assert [row["source"] for row in rejected + other] == ["aaa", "zzz"]
-
-
-def drifting(num_families: int, draw: random.Random) -> list[str]:
-    """Families of texts, each text an edit of the one before it, so that the ends are less alike than neighbours are;
-    and an exact copy in each."""
-    texts = []
-    for family in range(num_families):
-        versions = [words(family, 300)]
-        for _ in range(5):
-            versions.append(edited(versions[-1], draw.choice((3, 5, 6, 6, 9)), draw))
-        texts += [lines(version) for version in versions] + [lines(draw.choice(versions)).upper()]
-    return texts
-
-
-def test_groups_across_partitions_sources_and_an_earlier_corpus_are_those_of_all_pairs(
-    data: Path, build, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Connected components by brute force over all texts, wherever they stand, say what goes and what stays."""
-    monkeypatch.setattr(units, "UNIT_BYTES", 4000)
-    monkeypatch.setattr(units, "RANGE_BYTES", 4000)
-    monkeypatch.setattr(partition, "PARTITION_BYTES", (8000, 8000))
-    monkeypatch.setattr(partition, "BUCKET_BYTES", 20_000)
-    monkeypatch.setattr(whole, "GROUP_BYTES", 30_000)
-    draw = random.Random(0)
-    places = {}
-    for number, text in enumerate(drifting(20, draw)):
-        # A third of the families has nothing in the earlier corpus.
-        folder = draw.choice(("one", "two") if number // 7 % 3 == 0 else ("old", "one", "two"))
-        (data / folder).mkdir(exist_ok=True)
-        path = f"{folder}/{draw.getrandbits(32):08x}.txt"
-        (data / path).write_text(text)
-        places[path] = text
-    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in ("old", "one", "two")]
-    build(recipe(sources[0], dedup="exact = false\nminhash = false"))
-    earlier = tmp_path / "earlier"
-    run.corpus.parent.rename(earlier)
-
-    partition_of = {}
-    run_dedup_step = whole.run_dedup_step
-
-    def watched(parts, *given):
-        for file in sorted((parts[0].buckets[0].work / "partitions").glob("*/rows.parquet")):
-            rows = pq.read_table(file, columns=["path"])["path"].to_pylist()
-            partition_of.update(dict.fromkeys(rows, file.parent.name))
-        return run_dedup_step(parts, *given)
-
-    monkeypatch.setattr(whole, "run_dedup_step", watched)
-    settings = f"chains = true\nbands = 40\nrows = 4\nverify = true\nmin_jaccard = 0.8\nagainst = ['{earlier}']"
-    documents, rejected, statistics = build(recipe(*sources[1:], dedup=settings))
-
-    component = dict(zip(places, all_pairs_components(list(places.values()), 0.8), strict=True))
-    old, new = ({path for path in places if path.startswith("old/") is is_old} for is_old in (True, False))
-    known = {component[path] for path in old}
-    kept = {row["path"] for row in documents}
-    assert kept | {row["path"] for row in rejected} == new
-    for path in new:
-        group = [other for other in new if component[other] == component[path]]
-        assert sum(other in kept for other in group) == (component[path] not in known)
-    longest = {number: max(len(places[path]) for path in new if component[path] == number) for number in component.values()
-               if number not in known}  # fmt: skip
-    assert all(len(places[path]) == longest[component[path]] for path in kept)
-    chained = False
-    for row in rejected:
-        detail = row["detail"].removeprefix("kept instead: ").partition(" ")[2]
-        where = next(path for path in places if path in detail)
-        assert component[where] == component[row["path"]]
-        assert detail.startswith(f"{earlier}: ") is (where in old)
-        if row["reason"] == "near_duplicate":
-            alike = jaccard(places[row["path"]], places[where])
-            chained |= alike < 0.8
-            assert detail.endswith(f"(verified Jaccard {alike:.2f}{', linked through others' if alike < 0.8 else ''})")
-    assert statistics["duplicates"]["removed_against_earlier"] == sum(component[path] in known for path in new)
-
-    # The case is there: a group over sources and partitions, one that only the earlier corpus holds together, and
-    # groups whose ends are not alike by themselves.
-    assert any(
-        len({partition_of[path] for path in new if component[path] == number}) > 2
-        and {path.split("/")[0] for path in new if component[path] == number} == {"one", "two"}
-        for number in set(component.values())
-    )
-    without = dict(zip(sorted(new), all_pairs_components([places[path] for path in sorted(new)], 0.8), strict=True))
-    assert len(set(without.values())) > len({component[path] for path in new})
-    assert chained

@@ -14,7 +14,7 @@ from bessemer.recipe import Quality
 from bessemer.run import RunFolder
 
 
-@pytest.mark.parametrize("steps", ["plain", pytest.param("chains, quality, paragraphs", marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", ["plain", pytest.param("quality, lines", marks=pytest.mark.long)])
 def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
     monkeypatch.setattr(partition, "BUCKET_BYTES", 6_000)
     names = ("one", "two", "three")
@@ -33,9 +33,7 @@ def test_groups_do_not_show(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
     sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in names]
     of = recipe(*sources, dedup="bands = 14\nrows = 8")
     if steps != "plain":
-        of = recipe(
-            *sources, dedup='bands = 14\nrows = 8\nchains = true\n[corpus.dedup.paragraphs]\nmode = "paragraph"'
-        )
+        of = recipe(*sources, dedup="bands = 14\nrows = 8\nlines = true")
         quality = Quality(high=("one",), low=("two",), hash_bits=12, use="filter", keep_share=0.8)
         of = of.changed(corpus={"quality": quality})
     parts: list[int] = []

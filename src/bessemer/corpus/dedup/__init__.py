@@ -1,5 +1,4 @@
-"""Deduplication of whole documents (exact, near), paragraphs, and long spans; see docs/dedup.md.
+"""Deduplication of documents (exact, near) and lines; see docs/dedup.md.
 
-`search.find_duplicates` finds duplicate documents; `paragraphs.remove_paragraphs` and `substrings.remove_substrings` edit the
-others. `verdicts` is light; the other modules load NumPy.
+`search.find_duplicates` finds duplicate documents, `lines.find_lines` repeated lines in the others.
 """

@@ -45,7 +45,6 @@ MAX_PAIRS = 1 << 22  # held before those that occur several times are dropped
 # with verification, pairs whose estimate lies so many standard deviations below the threshold are not computed: a pair
 # at the threshold is lost with 3 in 100,000 (normal law)
 ESTIMATE_DEVIATIONS = 4.0
-CHAINED = "-chained"  # name of the steps that compare documents with what stays at the end of a chain
 SET = np.dtype([("document", "<u8"), ("length", "<i8")])
 # documents, where the shingle set of each begins (one more than documents), and the sets
 Sets: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
@@ -60,19 +59,7 @@ def min_equal_places(min_jaccard: float, num_hashes: int, to_verify: bool) -> in
 
 @dataclass(frozen=True)
 class CompareTask(DedupTask):
-    """A step that compares pairs. is_chained: these are documents and what stays in their place, and all are edges;
-    num_groups: of connected documents."""
-
-    is_chained: bool = False
-    num_groups: int = 1
-
-    @property
-    def step(self) -> str:
-        return self.name_of(type(self))
-
-    def name_of(self, step: type[CompareTask]) -> str:
-        """Name of a step before this one."""
-        return f"{step.__name__}{CHAINED * self.is_chained}"
+    """A step that compares pairs."""
 
     @property
     def signed(self) -> np.dtype:
@@ -97,14 +84,10 @@ class CompareTask(DedupTask):
 class SendSignatures(CompareTask):
     """Drop pairs that were found several times, and send them with the signatures of the first documents."""
 
-    exchanged = ("pairs", "signatures")
-
     def make(self, folder: Path) -> dict[str, int]:
         plan = self.plan
-        step, count = (
-            ("ChooseKeepers", self.num_groups) if self.is_chained else ("CandidatePairs", num_key_ranges(plan))
-        )
-        pairs = _once(some for _, some in self.by_task(step, range(count), "pairs", PAIR))
+        candidates = self.by_task("CandidatePairs", range(num_key_ranges(plan)), "pairs", PAIR)
+        pairs = _once(some for _, some in candidates)
         to_part = part_of(pairs["second"])
         rows = row_of(pairs["first"])
         at = load_array(self.result("DocumentKeys", self.number, "order.npy"))
@@ -139,21 +122,19 @@ def _once(parts: Iterator[np.ndarray]) -> np.ndarray:
 class CompareSignatures(CompareTask):
     """Pairs whose signatures agree in `min_equal_places`, with the share of equal values, by the part of the first."""
 
-    exchanged = ("edges",)
-
     def make(self, folder: Path) -> dict[str, int]:
         from bessemer.corpus.dedup.kernels import equal_places
 
         settings = self.plan.settings
         width = num_hashes(settings)
-        least = 0 if self.is_chained else min_equal_places(settings.min_jaccard, width, settings.verify)
+        least = min_equal_places(settings.min_jaccard, width, settings.verify)
         at, num_edges = load_array(self.result("DocumentKeys", self.number, "order.npy")), 0
-        before, numbers = self.name_of(SendSignatures), range(self.plan.num_parts)
+        before, numbers = SendSignatures.__name__, range(self.plan.num_parts)
         rows = np.unique(row_of(self.gather(before, numbers, "pairs", EDGE)["second"]))
         own = self.signatures_of(rows)
         with SplitWriter(folder / "edges", self.plan.num_parts) as file:
-            pairs = self.whole_by_task(before, numbers, "pairs", EDGE)
-            sent = self.whole_by_task(before, numbers, "signatures", self.signed)
+            pairs = self.by_task(before, numbers, "pairs", EDGE)
+            sent = self.by_task(before, numbers, "signatures", self.signed)
             for (number, edges), (_, other) in zip(pairs, sent, strict=True):
                 mine, theirs = row_of(edges["second"]), np.searchsorted(other["document"], edges["first"])
                 places = np.empty(len(edges), dtype=np.int32)
@@ -173,16 +154,11 @@ class SendShingles(CompareTask):
     """Shingle sets of the documents of a part that are in a pair: of the first of it for this part, of the second for
     the part of the first."""
 
-    part: DocumentPart | None = None
-
-    exchanged = ("documents", "shingles")
+    part: DocumentPart
 
     def make(self, folder: Path) -> dict[str, int]:
-        assert self.part is not None
-        here = np.unique(
-            self.gather(self.name_of(CompareSignatures), range(self.plan.num_parts), "edges", EDGE)["first"]
-        )
-        there = read_split([self.result(self.name_of(CompareSignatures), self.number, "edges")], None, EDGE)
+        here = np.unique(self.gather(CompareSignatures.__name__, range(self.plan.num_parts), "edges", EDGE)["first"])
+        there = read_split([self.result(CompareSignatures.__name__, self.number, "edges")], None, EDGE)
         rows = np.concatenate([row_of(here), row_of(there["second"])])
         to_part = np.concatenate([part_of(here), part_of(there["first"])]).astype(np.int64)
         by_row = np.lexsort((to_part, rows))
@@ -226,10 +202,9 @@ def _sets_of(sets: np.ndarray, values: np.ndarray) -> Sets:
 
 @dataclass(frozen=True)
 class CompareShingles(CompareTask):
-    """Edges of a part: pairs with the Jaccard `min_jaccard`, and those of equal texts; spread over `num_groups`, those
-    that are chained for the part itself."""
+    """Edges of a part, spread over `num_groups`: pairs with the Jaccard `min_jaccard`, and those of equal texts."""
 
-    exchanged = ("edges",)
+    num_groups: int
 
     def make(self, folder: Path) -> dict[str, int]:
         plan, near = self.plan, self.plan.settings.minhash
@@ -237,18 +212,17 @@ class CompareShingles(CompareTask):
         is_verified = near and plan.settings.verify
         own = self._own_sets() if is_verified else None
         counts = {"edges": 0, "compared": 0}
-        with SplitWriter(folder / "edges", 1 if self.is_chained else self.num_groups) as file:
+        with SplitWriter(folder / "edges", self.num_groups) as file:
             sent = self._sent_sets(numbers)
-            for number, edges in self.whole_by_task(self.name_of(CompareSignatures), numbers, "edges", EDGE):
+            for number, edges in self.by_task(CompareSignatures.__name__, numbers, "edges", EDGE):
                 counts["compared"] += len(edges)
                 if own is not None:
                     other = next(sets for part, sets in sent if part == number)  # they come in the same order
                     edges = self._verified(edges, own, other)
                 counts["edges"] += self._write(file, edges)
                 check_stop()
-            if not self.is_chained:
-                equal = self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", EDGE)
-                counts["edges"] += self._write(file, equal)
+            equal = self.gather("EqualTexts", range(num_hash_ranges(plan)), "edges", EDGE)
+            counts["edges"] += self._write(file, equal)
         return counts
 
     def _write(self, file: SplitWriter, edges: np.ndarray) -> int:
@@ -258,15 +232,15 @@ class CompareShingles(CompareTask):
     def _own_sets(self) -> Sets:
         """Those that this part sent to itself."""
         names = ("documents", SET), ("shingles", "<u8")
-        place = self.name_of(SendShingles)
+        place = SendShingles.__name__
         sets, values = (read_split([self.result(place, self.number, name)], self.number, kind) for name, kind in names)
         return _sets_of(sets, values)
 
     def _sent_sets(self, numbers: range) -> Iterator[tuple[int, Sets]]:
         """What each part sent here, part after part."""
-        place = self.name_of(SendShingles)
-        documents = self.whole_by_task(place, numbers, "documents", SET)
-        shingles = self.whole_by_task(place, numbers, "shingles", "<u8")
+        place = SendShingles.__name__
+        documents = self.by_task(place, numbers, "documents", SET)
+        shingles = self.by_task(place, numbers, "shingles", "<u8")
         for (number, sets), (_, values) in zip(documents, shingles, strict=True):
             yield number, _sets_of(sets, values)
 
@@ -284,5 +258,4 @@ class CompareShingles(CompareTask):
         left, right = np.searchsorted(mine, edges["first"]), np.searchsorted(theirs, edges["second"])
         jaccards(values, starts, left, their_values, their_starts, right, similarity)
         edges["similarity"] = similarity
-        least = 0.0 if self.is_chained else self.plan.settings.min_jaccard
-        return edges[similarity >= least]
+        return edges[similarity >= self.plan.settings.min_jaccard]

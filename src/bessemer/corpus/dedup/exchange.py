@@ -7,7 +7,7 @@ concerns it with one seek for each run. Arrays are read into memory, never mappe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from bessemer import store_path
 
 RUN_BYTES = 64 << 20  # of values that wait to be sorted
-SIZES = "-sizes"  # ends the name of the file that says how much of a merged one is of each task
 
 
 class SplitWriter:
@@ -54,16 +53,6 @@ class SplitWriter:
         self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
         self._waiting, self._waiting_bytes = [], 0
 
-    def write_merged(self, runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Append runs as one: what each has for a target, run after run. A run: where each target begins in its bytes and the
-        last ends, and the bytes."""
-        if not runs:
-            return
-        self._starts.append(self._file.tell() + np.sum([starts for starts, _ in runs], axis=0))
-        ready = [(starts.tolist(), data.data) for starts, data in runs]
-        for target in range(self.num_targets):
-            self._file.writelines([data[starts[target] : starts[target + 1]] for starts, data in ready])
-
     def __enter__(self) -> SplitWriter:
         return self
 
@@ -84,56 +73,30 @@ def write_split(
 
 
 def read_split(paths: Iterable[Path], target: int | None, dtype: npt.DTypeLike) -> np.ndarray:
-    """The values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
+    """Return the values for a target (None: for all) in files of `SplitWriter`, one behind the other."""
     parts: list[np.ndarray] = [np.empty(0, dtype=dtype)]
-    for found in store_path.each(lambda path: list(split_runs(path, target, dtype)), paths):
+    for found in store_path.each(lambda path: _read_runs(path, target, np.dtype(dtype)), paths):
         parts += found
     return np.concatenate(parts) if len(parts) != 2 else parts[1]
 
 
-def split_runs(path: Path, target: int | None, dtype: npt.DTypeLike) -> Iterator[np.ndarray]:
-    """The values for a target (None: for all) run by run, as they were written: some `RUN_BYTES` at one time."""
-    kind = np.dtype(dtype)
+def _read_runs(path: Path, target: int | None, kind: np.dtype[Any]) -> list[np.ndarray]:
+    """Return the values for a target (None: for all) in each run that has some."""
+    found = []
     with path.open("rb") as file:
-        for starts in _starts(file, None if target is None else range(target, target + 1)):
-            yield _values(path, file, starts, kind)
-
-
-def merge_splits(paths: Sequence[Path], targets: range, place: Path, run_bytes: int) -> None:
-    """Write what files of `SplitWriter` have for some consecutive targets as one such file, in runs of about run_bytes; and how
-    much of it is of each, in a file whose name ends with SIZES."""
-    sizes, waiting, num_bytes = (
-        np.zeros((len(targets), len(paths)), dtype="<i8"),
-        list[tuple[np.ndarray, np.ndarray]](),
-        0,
-    )
-
-    def runs_of(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-        with path.open("rb") as file:
-            found = _starts(file, targets)
-            return [(starts - starts[0], _values(path, file, starts, np.dtype(np.uint8))) for starts in found]
-
-    with SplitWriter(place, len(targets)) as out:
-        for number, found in enumerate(store_path.each(runs_of, paths)):
-            for starts, data in found:
-                sizes[:, number] += np.diff(starts)
-                waiting.append((starts, data))
-                num_bytes += len(data)
-                if num_bytes > run_bytes:
-                    out.write_merged(waiting)
-                    waiting, num_bytes = [], 0
-        out.write_merged(waiting)
-    place.with_name(f"{place.name}{SIZES}").write_bytes(sizes.tobytes())
-
-
-def _values(path: Path, file: BinaryIO, starts: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
-    """The values of a run from starts[0] to starts[-1], in bytes."""
-    first, end = int(starts[0]), int(starts[-1])
-    file.seek(first)
-    values = read_array(file, kind, (end - first) // kind.itemsize)
-    if values.nbytes < end - first:
-        raise OSError(f"{path}: ends before byte {end}; was it cut?")
-    return values
+        size = file.seek(-16, 2)
+        num_runs, num_targets = np.frombuffer(file.read(16), dtype="<i8").tolist()
+        wanted = range(num_targets) if target is None else range(target, target + 1)
+        for run in range(num_runs):
+            file.seek(size - 8 * ((num_runs - run) * (num_targets + 1) - wanted.start))
+            starts = read_array(file, "<i8", len(wanted) + 1)
+            first, end = int(starts[0]), int(starts[-1])
+            if end > first:
+                file.seek(first)
+                found.append(read_array(file, kind, (end - first) // kind.itemsize))
+                if found[-1].nbytes < end - first:
+                    raise OSError(f"{path}: ends before byte {end}; was it cut?")
+    return found
 
 
 def read_array(file: BinaryIO, dtype: npt.DTypeLike, count: int) -> np.ndarray:
@@ -148,26 +111,6 @@ def load_array(path: Path) -> np.ndarray:
     with path.open("rb") as file:
         array: np.ndarray = np.load(file)
     return array
-
-
-def targets_of(path: Path) -> int:
-    """For how many targets a file of `SplitWriter` is cut."""
-    with path.open("rb") as file:
-        file.seek(-8, 2)
-        return int.from_bytes(file.read(8), "little")
-
-
-def _starts(file: BinaryIO, targets: range | None) -> Iterator[np.ndarray]:
-    """Where the values for each of some consecutive targets (None: all) begin, and those of the last end, in each run that has
-    some for them."""
-    size = file.seek(-16, 2)
-    num_runs, num_targets = np.frombuffer(file.read(16), dtype="<i8").tolist()
-    chosen = range(num_targets) if targets is None else targets
-    for run in range(num_runs):
-        file.seek(size - 8 * ((num_runs - run) * (num_targets + 1) - chosen.start))
-        starts = read_array(file, "<i8", len(chosen) + 1)
-        if starts[-1] > starts[0]:
-            yield starts
 
 
 def take_ragged(values: np.ndarray, lengths: np.ndarray, chosen: np.ndarray) -> np.ndarray:

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bessemer.corpus.dedup.compare import CHAINED
-from bessemer.corpus.dedup.exchange import read_split, take_ragged, write_split
+from bessemer.corpus.dedup.exchange import take_ragged, write_split
 from bessemer.corpus.dedup.keys import edges_of, unique_pairs
 from bessemer.corpus.dedup.signatures import utf8
 from bessemer.corpus.dedup.task import (
@@ -57,11 +56,9 @@ class LinkNeighbours(DedupTask):
     half: int
     num_groups: int
 
-    exchanged = ("links",)
-
     @property
-    def step(self) -> str:
-        return half_round(self.half)
+    def folder(self) -> Path:
+        return self.work / half_round(self.half) / f"{self.number:06d}"
 
     def make(self, folder: Path) -> dict[str, int]:
         if self.half == 1:
@@ -96,8 +93,6 @@ class GroupEdges(DedupTask):
     halves: int
     num_groups: int
 
-    exchanged = ("edges",)
-
     def make(self, folder: Path) -> dict[str, int]:
         links = self.gather(half_round(self.halves), range(self.num_groups), "links", PAIR)
         links = links[np.argsort(links["first"])]
@@ -111,14 +106,11 @@ class GroupEdges(DedupTask):
 @dataclass(frozen=True)
 class ChooseKeepers(DedupTask):
     """What stays in place of each document that goes: `verdicts` by the part of what stays (EDGE: first stays, second
-    goes). In the order of `keep` a document stays unless it is like one that stays already; with `chains` the first of
-    each component stays, and pairs that are no edge are in `pairs`, to be compared."""
+    goes). In the order of `keep` a document stays unless it is similar to one that stays already."""
 
     num_groups: int
 
-    exchanged = ("verdicts", "pairs")
-
-    def make(self, folder: Path) -> dict[str, int]:
+    def make(self, folder: Path) -> dict[str, Any]:
         step, count = (EDGES, self.plan.num_parts) if self.num_groups == 1 else ("GroupEdges", self.num_groups)
         edges = self.gather(step, range(count), "edges", EDGE)
         named = np.concatenate([edges["first"], edges["second"]])
@@ -135,30 +127,23 @@ class ChooseKeepers(DedupTask):
         is_copy, can_go = edges["kind"] == EXACT, ~is_earlier(at["order"])
         near = np.flatnonzero(~is_copy)
         near = near[np.lexsort((left[near], right[near]))]
-        keeper = np.arange(len(numbers))
+        edge_of = np.full(len(numbers), -1)
         if len(near):  # else the kernels need not be loaded
-            from bessemer.corpus.dedup.kernels import connect, first_neighbours
+            from bessemer.corpus.dedup.kernels import first_neighbours
 
-            if self.plan.settings.chains:
-                connect(left[near], right[near], keeper)
-            else:
-                first_neighbours(left[near], right[near], can_go, keeper)
-        goes = np.flatnonzero((keeper != np.arange(len(keeper))) & can_go)
-        # the edge from what stays, if there is one
-        edge = np.searchsorted(left[near] + right[near] * len(numbers), keeper[goes] + goes * len(numbers))
-        edge = near[np.minimum(edge, len(near) - 1)] if len(near) else edge
-        is_edge = (left[edge] == keeper[goes]) & (right[edge] == goes)
+            first_neighbours(left[near], right[near], can_go, edge_of)
+        goes = np.flatnonzero(edge_of >= 0)
+        edge, keeper = near[edge_of[goes]], np.arange(len(numbers))
+        keeper[goes] = left[edge]
         kept, copies = ends[:, is_copy & can_go[ends[1]]]  # by the order without the length
         keeper[copies] = keeper[kept]
-        gone = np.concatenate([goes[is_edge], copies])
-        kind = np.repeat([NEAR, EXACT], [is_edge.sum(), len(copies)])
-        similarity = np.append(edges["similarity"][edge[is_edge]], np.ones(len(copies)))
+        gone = np.concatenate([goes, copies])
+        kind = np.repeat([NEAR, EXACT], [len(goes), len(copies)])
+        similarity = np.append(edges["similarity"][edge], np.ones(len(copies)))
         first, second = keeper[gone], gone
         verdicts = edges_of(numbers[first], numbers[second], kind, similarity, at[first], at[second])
         write_split(folder / "verdicts", self.plan.num_parts, part_of(verdicts["first"]), verdicts)
-        chained = unique_pairs(numbers[keeper[goes[~is_edge]]], numbers[goes[~is_edge]])
-        write_split(folder / "pairs", self.plan.num_parts, part_of(chained["first"]), chained)
-        return {"chained": len(chained)}
+        return {}
 
 
 @dataclass(frozen=True)
@@ -170,14 +155,10 @@ class NameKeepers(DedupTask):
     num_groups: int
 
     is_durable = True  # they stay when the search has ended
-    exchanged = (VERDICTS, PATHS)
 
     def make(self, folder: Path) -> dict[str, Any]:
         plan = self.plan
         found = self.gather("ChooseKeepers", range(self.num_groups), "verdicts", EDGE)
-        if plan.settings.chains and plan.settings.minhash:
-            chained = self.result(f"{EDGES}{CHAINED}", self.number, "edges")
-            found = np.concatenate([found, read_split([chained], 0, EDGE)])
         found = found[np.lexsort((found["second"], found["first"]))]
         rows, which = np.unique(row_of(found["first"]), return_inverse=True)
         identities, paths, lengths = self._names(rows)
@@ -218,7 +199,6 @@ class NameKeepers(DedupTask):
             "removed": {"exact": int((~is_near).sum()), "near": int(is_near.sum())},
             "removed_characters": {"exact": int(characters[~is_near].sum()), "near": int(characters[is_near].sum())},
             "removed_against_earlier": len(found) if self.part.corpus else 0,
-            "through_others": int((similarity < self.plan.settings.min_jaccard - 1e-6).sum()),
             "clusters": sorted(Counter((sizes + 1).tolist()).items()),
             "jaccard": np.bincount(bins, minlength=HISTOGRAM_BINS).tolist(),
         }

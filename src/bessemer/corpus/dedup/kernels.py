@@ -98,27 +98,10 @@ def jaccards(
 
 
 @compiled
-def first_neighbours(left: Array, right: Array, can_go: Array, keeper: Array) -> None:
-    """Taken in order, each document stays unless it is like one that stays already: the first of these is its keeper, at
-    first each its own. Edges join left[i] < right[i], places in the order, and are sorted by (right, left)."""
+def first_neighbours(left: Array, right: Array, can_go: Array, edge_of: Array) -> None:
+    """Decide in order: a document stays unless it is similar to one that stays already; the edge to the first of these goes into
+    `edge_of`, at first -1. Edges join left[i] < right[i], places in the order, and are sorted by (right, left)."""
     for i in range(len(left)):
         one, other = left[i], right[i]
-        if can_go[other] and keeper[other] == other and keeper[one] == one:
-            keeper[other] = one
-
-
-@compiled
-def connect(left: Array, right: Array, parents: Array) -> None:
-    """The smallest place of each connected component, into `parents` (at first each its own): union-find with path
-    halving."""
-    for i in range(len(left)):
-        one, other = left[i], right[i]
-        while parents[one] != one:
-            parents[one] = parents[parents[one]]
-            one = parents[one]
-        while parents[other] != other:
-            parents[other] = parents[parents[other]]
-            other = parents[other]
-        parents[max(one, other)] = min(one, other)
-    for place in range(len(parents)):
-        parents[place] = parents[parents[place]]
+        if can_go[other] and edge_of[other] < 0 and edge_of[one] < 0:
+            edge_of[other] = i

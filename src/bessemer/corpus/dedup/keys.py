@@ -82,8 +82,6 @@ class DocumentKeys(DedupTask):
 
     part: DocumentPart
 
-    exchanged = ("hashes",)
-
     def make(self, folder: Path) -> dict[str, Any]:
         settings, names, order, row = self.plan.settings, [packed([])], [np.zeros(0, [*ORDER, ("salt", "<u8")])], 0
         num_ranges, tables = max(num_hash_ranges(self.plan), 1), list[int]()
@@ -115,11 +113,9 @@ class EqualTexts(DedupTask):
     """Of documents with equal hashes the first in the order (without the length) stays: edges from it to the others, by
     the part of these."""
 
-    exchanged = ("edges",)
-
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("DocumentKeys", range(self.plan.num_parts), "hashes", HASH)
-        entries = _repeated(entries, "high")
+        entries = repeated_by(entries, "high")
         keys = (entries["document"], entries["tie"], entries["order"] >> LENGTH_BITS, entries["low"], entries["high"])
         entries = entries[np.lexsort(keys)]
         starts = np.flatnonzero(is_new(entries["high"], entries["low"]))
@@ -217,8 +213,8 @@ def _require_unique(names: np.ndarray) -> None:
         )
 
 
-def _repeated(entries: np.ndarray, key: str) -> np.ndarray:
-    """The entries whose key another one has, sorted by it: few, so that only these are sorted by the other columns."""
+def repeated_by(entries: np.ndarray, key: str) -> np.ndarray:
+    """Return the entries whose key another one has, sorted by it: few, so that only these are sorted by the other columns."""
     by_key = np.argsort(entries[key])
     _, sizes = runs(entries[key][by_key])
     return entries[by_key[np.repeat(sizes > 1, sizes)]]
@@ -230,8 +226,6 @@ def _repeated(entries: np.ndarray, key: str) -> np.ndarray:
 @dataclass(frozen=True)
 class BandKeys(DedupTask):
     """Keys of the bands of the documents of a part that are no copies and have a whole shingle, by range."""
-
-    exchanged = ("keys",)
 
     def make(self, folder: Path) -> dict[str, int]:
         from bessemer.corpus.dedup.kernels import band_keys
@@ -264,17 +258,15 @@ class BandKeys(DedupTask):
 @dataclass(frozen=True)
 class CandidatePairs(DedupTask):
     """Pairs of a member of an LSH bucket with the first of it and the REACH before it in the order, by the part of the
-    first of the pair. Without `chains` none between two earlier documents, which stay anyhow."""
-
-    exchanged = ("pairs",)
+    first of the pair; none between two earlier documents, which stay anyhow."""
 
     def make(self, folder: Path) -> dict[str, int]:
         entries = self.gather("BandKeys", range(self.plan.num_parts), "keys", KEY)
-        entries = _repeated(entries, "key")
+        entries = repeated_by(entries, "key")
         entries = entries[np.lexsort((entries["document"], entries["order"], entries["key"]))]
         starts, sizes = runs(entries["key"])
         place = np.arange(len(entries)) - np.repeat(starts, sizes)
-        wanted = np.ones(len(entries), bool) if self.plan.settings.chains else ~is_earlier(entries["order"])
+        wanted = ~is_earlier(entries["order"])
         num_pairs = 0
         with SplitWriter(folder / "pairs", self.plan.num_parts) as file:
             for step in range(min(REACH, int(sizes.max(initial=0))) + 1):

@@ -3,7 +3,7 @@
 Exact: equal text after folding case and white space. Near: MinHash with locality-sensitive hashing (Broder 1997, with
 FineWeb's parameters). Documents that agree in a whole band share a bucket, where each is compared with its neighbours
 (`keys.REACH`) by their signatures and, with `verify`, by the Jaccard similarity of their shingles. A document goes when
-it is similar to one that stays, by the rule `keep`; with `chains` one document of each connected component stays.
+it is similar to one that stays, by the rule `keep`.
 Independent of the order of documents and of how the work is cut. Memory and disk: docs/dedup.md.
 """
 
@@ -65,7 +65,7 @@ def verdicts_of(folder: Path, recorded: dict[str, Any], settings: Dedup, by_tabl
     if by_table:
         ends = [[0, *accumulate(rows)] for rows in recorded["tables"]]
         spans = [(part, *span) for part, cuts in enumerate(ends) for span in pairwise(cuts)]
-    return DuplicateVerdicts(folder / NameKeepers.__name__, recorded["parts"], recorded["max_files"], settings, spans)
+    return DuplicateVerdicts(folder / NameKeepers.__name__, recorded["parts"], settings, spans)
 
 
 class _DuplicateSearch(TaskSearch):
@@ -85,21 +85,17 @@ class _DuplicateSearch(TaskSearch):
         if num_groups > 1:
             self._group(num_groups)
         self.on_ranges(ChooseKeepers, num_groups, num_groups=num_groups)
-        if settings.chains and settings.minhash:
-            self._compare(is_chained=True, num_groups=num_groups)
-            self.on_parts(CompareShingles, is_chained=True)
         counts = self.on_parts(NameKeepers, reads=True, num_groups=num_groups)
         own = sum(size for size, part in zip(num_documents, self.parts, strict=True) if not part.corpus)
         arrived = {"documents": own, "earlier_documents": sum(num_documents) - own}
-        facts = {"parts": plan.num_parts, "max_files": plan.max_files, "tables": tables}
-        return {**facts, "statistics": arrived | _statistics(counts, settings)}
+        return {"parts": plan.num_parts, "tables": tables, "statistics": arrived | _statistics(counts, settings)}
 
-    def _compare(self, **more: Any) -> int:
+    def _compare(self) -> int:
         """Compare pairs by their signatures, and exchange the shingle sets of those that agree; returns their number."""
-        self.on_parts(SendSignatures, **more)
-        compared = [done["edges"] for done in self.on_parts(CompareSignatures, **more)]
+        self.on_parts(SendSignatures)
+        compared = [done["edges"] for done in self.on_parts(CompareSignatures)]
         if self.plan.settings.verify:
-            self.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True, **more)
+            self.on_parts(SendShingles, [SET_COST * edges for edges in compared], reads=True)
         return sum(compared)
 
     def _group(self, num_groups: int) -> None:
@@ -117,7 +113,7 @@ def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:
 
     clusters: histogram of cluster sizes, the kept document included. jaccard: near duplicates by their similarity to the
     kept one, `estimated` from signatures or `verified` by shingles. min_jaccard: from which documents are near
-    duplicates; through_others: those of the near ones that are less alike to the kept one (with `chains`).
+    duplicates.
     """
     clusters: Counter[int] = Counter()
     for one in counts:
@@ -128,7 +124,7 @@ def _statistics(counts: Receipts, settings: Dedup) -> dict[str, Any]:
             name: {kind: sum(one[name][kind] for one in counts) for kind in ("exact", "near")}
             for name in ("removed", "removed_characters")
         },
-        **{name: sum(one[name] for one in counts) for name in ("through_others", "removed_against_earlier")},
+        "removed_against_earlier": sum(one["removed_against_earlier"] for one in counts),
         "clusters": [{"documents": size, "clusters": clusters[size]} for size in sorted(clusters)],
         "jaccard": [
             {"from": round(number / HISTOGRAM_BINS, 3), "documents": found} for number, found in enumerate(jaccard)

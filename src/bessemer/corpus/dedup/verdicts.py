@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from bessemer.corpus.dedup.exchange import read_split
-from bessemer.corpus.dedup.task import folders_for, targets_each
 from bessemer.corpus.extract import normalise_foreign
 from bessemer.corpus.work import receipt
 from bessemer.recipe import Dedup
@@ -40,13 +39,12 @@ class PartVerdicts:
 
     def reasons(self) -> dict[int, tuple[str, str]]:
         """Reason and detail of each row that goes."""
-        made, least = "verified" if self.settings.verify else "estimated", self.settings.min_jaccard - 1e-6
+        made = "verified" if self.settings.verify else "estimated"
         reasons = {}
         for (row, kind, similarity, keeper, _), path in zip(self.found.tolist(), self.paths, strict=True):
             detail = f"kept instead: {identity_of(keeper)} {path}"
             if kind == NEAR:
-                through = ", linked through others" if similarity < least else ""
-                detail += f" ({made} Jaccard {similarity:.2f}{through})"
+                detail += f" ({made} Jaccard {similarity:.2f})"
             reasons[row] = "near_duplicate" if kind == NEAR else "exact_duplicate", detail
         return reasons
 
@@ -57,15 +55,12 @@ class DuplicateVerdicts:
 
     step: Path  # folder of the tasks `NameKeepers`
     num_parts: int
-    max_files: int
     settings: Dedup
     spans: Sequence[tuple[int, int, int]] | None = None  # part, first row and end of each table
 
     def are_whole(self, made_of: str) -> bool:
         """Whether all files are there as they were written. made_of: digest of the search."""
-        numbers, each = range(self.num_parts), targets_each(self.max_files)
-        folders = {one for part in numbers[::each] for one in folders_for(self.step, numbers, part, self.max_files)[0]}
-        return all(receipt(folder, made_of) for folder in folders)
+        return all(receipt(folder, made_of) for folder in self._folders())
 
     def __call__(self, number: int) -> PartVerdicts:
         """The verdicts on a part, or on a table by its rows."""
@@ -77,10 +72,12 @@ class DuplicateVerdicts:
             found["row"] -= first
         return PartVerdicts(found, paths, self.settings)
 
+    def _folders(self) -> list[Path]:
+        return [self.step / f"{number:06d}" for number in range(self.num_parts)]
+
     def _of_part(self, part: int) -> tuple[np.ndarray, list[str]]:
-        folders, target = folders_for(self.step, range(self.num_parts), part, self.max_files)
-        found = read_split((folder / VERDICTS for folder in folders), target, VERDICT)
-        text = read_split((folder / PATHS for folder in folders), target, np.uint8).tobytes()
+        found = read_split((folder / VERDICTS for folder in self._folders()), part, VERDICT)
+        text = read_split((folder / PATHS for folder in self._folders()), part, np.uint8).tobytes()
         ends = np.cumsum(found["path_bytes"]).tolist()
         paths = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
         order = np.argsort(found["row"])

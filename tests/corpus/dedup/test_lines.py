@@ -1,0 +1,125 @@
+"""Repeated lines go and first ones stay, wherever they are."""
+
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_samples import prose, recipe
+
+from bessemer.corpus.dedup.lines import LineVerdicts, find_lines
+from bessemer.corpus.dedup.task import perform_here
+from bessemer.corpus.work import CorpusTask
+from bessemer.recipe import Dedup
+
+
+def line(seed: int, num_words: int = 20) -> str:
+    return " ".join(prose(seed, num_words).split())
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Texts as a part of a corpus."""
+
+    texts: tuple[str, ...]
+    corpus: str = ""
+
+    @property
+    def size(self) -> int:
+        return len(self.texts)
+
+    def __call__(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        yield pa.table({name: pa.array(self.texts, pa.large_string()) for name in columns})
+
+
+@pytest.fixture
+def cleaned(tmp_path: Path) -> Any:
+    """Texts in parts of `size`, without repeated lines; tasks are done in any order."""
+
+    def shuffled(tasks: Sequence[CorpusTask]) -> list[dict[str, Any]]:
+        for one in random.Random(0).sample(tasks, len(tasks)):
+            one.run()
+        return perform_here(tasks)
+
+    def clean(texts: list[str], size: int = 100, **settings: Any) -> list[str]:
+        shutil.rmtree(tmp_path / "lines", ignore_errors=True)
+        parts = [TextPart(tuple(texts[start : start + size])) for start in range(0, len(texts), size)]
+        done = find_lines(parts, Dedup(lines=True, **settings), tmp_path / "lines", "test", shuffled)
+        assert {path.name for path in (tmp_path / "lines").iterdir()} == {"result", "RepeatedLines"}
+        verdicts, new = LineVerdicts(tmp_path / "lines", done["parts"], done["earlier"]), list[str]()
+        for number, part in enumerate(parts):
+            table, edits = verdicts(number, *part(["text"]))
+            after = table["text"].to_pylist()
+            rows = [row for row in range(part.size) if after[row] != part.texts[row]]
+            assert [edit.row for edit in edits] == rows
+            removed = [len(part.texts[row]) - len(after[row]) for row in rows]
+            assert [edit.removed_characters for edit in edits] == removed
+            new += after
+        return new
+
+    return clean
+
+
+def without_repeats(texts: list[str], line_words: int) -> list[str]:
+    """The same with a set."""
+    seen, out = set[tuple[str, ...]](), []
+    for text in texts:
+        kept = []
+        for each in text.split("\n"):
+            words = tuple(each.casefold().split())
+            if len(words) < line_words or words not in seen:
+                kept.append(each)
+                seen.add(words)
+        out.append("\n".join(kept))
+    return out
+
+
+@pytest.mark.parametrize("line_words", [1, 13])
+def test_the_same_as_with_a_set(line_words: int, cleaned: Any) -> None:
+    draw = random.Random(0)
+    lines = [line(seed, draw.choice([10, 20, 30, 60])) for seed in range(30)] + ["x", "}", "Überschrift ẞ"]
+    lines += [each.upper().replace(" ", "  ") for each in lines[:5]] + [f"{lines[3]} one {lines[7]}", lines[9] + " end"]
+    texts = ["\n".join(draw.choices(lines, k=draw.randrange(8))) for _ in range(200)]
+    expected = without_repeats(texts, line_words)
+    assert sum(map(len, expected)) < 0.5 * sum(map(len, texts))
+    for size in (1, 7, 200):
+        assert cleaned(texts, size, line_words=line_words) == expected
+
+
+def test_breaks_go_with_their_lines(cleaned: Any) -> None:
+    a, b, c = line(1), line(2), line(3)
+    texts = ["\n".join((a, b)), "\n".join((a, "", c)), "\n".join((b, "x", c)), "\n".join((c, a)), f"y\n{a}\n{b}"]
+    assert cleaned(texts) == ["\n".join((a, b)), "\n".join(("", c)), "x", "", "y"]
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_an_earlier_corpus_counts_as_seen(cleaned: Any, tmp_path: Path, size: int) -> None:
+    (tmp_path / "documents").mkdir()
+    twice = f"{line(1)}\n{line(3)}\n{line(1)}"
+    pq.write_table(pa.table({"text": [twice]}), tmp_path / "documents" / "a.parquet")
+    found = cleaned([line(1).upper(), line(2), f"{line(3)} end", line(2)], size, against=(str(tmp_path),))
+    assert found == ["", line(2), f"{line(3)} end", ""]
+
+
+def test_statistics_count_what_was_cut_and_what_was_only_repeats(data: Path, build: Any) -> None:
+    texts = {
+        "first": f"{line(1)}\n{line(2)}\n{line(3)}",
+        "second": f"{line(4)}\n{line(2)}",
+        "third": f"{line(3)}\n{line(1)}",
+    }
+    for name, text in texts.items():
+        (data / name).mkdir()
+        (data / name / "a.txt").write_text(text)
+    (data / "third" / "b.txt").write_text(line(5))
+    sources = [{"name": name, "format": "text", "paths": [str(data / name)]} for name in texts]
+    documents, rejected, statistics = build(recipe(*sources, dedup="lines = true", rules="min_characters = 20"))
+    assert [row["text"] for row in documents] == [texts["first"], line(4), line(5)]
+    assert [(row["source"], row["reason"]) for row in rejected] == [("third", "only_repeats")]
+    removed = len(texts["third"]) + len(line(2)) + 1
+    counts = {"documents": 4, "edited": 2, "emptied": 1, "spans": 2, "removed_characters": removed}
+    assert statistics["lines"] == counts
