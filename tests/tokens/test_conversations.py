@@ -267,7 +267,7 @@ def test_a_template_that_cannot_be_used(tokenizer: Tokenizer, template: str, com
 TOML = """
 run = {{ dir = ".", name = "x" }}
 tokens = {{ {tokens} }}
-corpus.dedup.paragraphs.mode = "{paragraphs}"
+corpus.dedup.lines = {lines}
 [[corpus.sources]]
 name = "talk"
 format = "{format}"
@@ -284,13 +284,13 @@ paths = ["talk.jsonl"]
         ),
         ({"tokens": "packing = 'best-fit', document_mask = false"}, "need tokens.document_mask = true"),
         ({"tokens": "packing = 'document', gate = true"}, "need tokens.gate = false"),
-        ({"tokens": "packing = 'document'", "paragraphs": "ngram"}, "dedup.paragraphs is for running text"),
+        ({"tokens": "packing = 'document'", "lines": "true"}, "dedup.lines is for running text"),
         ({"tokens": "chat_template = 'chatml'", "format": "jsonl"}, "no source has format = chat"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[str, str], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        parse(TOML.format(**{"format": "chat", "paragraphs": "off", **values}), tmp_path / "r.toml")
+        parse(TOML.format(**{"format": "chat", "lines": "false", **values}), tmp_path / "r.toml")
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_a_recipe_that_does_not_fit_conversations(tmp_path: Path, values: dict[s
     [("", "best-fit", True), ("packing = 'best-fit'", "best-fit", True), ("packing = 'document'", "document", False)],
 )
 def test_how_conversations_are_packed_is_derived(tmp_path: Path, tokens: str, packing: str, mask: bool) -> None:
-    found = parse(TOML.format(format="chat", paragraphs="off", tokens=tokens), str(tmp_path / "r.toml")).tokens
+    found = parse(TOML.format(format="chat", lines="false", tokens=tokens), str(tmp_path / "r.toml")).tokens
     assert (found.packing, found.document_mask) == (packing, mask)
-    plain = parse(TOML.format(format="jsonl", paragraphs="off", tokens=""), str(tmp_path / "r.toml")).tokens
+    plain = parse(TOML.format(format="jsonl", lines="false", tokens=""), str(tmp_path / "r.toml")).tokens
     assert (plain.packing, plain.document_mask) == ("concatenate", False)
 
 
