@@ -129,7 +129,7 @@ class PublishBucket(CorpusTask):
 def _split(
     table: pa.Table, bucket: Bucket, decided: Decisions, funnel: Funnel, corpus: Corpus, writers: dict[str, PartWriter]
 ) -> EditStatistics:
-    """Write each row to the documents or to the rejects, and count it; returns the counts of the repeated lines that were cut out."""
+    """Write each row to the documents or to the rejects, and count it; returns the counts of what repeated lines were cut out."""
     funnel.bytes_in += pc.sum(table["num_bytes"]).as_py() or 0
     kept = pc.is_null(table["reason"]).to_numpy(zero_copy_only=False).copy()
     passed = np.flatnonzero(kept)
