@@ -29,7 +29,7 @@ def record(hostile: str = "") -> dict[str, Any]:
     return {
         "version": 1,
         "model": {"kind": "linear", "read_bytes": 20_000, "buckets": 262_144},
-        "labelled": {"high": {"docs": 1173}, "low": {"code": 7574}, "train": 1800, "calibrate": 230, "test": 226,
+        "labelled": {"high": {"docs": 1173}, "low": {"code": 7574}, "train": 1800, "test": 226,
                      "duplicates_left_out": 31},
         "held_out": {"documents": 226, "high": 113, "accuracy": 0.947, "precision": 0.94, "recall": 0.956, "f1": 0.948,
                      "roc_auc": 0.987, "log_loss": 0.151, "brier": 0.041, "calibration_error": 0.021,
@@ -41,8 +41,7 @@ def record(hostile: str = "") -> dict[str, Any]:
         },
         "scores": {"code": [900, *[20] * 18, 5], "docs": [3] * 19 + [800], "notes": [10] * 20},
         "use": {"kind": "filter", "limit": "threshold 0.3", "threshold": 0.3, "sources": [
-            {"source": "code", "judged": True, "documents": 1265, "kept": 245, "mean_score": 0.11,
-             "bands": [{"name": "code-q1", "documents": 632, "from_score": 0.0, "weight": 0.5}]},
+            {"source": "code", "judged": True, "documents": 1265, "kept": 245, "mean_score": 0.11},
             {"source": "docs", "judged": False, "documents": 857, "kept": 857, "mean_score": 0.95}]},
         "examples": [{"identity": f"{place:032x}", "source": "code", "score": place / 60, "excerpt": f"text {place}{hostile}"}
                      for place in range(60)],
@@ -57,9 +56,8 @@ def test_the_section_is_there_when_the_file_is(make_run: Callable[..., RunFolder
     html = page.write(run).read_text(encoding="utf-8")
     for said in (
         "94.7% of 226 held-out documents are on the right side of 0.5, ROC AUC 0.987; scores are off by 2.1 points",
-        "High is docs, low is code: 1,800 documents to learn from, 230 to calibrate, 226 to test; 31 copies left out.",
+        "High is docs, low is code: 1,800 documents to learn from, 226 to test; 31 copies left out.",
         "Documents below 0.300 were rejected.",
-        "code-q1",
         "stop word share",
         'data-figure="reliability"',
         'data-figure="scores"',

@@ -1,4 +1,4 @@
-"""Sources cut into parts, by language and by band of quality: from the recipe to shards and the order of training."""
+"""Sources cut into parts, by language: from the recipe to shards and the order of training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bessemer.run import RunFolder, read_json
 from bessemer.tokens.phases import SourceSizes, mixture_of, recipe_phases
 
 SPLIT = '[corpus.language]\nidentify = true\nmin_score = 0\nsplit = ["de"]\n'
-BANDS = '[corpus.quality]\nhigh = ["wiki"]\nlow = ["web"]\nuse = "weight"\nband_weights = [0.5, 2]\n'
 
 ENGLISH = "the house of the old man stands at the end of the street and nobody knows who lives in it or why it is empty"
 GERMAN = "das haus des alten mannes steht am ende der strasse und niemand weiss wer darin wohnt oder warum es leer ist"
@@ -35,22 +34,19 @@ def recipe(folder: Path, more: str, weights: tuple[str, str] = ("", "")) -> Reci
 
 
 def test_a_recipe_knows_its_parts(tmp_path: Path) -> None:
-    found = recipe(tmp_path, SPLIT + BANDS).parts
-    assert list(found) == ["web", "web-de", "web-q1", "web-q2", "web-de-q1", "web-de-q2", "wiki", "wiki-de"]
-    assert {name: (part.source, part.factor) for name, part in found.items()}["web-de-q2"] == ("web", 2.0)
+    found = recipe(tmp_path, SPLIT).parts
+    assert found == {"web": "web", "web-de": "web", "wiki": "wiki", "wiki-de": "wiki"}
     with pytest.raises(InputError, match="'web-de' would be two things"):
         parse(SPLIT.join(['[run]\nname="x"\n[[corpus.sources]]\nname="web"\nformat="text"\npaths=["."]\n', '[[corpus.sources]]\nname="web-de"\nformat="text"\npaths=["."]\n[model]\ndepth=1\n']), "x")  # fmt: skip
 
 
 @pytest.mark.parametrize("weights", [("", ""), ("weight = 3", "weight = 1")])
-def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens_and_factor(
-    tmp_path: Path, weights: tuple[str, str]
-) -> None:
-    of = recipe(tmp_path, BANDS, weights)
-    held = SourceSizes(("web-q1", "web-q2", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
+def test_a_source_keeps_its_share_and_its_parts_share_it_by_tokens(tmp_path: Path, weights: tuple[str, str]) -> None:
+    of = recipe(tmp_path, SPLIT, weights)
+    held = SourceSizes(("web", "web-de", "wiki"), (600, 200, 400), (600 * 32, 200 * 32, 400 * 32))
     (phase,) = recipe_phases(of, held)
     web = Fraction(3, 4) if weights[0] else Fraction(2, 3)
-    inner = [Fraction(600) / 2, Fraction(200) * 2]
+    inner = [Fraction(600), Fraction(200)]
     assert phase.shares == (web * inner[0] / sum(inner), web * inner[1] / sum(inner), 1 - web)
     drawn = np.bincount(mixture_of(of, held).draw(0, 10_000).source, minlength=3) / 10_000
     assert drawn == pytest.approx([float(share) for share in phase.shares], abs=2e-4)
@@ -87,16 +83,3 @@ def test_languages_become_shards_of_their_own(tmp_path: Path) -> None:
     fill(tmp_path, {"web": texts, "wiki": [shuffled(ENGLISH, seed) for seed in range(100, 130)]})
     assert built(recipe(tmp_path, SPLIT), tmp_path) == {"web": 40, "web-de": 20, "wiki": 30}
     assert (tmp_path / "run" / "tokens" / "web-de-train-00000.bin").exists()
-
-
-def test_bands_of_quality_become_shards_of_their_own(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    low = [
-        " ".join(draw.choices(["buy", "cheap", "click", "here", "now", "win", "free", "offer", "deal"], k=150))
-        for _ in range(60)
-    ]
-    fill(tmp_path, {"web": low, "wiki": [shuffled(ENGLISH, seed) for seed in range(60)]})
-    of = recipe(tmp_path, BANDS)
-    found = built(of, tmp_path)
-    assert found == {"web-q1": 30, "web-q2": 30, "wiki": 60}
-    assert (tmp_path / "run" / "corpus" / "quality.json").exists()

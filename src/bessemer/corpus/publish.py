@@ -26,7 +26,6 @@ from bessemer.corpus.whole import Decisions
 from bessemer.corpus.work import CorpusTask
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Source
-from bessemer.recipe.corpus import band_part, is_banded
 from bessemer.recipe.endings import guessed_format
 from bessemer.store_path import StorePath, copy_files, each, stage_outputs
 
@@ -146,7 +145,7 @@ def _split(
         good = good.filter(pa.array([place not in empty for place in range(good.num_rows)], pa.bool_()))
         kept[list(later)] = False
     funnel.lengths.update(_powers(good["characters"]))
-    parts = _parts(bucket, good, kept[passed], decided, corpus)
+    parts = [routed(bucket.source, code or None, corpus.language) for code in good["language"].to_pylist()]
     good = good.append_column("source", pa.array(parts, pa.string())).select(list(COLUMNS))
     writers["documents"].write(good)
     funnel.documents_kept += good.num_rows
@@ -187,15 +186,6 @@ def _only_repeats(table: pa.Table, edited: list[int], source: Source, corpus: Co
         if left < (rules.min_characters or 1):
             found[place] = ("only_repeats", f"{left} characters are left")
     return found
-
-
-def _parts(bucket: Bucket, table: pa.Table, stays: np.ndarray, decided: Decisions, corpus: Corpus) -> list[str]:
-    """The part of its source that each kept document counts for. stays: which of those that the classifier saw."""
-    parts = [routed(bucket.source, code or None, corpus.language) for code in table["language"].to_pylist()]
-    if decided.quality is not None and is_banded(bucket.source, corpus.quality):
-        bands = decided.quality(bucket.place).band[stays].tolist()
-        parts = [band_part(name, band) for name, band in zip(parts, bands, strict=True)]
-    return parts
 
 
 def _write_rejects(

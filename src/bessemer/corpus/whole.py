@@ -158,7 +158,7 @@ def run_global_steps(
 def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_of: str) -> dict[str, Any]:
     """Train or load the classifier, score every document, decide; the receipt of the step. made_of: digest."""
     from bessemer.corpus.quality.classify import FOLDER, learn
-    from bessemer.corpus.quality.decide import QualityTask, ScoreDocuments, decide
+    from bessemer.corpus.quality.decide import SAMPLED, QualityTask, ScoreDocuments, decide
 
     settings, names, started = corpus.quality, tuple(source.name for source in corpus.sources), perf_counter()
     recorded = receipt(work / "quality", made_of)
@@ -172,8 +172,9 @@ def _judge_quality(corpus: Corpus, buckets: Sequence[Bucket], work: Path, made_o
         size = QUALITY_BYTES if isinstance(tasks[0], ScoreDocuments) else DEDUP_BYTES
         return list(run_tasks("scoring quality", "documents", tasks, size, corpus)) if tasks else []
 
+    sampled = SAMPLED / max(sum(one.size for one in buckets), 1)
     tasks = [
-        ScoreDocuments(work, one.place, one.size, settings, one.source, made_of, BucketPart((one,)), model)
+        ScoreDocuments(work, one.place, one.size, settings, one.source, made_of, BucketPart((one,)), model, sampled)
         for one in buckets
     ]
 

@@ -85,7 +85,7 @@ def largest_shares(ground: Ground, names: list[str], tokens: int) -> Array:
     """(m,) the largest share of so many tokens that reads no source more than four times (Muennighoff et al. 2023)."""
     available = dict.fromkeys(names, 0)
     for name in ground.store.sources:
-        available[ground.planned.recipe.parts[name].source] += ground.store.split(name, "train").num_tokens
+        available[ground.planned.recipe.parts[name]] += ground.store.split(name, "train").num_tokens
     most = np.minimum(REPEATS_WORTH_A_WARNING * np.array([available[name] for name in names]) / tokens, 1.0)
     return np.asarray(most / min(most.sum(), 1.0))  # 1 in all where the run reads everything more often than that
 
@@ -118,7 +118,7 @@ def _design(ground: Ground, names: list[str], count: int, budget: Budget) -> tup
         # The recipe's own shares of the tokens, on average over its run.
         available = {name: store.split(name, "train").num_tokens for name in store.sources}
         for name, share in average_shares(recipe, available).items():
-            given[recipe.parts[name].source] += share
+            given[recipe.parts[name]] += share
         most = largest_shares(ground, names, proxy.tokens)
         points = shares.spread_out(np.array([given[name] for name in names]), count, most, recipe.run.seed)
         rows = points.round(6).tolist()

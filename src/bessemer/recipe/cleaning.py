@@ -82,12 +82,11 @@ class Quality(Section):
     iterations: Positive = 300
     held_out: float = Field(0.2, gt=0.0, lt=0.9)
     seed: int = Field(0, ge=0)
-    use: Literal["report", "filter", "pareto", "weight"] = "report"
+    use: Literal["report", "filter", "pareto"] = "report"
     sources: tuple[str, ...] = Field((), strict=False)
     threshold: Share | None = None
     keep_share: float | None = Field(None, gt=0, le=1)
     alpha: float = Field(9.0, gt=0)
-    band_weights: tuple[float, ...] = Field((0.5, 1.0, 2.0), strict=False, min_length=2, max_length=9)
 
     @property
     def on(self) -> bool:
@@ -105,5 +104,3 @@ class Quality(Section):
             yield "kind fasttext scores with a trained model; name its .bin or .ftz file as model"
         if self.threshold is not None and self.keep_share is not None:
             yield "threshold and keep_share exclude each other: a limit on the score, or on the documents"
-        if any(weight <= 0 for weight in self.band_weights):
-            yield "band_weights are above 0; what is never to be drawn is rejected by use = 'filter'"

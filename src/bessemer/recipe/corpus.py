@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
@@ -132,42 +131,14 @@ class Work(Section):
         return address + (["corpus.slurm"] if self.slurm != SlurmArray() and self.engine != "slurm" else [])
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a source. factor: how often a token of it is drawn beside a token of another part of the same source."""
-
-    source: str
-    factor: float = 1.0
-
-
 def language_part(name: str, code: str) -> str:
     """The part of the documents in a language, such as web-de; eng_Latn becomes eng-latn."""
     return f"{name}-{code.lower().replace('_', '-')}"
 
 
-def band_part(name: str, band: int) -> str:
-    """The part of a band of quality (0 the lowest), such as web-q1; the whole for band -1."""
-    return name if band < 0 else f"{name}-q{band + 1}"
-
-
-def parts_of(name: str, format_: str | None, language: Language, quality: Quality) -> dict[str, Part]:
-    """Every part that a source of this name and format can have, by name. Its own name stands for what falls into no
-    other."""
-    names = [name]
-    if language.looks_at(format_):
-        names += [language_part(name, code) for code in language.split]
-    parts = {part: Part(name) for part in names}
-    if is_banded(name, quality):
-        for part in names:
-            for band, weight in enumerate(quality.band_weights):
-                parts[band_part(part, band)] = Part(name, weight)
-    return parts
-
-
-def is_banded(name: str, quality: Quality) -> bool:
-    """Whether the documents of a source are put into bands of quality."""
-    judged = name in quality.sources if quality.sources else name not in quality.high
-    return quality.on and quality.use == "weight" and judged
+def parts_of(name: str, format_: str | None, language: Language) -> list[str]:
+    """Every part that a source of this name and format can have. Its own name stands for what falls into no other."""
+    return [name, *(language_part(name, code) for code in language.split if language.looks_at(format_))]
 
 
 Format = Literal["text", "code", "html", "warc", "mediawiki", "jsonl", "parquet", "descriptions", "chat"]
@@ -272,10 +243,7 @@ class Corpus(Work):
         for name in (name for name in self.language.only_for if name not in sets):
             yield f"language.only_for names {name!r}, which is no set of rules; there are: {', '.join(sets)}"
         if double := repeated([part for source in self.sources for part in self.parts_of(source)]):
-            yield (
-                f"{double!r} would be two things: a source, and a part of one (language.split, quality.use = 'weight'); "
-                "rename the source"
-            )
+            yield (f"{double!r} would be two things: a source, and a part of one (language.split); rename the source")
         edits = {
             "dedup.lines": self.dedup.lines, "corpus.quality": self.quality.on,
             "contamination.action = mask": bool(self.contamination.sets) and self.contamination.action == "mask",
@@ -299,6 +267,6 @@ class Corpus(Work):
         """Names of the sources of conversations."""
         return [source.name for source in self.sources if source.format == "chat"]
 
-    def parts_of(self, source: Source) -> dict[str, Part]:
+    def parts_of(self, source: Source) -> list[str]:
         """The names under which documents of a source can be tokenised and mixed."""
-        return parts_of(source.name, source.format, self.language, self.quality)
+        return parts_of(source.name, source.format, self.language)

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bessemer.recipe.batches import Batches
-from bessemer.recipe.corpus import Corpus, Part, Source
+from bessemer.recipe.corpus import Corpus, Source
 from bessemer.recipe.model import DECODERS, ENCODERS, Model
 from bessemer.recipe.parallel import Cluster, Parallel
 from bessemer.recipe.section import Positive, Section, StoreOrFolder, Words, repeated
@@ -165,15 +165,15 @@ class Recipe(Section):
         return *self.corpus.sources, *self.tokens.sources
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, str]:
         """Every name under which tokens can be stored and mixed, with the source that it is a part of."""
-        found = {name: part for source in self.corpus.sources for name, part in self.corpus.parts_of(source).items()}
-        return found | {source.name: Part(source.name) for source in self.tokens.sources}
+        found = {name: source.name for source in self.corpus.sources for name in self.corpus.parts_of(source)}
+        return found | {source.name: source.name for source in self.tokens.sources}
 
     @property
     def chat_parts(self) -> frozenset[str]:
         """The names under which conversations are stored."""
-        return frozenset(name for name, part in self.parts.items() if part.source in self.corpus.chats)
+        return frozenset(name for name, source in self.parts.items() if source in self.corpus.chats)
 
     @property
     def source_weights(self) -> dict[str, float | None]:

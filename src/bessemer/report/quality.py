@@ -11,7 +11,6 @@ USES = {
     "report": "The scores decide nothing; they are for the reader.",
     "filter": "Documents below {threshold:.3f} were rejected.",
     "pareto": "Documents were kept by a Pareto draw with shape {alpha:g}; by the law, {expected_kept:,.0f} were to stay.",
-    "weight": "Documents stand in bands of quality, and each band has a weight of its own in the mixture.",
 }
 SCORES = {
     "Precision of high": ("precision", "{:.1%}"), "Recall of high": ("recall", "{:.1%}"), "F1": ("f1", "{:.1%}"),

@@ -358,10 +358,10 @@ def _short(path: str) -> str:
 
 def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: list[str]) -> dict[str, Any]:
     # A source that is cut into parts may have nothing left under its own name, and not every part has documents.
-    counts = Counter(part.source for part in recipe.parts.values())
+    counts = Counter(recipe.parts.values())
     sources = {}
-    for name, part in recipe.parts.items():
-        if counts[part.source] == 1 or any(writers[name, split].documents for split in SPLITS):
+    for name, source in recipe.parts.items():
+        if counts[source] == 1 or any(writers[name, split].documents for split in SPLITS):
             sources[name] = {split: writers[name, split].facts() for split in SPLITS}
     text_bytes = sum(writer.bytes for writer in writers.values())
     text_tokens = sum(writer.tokens - writer.documents for writer in writers.values())

@@ -19,7 +19,6 @@ from operator import mul
 
 from bessemer.errors import InputError
 from bessemer.recipe import Recipe
-from bessemer.recipe.corpus import Part
 from bessemer.tokens.mixture import FINEST_BLOCK, Aim, Mixture, Phase, counts_at, whole_slots
 
 REPEATS_WORTH_A_WARNING = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
@@ -159,13 +158,10 @@ def _phase_weights(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, flo
 
 
 def _among_parts(recipe: Recipe, sizes: SourceSizes, weights: Mapping[str, Fraction]) -> Shares:
-    """The weights of sources divided among their parts: by tokens, times the part's factor."""
-    parts = [recipe.parts.get(name, Part(name)) for name in sizes.names]
-    inner = [count * Fraction(str(part.factor)) for part, count in zip(parts, sizes.tokens, strict=True)]
+    """The weights of sources divided among their parts by tokens."""
+    inner, sources = [Fraction(count) for count in sizes.tokens], [_source(recipe, name) for name in sizes.names]
     sums = _by_source(recipe, sizes.names, inner)
-    return tuple(
-        weights[part.source] * value / (sums[part.source] or 1) for part, value in zip(parts, inner, strict=True)
-    )
+    return tuple(weights[name] * value / (sums[name] or 1) for name, value in zip(sources, inner, strict=True))
 
 
 def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction]) -> dict[str, Fraction]:
@@ -178,7 +174,7 @@ def _by_source(recipe: Recipe, names: Iterable[str], values: Iterable[Fraction])
 
 def _source(recipe: Recipe, name: str) -> str:
     """The source that a stored one is, or is a part of."""
-    return recipe.parts.get(name, Part(name)).source
+    return recipe.parts.get(name, name)
 
 
 def token_to_sample_shares(shares: Shares, sizes: SourceSizes) -> Shares:

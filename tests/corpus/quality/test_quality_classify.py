@@ -18,7 +18,7 @@ import pytest
 from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality.classify import inputs, learn
 from bessemer.corpus.quality.decide import QualityVerdicts, ScoreDocuments, decide
-from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, draw
+from bessemer.corpus.quality.sample import draw
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Quality, parse
 
@@ -46,7 +46,6 @@ class Decided(NamedTuple):
     identities: np.ndarray
     scores: np.ndarray
     stays: np.ndarray
-    band: np.ndarray
     limit: str
 
     def rows(self, identities: Sequence[str]) -> np.ndarray:
@@ -68,7 +67,7 @@ def classify(settings: Quality, sources: tuple[str, ...], documents: list, table
     parts = [verdicts(number) for number in range(len(tasks))]
     names = np.concatenate([task.scored("identities") for task in tasks])
     order = np.argsort(names)
-    arrays = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("scores", "stays", "band"))
+    arrays = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("scores", "stays"))
     assert done["rejected"] == sum(int((~part.stays).sum()) for part in parts) and done["documents"] == len(names)
     return Decided(names[order], *arrays, done["limit"])
 
@@ -108,13 +107,13 @@ def test_it_learns_and_filters_what_it_is_told_to(documents, tables, tmp_path: P
     assert (tmp_path / "quality" / "model.npz").exists()
 
 
-@pytest.mark.parametrize("use", ["filter", "pareto", "weight"])
+@pytest.mark.parametrize("use", ["filter", "pareto"])
 def test_neither_order_nor_the_cut_into_tables_matters(documents, tables, tmp_path: Path, use: str) -> None:
     settings = SETTINGS.model_copy(update={"use": use})
     one, first = judged(settings, documents, tables(documents), tmp_path / "one")
     shuffled = random.Random(1).sample(documents, len(documents))
     two, second = judged(settings, shuffled, tables(shuffled, at_once=313), tmp_path / "two")
-    for name in ("identities", "scores", "stays", "band"):
+    for name in ("identities", "scores", "stays"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     models = [(tmp_path / name / "quality" / "model.json").read_bytes() for name in ("one", "two")]
@@ -129,15 +128,18 @@ def test_a_saved_model_gives_the_same_scores_without_labels(documents, tables, t
     assert "held_out" not in report and not (tmp_path / "two" / "quality").exists()
 
 
-def test_bands_are_told_with_their_names(documents, tables, tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"use": "weight", "band_weights": (1.0, 3.0)})
+def test_a_share_is_cut_off_by_a_sample_of_all_buckets(documents, tables, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"threshold": None, "keep_share": 0.4})
     found, report = judged(settings, documents, tables(documents), tmp_path)
-    assert found.stays.all() and (found.band[of_source(found, documents, "wiki")] == -1).all()
-    bands = {row["source"]: row.get("bands") for row in report["use"]["sources"]}
-    assert bands["wiki"] is None
-    assert [(band["name"], band["documents"], band["weight"]) for band in bands["crawl"]] == [
-        ("crawl-q1", 150, 1.0), ("crawl-q2", 150, 3.0),
-    ]  # fmt: skip
+    rows = np.concatenate([of_source(found, documents, name) for name in ("crawl", "blog")])
+    cut = np.sort(found.scores[rows])[::-1][round(0.4 * len(rows)) - 1]
+    assert report["use"]["threshold"] == cut and np.array_equal(found.stays[rows], found.scores[rows] >= cut)
+    task = ScoreDocuments(
+        tmp_path / "few", 0, len(documents), settings, "crawl", "m", Documents(tuple(documents), 97), tmp_path, 0.25
+    )
+    task.run()
+    sample = task.scored("sample")
+    assert 0.15 < len(sample) / len(documents) < 0.35 and set(sample) <= set(found.scores)
 
 
 def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, tables) -> None:
@@ -150,8 +152,8 @@ def test_the_parts_of_the_sample_are_apart_and_each_text_stands_once(documents, 
     assert len(set(found.texts)) == len(found.texts)
     assert found.duplicates == 5 + 2 and documents[10][2] not in found.texts
     assert int(found.high.sum()) * 2 == len(found.high) == 2 * 299
-    sizes = [len(found.of(part)[0]) for part in (TRAIN, CALIBRATE, TEST)]
-    assert sum(sizes) == len(found.high) and sizes[0] > 3 * sizes[1] and min(sizes) > 30
+    sizes = [len(found.of(is_test)[0]) for is_test in (False, True)]
+    assert sum(sizes) == len(found.high) and sizes[0] > 2 * sizes[1] and min(sizes) > 60
     fewer = draw(SETTINGS.model_copy(update={"documents": 100}), SOURCES, tables(documents))
     assert len(fewer.texts) == 200 and set(fewer.texts) < set(draw(SETTINGS, SOURCES, tables(documents)).texts)
 
@@ -224,7 +226,6 @@ RECIPE = '[run]\nname = "t"\n[model]\ndepth = 2\n[[corpus.sources]]\nname = "wik
         ('high = ["wiki"]\nlow = ["wiki"]', "'wiki' stands in high and in low"),
         ('kind = "fasttext"', "name its .bin or .ftz file as model"),
         ('high = ["a"]\nlow = ["b"]\nthreshold = 0.1\nkeep_share = 0.2', "exclude each other"),
-        ("band_weights = [1.0, 0.0]", "band_weights are above 0"),
         ('hihg = ["a"]', "did you mean corpus.quality.high"),
     ],
 )

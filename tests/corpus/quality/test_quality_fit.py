@@ -7,7 +7,7 @@ import pytest
 from scipy.sparse import csr_array
 from scipy.special import expit
 
-from bessemer.corpus.quality.classify import fit, platt
+from bessemer.corpus.quality.classify import fit
 from bessemer.corpus.quality.features import STATISTICS, Features
 
 BUCKETS = 256
@@ -53,18 +53,3 @@ def test_one_bucket_by_hand() -> None:
     assert found["bias"] == pytest.approx(-np.log(3), abs=1e-4)
     assert found["bucket_weights"][0] == pytest.approx(2 * np.log(3), abs=1e-4)
     assert descent["loss"] == pytest.approx(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-9)
-
-
-def test_platt_recovers_the_probability_behind_overconfident_logits() -> None:
-    draw = np.random.default_rng(2)
-    truth = draw.normal(0, 2, 40_000)
-    high = draw.random(len(truth)) < expit(truth)
-    slope, offset = platt(4 * truth + 3, high)
-    assert slope == pytest.approx(0.25, abs=0.01) and offset == pytest.approx(-0.75, abs=0.06)
-
-
-def test_platt_is_finite_when_the_classes_are_apart() -> None:
-    logits = np.r_[np.linspace(5, 9, 20), np.linspace(-9, -5, 20)]
-    slope, offset = platt(logits, logits > 0)
-    scores = expit(slope * logits + offset)
-    assert np.isfinite([slope, offset]).all() and 0.9 < scores[0] < 1 and 0 < scores[-1] < 0.1

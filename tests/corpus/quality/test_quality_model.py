@@ -26,7 +26,7 @@ def made() -> LinearModel:
     few = len(STATISTICS)
     return LinearModel(
         2000, 10, draw.normal(size=few), draw.uniform(0.5, 2, few), 0.1, draw.normal(size=few),
-        draw.normal(size=1024).astype(np.float32), 0.7, -0.2,
+        draw.normal(size=1024).astype(np.float32),
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_formula() -> None:
     statistics = standardised(features.statistics, model.centre, model.spread) @ model.statistic_weights
     words = features.bag.toarray() @ model.bucket_weights
     assert model.logits(TEXTS) == pytest.approx(0.1 + statistics + words, abs=1e-6)
-    assert model.score(TEXTS) == pytest.approx(expit(0.7 * model.logits(TEXTS) - 0.2), abs=5.1e-7)
+    assert model.score(TEXTS) == pytest.approx(expit(model.logits(TEXTS)), abs=5.1e-7)
 
 
 def test_a_saved_model_scores_alike_and_holds_no_pickle(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_a_pickle_in_the_arrays_is_refused_and_not_run(tmp_path: Path) -> None:
         (lambda folder: (folder / ARRAYS).write_bytes((folder / ARRAYS).read_bytes()[:-7]), "hash"),
         (lambda folder: rewritten(folder, {"centre": np.zeros(3)}), "cannot be read as a model"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder), hash_bits=11), "wrong shapes"),
-        (lambda folder: rewritten(folder, ARRAYS_OF(folder), slope=float("nan")), "not a finite number"),
+        (lambda folder: rewritten(folder, ARRAYS_OF(folder), bias=float("nan")), "not a finite number"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder) | {"spread": np.zeros(16)}), "not a finite number"),
-        (lambda folder: rewritten(folder, ARRAYS_OF(folder), format=99), "format 3"),
+        (lambda folder: rewritten(folder, ARRAYS_OF(folder), format=99), "format 4"),
         (lambda folder: rewritten(folder, ARRAYS_OF(folder), bias="x"), "cannot be read as a model"),
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +24,7 @@ from bessemer.corpus.dedup.verdicts import packed
 from bessemer.corpus.quality import scores as scoring
 from bessemer.corpus.quality.features import STATISTICS, Features, buckets_of, extract, prefix, standardised
 from bessemer.corpus.quality.model import Classifier, LinearModel, model_sha256, open_model
-from bessemer.corpus.quality.sample import CALIBRATE, TEST, TRAIN, Labelled, Tables, draw, example_files, keys
+from bessemer.corpus.quality.sample import Labelled, Tables, draw, example_files, keys
 from bessemer.corpus.quality.scores import Bools, Names, Scores, Vector
 from bessemer.corpus.text.ngrams import folded_words
 from bessemer.errors import InputError
@@ -77,25 +77,17 @@ def learned_classifier(settings: Quality, folder: Path) -> Classifier:
 
 
 def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str, Any]]:
-    """Fit and calibrate a linear model on the training and calibration documents; returns it and its part of quality.json."""
-    texts, high = labelled.of(TRAIN)
+    """Fit a linear model to the training documents; returns it and its part of quality.json."""
+    texts, high = labelled.of(is_test=False)
     features = extract(texts, settings.read_bytes, settings.hash_bits)
     weights, descent = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)
     narrow = {**weights, "bucket_weights": weights["bucket_weights"].astype(np.float32)}
-    plain = LinearModel(settings.read_bytes, settings.hash_bits, **narrow)
-    held_texts, held_high = labelled.of(CALIBRATE)
-    slope, offset = platt(plain.logits(held_texts), held_high)
-    model = replace(plain, slope=slope, offset=offset)
-    test_texts, test_high = labelled.of(TEST)
-    before = scoring.held_out(expit(plain.logits(test_texts)), test_high)
+    model = LinearModel(settings.read_bytes, settings.hash_bits, **narrow)
     return model, {
         "fit": {
             "loss": descent.pop("loss"),
-            "accuracy": float(((plain.logits(texts) > 0) == high).mean()),
+            "accuracy": float(((model.logits(texts) > 0) == high).mean()),
             **descent,
-            "slope": slope,
-            "offset": offset,
-            "calibration_error_before": before["calibration_error"],
         },
         "telling": telling(weights, features, texts, high, settings.read_bytes),
     }
@@ -114,13 +106,12 @@ def _classifier(settings: Quality, labelled: Labelled | None, folder: Path) -> t
         model.save(folder / FOLDER)
     if labelled is not None:
         # A model that was trained elsewhere may have seen these; then the figures flatter it.
-        train_size, calibrate_size, test_size = np.bincount(labelled.part, minlength=3).tolist()
-        texts, high = labelled.of(TEST)
+        train_size, test_size = np.bincount(labelled.is_test, minlength=2).tolist()
+        texts, high = labelled.of(is_test=True)
         report["labelled"] = {
             "high": {entry: labelled.there[entry] for entry in settings.high},
             "low": {entry: labelled.there[entry] for entry in settings.low},
             "train": train_size,
-            "calibrate": calibrate_size,
             "test": test_size,
             "duplicates_left_out": labelled.duplicates,
         }
@@ -157,7 +148,7 @@ def score_table(model: Classifier, source: str, table: pa.Table, seed: int) -> T
     return TableScores(identities, scores.astype(np.float32), shown)
 
 
-# --- Logistic regression by SciPy's L-BFGS, its calibration, and its most important features
+# --- Logistic regression by SciPy's L-BFGS, and its most important features
 
 
 def minimise(
@@ -200,20 +191,6 @@ def fit(
     }  # fmt: skip
     loss, largest = _logistic_loss(matrix @ found.x, high)[0], float(np.abs(found.jac).max())
     return weights, {"loss": loss, "steps": int(found.nit), "largest_gradient": largest}
-
-
-def platt(logits: Vector, high: Bools) -> tuple[float, float]:
-    """Slope and offset that make `expit(slope x logit + offset)` a probability (Platt 1999, section 2.2), from
-    documents that the classifier was not trained on. The targets are Platt's, drawn in a little from 0 and 1."""
-    num_high, num_low = int(high.sum()), int((~high).sum())
-    wanted = np.where(high, (num_high + 1.0) / (num_high + 2.0), 1.0 / (num_low + 2.0))
-
-    def objective(weights: Vector) -> tuple[float, Vector]:
-        loss, error = _logistic_loss(weights[0] * logits + weights[1], wanted)
-        return loss, np.array([(error * logits).sum(), error.sum()])
-
-    slope, offset = minimise(objective, np.array([1.0, 0.0]), 200, 1e-9).x.tolist()
-    return slope, offset
 
 
 def _logistic_loss(logits: Vector, wanted: npt.NDArray[Any]) -> tuple[float, Vector]:

@@ -23,7 +23,7 @@ from bessemer.hashing import file_sha256
 from bessemer.recipe import Quality
 from bessemer.run import write_atomic, write_json
 
-FORMAT = 3  # goes up when the same weights would give another score: with the words, the hash or the statistics
+FORMAT = 4  # goes up when the same weights would give another score: with the words, the hash or the statistics
 ARRAYS, DESCRIPTION = "model.npz", "model.json"
 ARRAY_NAMES = ("centre", "spread", "statistic_weights", "bucket_weights")
 MAX_BYTES = 1 << 28  # a model.npz that unpacks to more is refused: 2^24 buckets take 64 MiB
@@ -33,7 +33,7 @@ DIGITS = 6  # decimals of a score: what is beyond differs between processors, an
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A calibrated logistic regression over statistics and hashed words."""
+    """A logistic regression over statistics and hashed words."""
 
     read_bytes: int
     hash_bits: int
@@ -42,11 +42,9 @@ class LinearModel:
     bias: float
     statistic_weights: Vector
     bucket_weights: npt.NDArray[np.float32]
-    slope: float = 1.0
-    offset: float = 0.0  # Platt's: the score is expit(slope x logit + offset)
 
     def logits(self, texts: Sequence[str]) -> Vector:
-        """Logits before calibration, each summed in a fixed order, independent of the batch."""
+        """Logits, each summed in a fixed order, independent of the batch."""
         found, weights = [np.zeros(0)], self.bucket_weights.astype(np.float64)
         for first in range(0, len(texts), TEXTS_AT_ONCE):
             features = extract(texts[first : first + TEXTS_AT_ONCE], self.read_bytes, self.hash_bits)
@@ -56,7 +54,7 @@ class LinearModel:
 
     def score(self, texts: Sequence[str]) -> Vector:
         """The probability that each text is high, were there as many high ones as low ones; DIGITS decimals."""
-        return np.asarray(np.round(expit(self.slope * self.logits(texts) + self.offset), DIGITS), dtype=np.float64)
+        return np.asarray(np.round(expit(self.logits(texts)), DIGITS), dtype=np.float64)
 
     def describe(self) -> dict[str, Any]:
         """For quality.json."""
@@ -100,7 +98,7 @@ class LinearModel:
                 values: dict[str, Any] = {name: arrays[name].astype(np.float64) for name in ARRAY_NAMES}
             values["bucket_weights"] = values["bucket_weights"].astype(np.float32)
             values |= {name: int(described[name]) for name in ("read_bytes", "hash_bits")}
-            values |= {name: float(described[name]) for name in ("bias", "slope", "offset")}
+            values["bias"] = float(described["bias"])
         except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise InputError(f"{what}: cannot be read as a model: {error}; train it again") from None
         shapes = [values[name].shape for name in ARRAY_NAMES]

@@ -1,4 +1,4 @@
-"""Split of labelled documents into training, calibration and test.
+"""Split of labelled documents into training and test.
 
 Draws depend on the hash of identities only, not on the order of documents. Identities are read first and the texts of
 the drawn ones after, so that memory holds only the sample. Labelled examples are sources of this corpus, other run
@@ -32,8 +32,7 @@ from bessemer.store_path import StorePath, published_folder
 
 # yields the clean documents as tables with these columns (of identity, source, text), in any order; called repeatedly
 Tables = Callable[[tuple[str, ...]], "Iterable[pa.Table]"]
-MIN_DOCUMENTS = 50  # required per side after deduplication: a tenth of fewer is too small a test set
-TRAIN, CALIBRATE, TEST = 0, 1, 2
+MIN_DOCUMENTS = 50  # required per side after deduplication: a fifth of fewer is too small a test set
 ROWS_AT_ONCE = 1000
 
 
@@ -43,13 +42,13 @@ class Labelled:
 
     texts: list[str]  # of each what the classifier reads
     high: npt.NDArray[np.bool_]
-    part: npt.NDArray[np.int8]  # TRAIN, CALIBRATE or TEST
+    is_test: npt.NDArray[np.bool_]
     there: dict[str, int]  # documents that each entry of high and low has
     duplicates: int  # documents left out because their text is repeated in the sample or on the other side
 
-    def of(self, part: int) -> tuple[list[str], npt.NDArray[np.bool_]]:
-        """The texts of a part, and which of them are high."""
-        rows = np.flatnonzero(self.part == part)
+    def of(self, is_test: bool) -> tuple[list[str], npt.NDArray[np.bool_]]:
+        """The texts to test on, or those to learn from, and which of them are high."""
+        rows = np.flatnonzero(self.is_test == is_test)
         return [self.texts[row] for row in rows.tolist()], self.high[rows]
 
 
@@ -121,19 +120,18 @@ def _split(settings: Quality, taken: dict[bool, dict[bytes, str]], there: dict[s
             )
     count = min(map(len, kept.values()))
     texts: list[str] = []
-    parts: list[npt.NDArray[np.int8]] = []
+    parts: list[npt.NDArray[np.bool_]] = []
     for high in (False, True):
         names = np.frombuffer(b"".join(kept[high]), dtype="S16")
         order = np.sort(np.argsort(keys(names, "sample", settings.seed), kind="stable")[:count])
         texts += [taken[high][kept[high][row]] for row in order.tolist()]
-        place = uniforms(names[order], "part", settings.seed)
-        parts.append(np.select([place < settings.held_out / 2, place < settings.held_out], [CALIBRATE, TEST], TRAIN))
-        if len(np.unique(parts[-1])) < 3:
+        parts.append(uniforms(names[order], "part", settings.seed) < settings.held_out)
+        if len(np.unique(parts[-1])) < 2:
             raise InputError(
                 f"corpus.quality.held_out: {settings.held_out} of {count} documents a side leaves one part empty; "
                 "name more sources or examples, or set another share"
             )
-    return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts).astype(np.int8), there, duplicates)
+    return Labelled(texts, np.repeat([False, True], count), np.concatenate(parts), there, duplicates)
 
 
 def _distinct(taken: dict[bool, dict[bytes, str]]) -> tuple[dict[bool, list[bytes]], int]:

@@ -1,9 +1,8 @@
-"""Scores of the quality classifier: which documents they keep, quality bands, and metrics on held-out documents."""
+"""Scores of the quality classifier: which documents they keep, and metrics on held-out documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +14,16 @@ Scores = npt.NDArray[np.float32]
 Names = npt.NDArray[np.bytes_]
 Bools = npt.NDArray[np.bool_]
 Vector = npt.NDArray[np.float64]
-Keys = npt.NDArray[np.uint8]
 FIXED = 1 << 32
 
 
-def stays(settings: Quality, scores: Scores, identities: Names, cut: bytes | None) -> Bools:
-    """Which judged documents are kept. cut: with keep_share the last one that is, by score and identity; None: there is
-    none.
+def stays(settings: Quality, scores: Scores, identities: Names, cut: float) -> Bools:
+    """Which judged documents are kept. cut: with use = "filter" the score that is kept from on.
 
-    Independent of the order of the documents: draws depend on the identity, and ties are broken by it.
+    Independent of the order of the documents: draws depend on the identity.
     """
-    if settings.use == "filter" and settings.keep_share is not None:
-        assert cut is not None
-        return up_to(keys_of(scores, identities, best_first=True), cut)
     if settings.use == "filter":
-        reached: Bools = scores.astype(np.float64) >= np.float32(threshold(settings))
+        reached: Bools = scores.astype(np.float64) >= np.float32(cut)
         return reached
     if settings.use == "pareto":
         # Lomax draws, as of numpy.random.pareto: GPT-3 keeps a document when one exceeds 1 - its score (Brown et al. 2020,
@@ -40,39 +34,20 @@ def stays(settings: Quality, scores: Scores, identities: Names, cut: bytes | Non
     return np.ones(len(scores), dtype=np.bool_)
 
 
-def threshold(settings: Quality) -> float:
-    """The score that is kept from on, without keep_share."""
-    return 0.5 if settings.threshold is None else settings.threshold
+def cut_of_share(sample: Scores, share: float) -> float:
+    """Return the score that `share` of a sample reach; documents of equal scores are kept together."""
+    if not len(sample):
+        return 0.0
+    return float(np.sort(sample)[::-1][max(round(share * len(sample)), 1) - 1])
 
 
-def limit(settings: Quality, least: float) -> str:
-    """What a rejected document did not reach. least: the lowest score that was kept."""
+def limit(settings: Quality, cut: float) -> str:
+    """What a rejected document did not reach, in words."""
     if settings.use == "filter" and settings.keep_share is not None:
-        return f"the best {settings.keep_share:g} of the documents have {least:.6f} or more"
+        return f"the best {settings.keep_share:g} of the documents have {cut:.6f} or more"
     if settings.use == "filter":
-        return f"threshold {threshold(settings):g}"
+        return f"threshold {cut:g}"
     return f"Pareto draw, alpha {settings.alpha:g}" if settings.use == "pareto" else ""
-
-
-def queries(settings: Quality, judged: dict[str, int]) -> list[RankQuery]:
-    """The ranks at which `keep_share` or the bands end. judged: documents of each judged source."""
-    total = sum(judged.values())
-    if settings.use == "filter" and settings.keep_share is not None and total:
-        return [RankQuery(tuple(judged), True, max(round(settings.keep_share * total), 1) - 1)]
-    if settings.use != "weight":
-        return []
-    bands = range(1, len(settings.band_weights))
-    ranks = [(name, -(-band * count // (len(bands) + 1))) for name, count in judged.items() for band in bands]
-    return [RankQuery((name,), False, rank) for name, rank in ranks if rank < judged[name]]
-
-
-def bands(scores: Scores, identities: Names, firsts: Sequence[bytes]) -> npt.NDArray[np.int8]:
-    """The quality band of each document of a source, 0 the lowest, equally large. firsts: the first document of each band but the
-    lowest."""
-    keys, band = keys_of(scores, identities, best_first=False), np.zeros(len(scores), dtype=np.int8)
-    for first in firsts:
-        band += from_on(keys, first)
-    return band
 
 
 def fixed_sum(values: npt.NDArray[Any]) -> int:
@@ -145,76 +120,3 @@ def histogram(scores: npt.NDArray[Any]) -> list[int]:
 def bin_of(scores: npt.NDArray[Any], num_bins: int) -> npt.NDArray[np.int64]:
     """The bin of each score, of equally wide ones from 0 to 1."""
     return np.minimum((scores * num_bins).astype(np.int64), num_bins - 1)
-
-
-# --- The place in the order of all scores where a share or a band ends, by counts of tasks: exact, in bounded memory
-#
-# A document's key is its score and, for equal scores, its identity: 20 bytes, ordered as the documents are. The key of a rank
-# is found as by a radix sort: the first two bytes of all keys are counted, then the next two of those that share what is
-# known, until one document is left. That takes ten rounds at the most, and two where scores differ.
-
-KEY_BYTES, DIGIT_BYTES = 20, 2
-DIGITS = 1 << 8 * DIGIT_BYTES
-
-
-class RankQuery(NamedTuple):
-    """A rank that is looked for, counted from 0, among the documents of some sources whose key begins with `known`."""
-
-    sources: tuple[str, ...]
-    best_first: bool  # scores descend; identities ascend in either case
-    rank: int
-    known: bytes = b""
-
-
-def keys_of(scores: npt.NDArray[np.float32], identities: npt.NDArray[np.bytes_], best_first: bool) -> Keys:
-    """The key of each document (KEY_BYTES); scores are not negative."""
-    bits = (scores + np.float32(0)).view(np.uint32)  # in this form ordered as the numbers are; + 0 for -0
-    keys = np.empty((len(scores), KEY_BYTES), dtype=np.uint8)
-    keys[:, :4] = (~bits if best_first else bits).astype(">u4").view(np.uint8).reshape(-1, 4)
-    keys[:, 4:] = np.ascontiguousarray(identities).view(np.uint8).reshape(-1, 16)
-    return keys
-
-
-def digit_counts(keys: Keys, known: bytes) -> npt.NDArray[np.int64]:
-    """How often each value of the next digit occurs in the keys that begin with `known`."""
-    place = len(known)
-    same = keys[(keys[:, :place] == np.frombuffer(known, dtype=np.uint8)).all(axis=1)]
-    digits = same[:, place].astype(np.int64) << 8 | same[:, place + 1]
-    return np.bincount(digits, minlength=DIGITS)
-
-
-def up_to(keys: Keys, cut: bytes) -> npt.NDArray[np.bool_]:
-    """Which keys come before the cut, or are the document that it stands for."""
-    found: npt.NDArray[np.bool_] = _strings(keys) <= np.bytes_(cut.ljust(KEY_BYTES, b"\xff"))
-    return found
-
-
-def from_on(keys: Keys, cut: bytes) -> npt.NDArray[np.bool_]:
-    """Which keys come after the cut, or are the document that it stands for."""
-    found: npt.NDArray[np.bool_] = _strings(keys) >= np.bytes_(cut)
-    return found
-
-
-def _strings(keys: Keys) -> npt.NDArray[np.bytes_]:
-    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)
-
-
-def find_cuts(
-    queries: Sequence[RankQuery], count: Callable[[Sequence[RankQuery]], Sequence[npt.NDArray[np.int64]]]
-) -> list[bytes]:
-    """The beginning of the key of each rank that no other document shares. count: the `digit_counts` of all documents for each
-    query."""
-    cuts = [b""] * len(queries)
-    left = dict(enumerate(queries))
-    while left:
-        counted = count(list(left.values()))
-        for (number, query), counts in zip(list(left.items()), counted, strict=True):
-            ends = np.cumsum(counts)
-            digit = int(np.searchsorted(ends, query.rank, side="right"))
-            known = query.known + digit.to_bytes(DIGIT_BYTES, "big")
-            if counts[digit] == 1 or len(known) == KEY_BYTES:
-                cuts[number] = known
-                del left[number]
-            else:
-                left[number] = query._replace(known=known, rank=query.rank - int(ends[digit] - counts[digit]))
-    return cuts
