@@ -14,7 +14,6 @@ import pytest
 from bessemer.report import compare, parts
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves
-from bessemer.report.page import render
 from bessemer.report.static import HEIGHT, WIDTH, svg
 from bessemer.run import RunFolder
 
@@ -56,16 +55,6 @@ def test_one_value_and_none_can_be_drawn() -> None:
         drawing = svg(parts.figure("one", "One", [trace], parts.axis("x"), parts.axis("y")))
         assert bool(drawing) is is_drawn
         assert not drawing or ET.fromstring(drawing).findall(".//{http://www.w3.org/2000/svg}circle")
-
-
-def test_every_figure_of_a_run_is_drawn_without_javascript(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run(steps=3000)
-    html = render(run_data.read(run))
-    found = re.findall(r"<noscript>(<svg.*?</svg>)</noscript>", html, re.DOTALL)
-    assert len(found) >= len(curves(run_data.read(run)))
-    for one in found:
-        ET.fromstring(one)
-    assert max(map(len, found)) < 60_000
 
 
 def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

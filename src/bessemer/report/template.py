@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import BessemerError
-from bessemer.report.curves import DEFAULT_WINDOW
 from bessemer.report.data import Json, as_number, as_object, as_objects, as_text, number_or_0
 from bessemer.report.parts import Figure, capitalised, clock, known, percent, short_time, words
-from bessemer.report.static import svg
 from bessemer.run import write_atomic
 from bessemer.terminal import amount, duration, interval, score, size
 
@@ -109,7 +107,7 @@ def render_page(
 ) -> str:  # fmt: skip
     """A page: its header, and the sections that `template` makes of `values`."""
     pages, page = environment(), PageParts()
-    body = pages.get_template(template).render(page=page, markup=as_markup, static=static, **values)
+    body = pages.get_template(template).render(page=page, markup=as_markup, **values)
     script, plotly = page_file("script.js"), plotly_script() if page.figures else ""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, plotly) if code]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
@@ -119,10 +117,6 @@ def render_page(
         script=as_markup(script), plotly=as_markup(plotly),
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:",
     )  # fmt: skip
-
-
-def static(figure: Figure) -> str:
-    return svg(figure, on_page=True, smoothing=DEFAULT_WINDOW)
 
 
 def as_markup(html: str) -> Markup:
