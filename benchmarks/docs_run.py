@@ -1,5 +1,5 @@
 """The run that the pictures of the docs are drawn from: a small training on the Python code of this machine in which one batch is
-noise, and a tenth of the tokens in a stretch of batches. The guard skips the update of the one and rolls the other back."""
+noise, and half of the tokens in a stretch of batches. The guard skips the update of the one and rolls the other back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bessemer.cli import run_command
 from bessemer.tokens.loader import Batch, Loader
 
 STEPS, SEQUENCES, VOCABULARY = 700, 8, 1024
-NOISE = {260: 1.0, **dict.fromkeys(range(430, 455), 0.12)}
+NOISE = {260: 1.0, **dict.fromkeys(range(430, 455), 0.5)}
 """Share of the tokens that are noise, by the step (counted from 1) that reads them."""
 VALUES = (
     "corpus.sources.code.max_bytes=3_000_000",
