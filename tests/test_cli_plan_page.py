@@ -34,7 +34,7 @@ def test_a_plan_is_written_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert str(page) in capsys.readouterr().out
     html = page.read_text(encoding="utf-8")
     assert html.startswith("<!doctype html>")
-    for section in ("facts", "what-if", "memory", "step", "scaling", "saving", "assumptions"):
+    for section in ("facts", "what-if", "memory", "step", "assumptions"):
         assert f'<section id="{section}">' in html
     assert "gpus=32" in html
 
@@ -59,7 +59,7 @@ def test_a_plan_of_this_machine_has_a_page_too(tmp_path: Path, capsys: pytest.Ca
     assert run_command(["plan", "llama-7b", "--html", str(page)]) == 0
     assert str(page) in capsys.readouterr().out
     html = page.read_text(encoding="utf-8")
-    for section in ("facts", "memory", "scaling"):
+    for section in ("facts", "memory"):
         assert f'<section id="{section}">' in html
 
 
@@ -76,7 +76,7 @@ def test_every_plan_has_the_same_keys(arguments: tuple[str, ...], capsys: pytest
     assert set(found["layout"]) >= LAYOUT
     assert set(found["memory_bytes_per_device"]) >= MEMORY
     assert set(found.get("memory_bytes", MEMORY)) >= MEMORY, "the names of parts are the same"
-    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "verdict"}
+    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "loss"}
     assert isinstance(found["parameters"], int)
     parts = {name: value for name, value in found["memory_bytes_per_device"].items() if name != "total"}
     assert sum(parts.values()) == found["memory_bytes_per_device"]["total"]

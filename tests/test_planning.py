@@ -16,7 +16,6 @@ from bessemer.layout import devices
 from bessemer.recipe import load
 from bessemer.run import RunFolder
 from bessemer.terminal import amount, duration
-from bessemer.terminal import size as printed_size
 from tests.conftest import recipe_text, write_text
 
 KEYS = {
@@ -38,10 +37,9 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
         capsys, "--model", "llama3-8b", "--tokens", "1T", "--batch", "4194304", "--gpus", "64xH100", "--price", "2"
     )
     assert set(found) >= KEYS and set(found["layout"]) >= LAYOUT and set(found["memory_bytes_per_device"]) >= MEMORY
-    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "verdict"}
+    assert set(found["chinchilla"]) >= {"optimal_tokens", "ratio", "loss"}
     assert found["parameters"] == 8_030_261_248
-    counts = (found["steps"], found["device_memory_bytes"], *(model["tokens"] for model in found["known_models"]))
-    assert counts[:2] == (238_419, 80_000_000_000) and all(isinstance(count, int) for count in counts)
+    assert (found["steps"], found["device_memory_bytes"]) == (238_419, 80_000_000_000)
     assert found["total_flops"] == pytest.approx(found["flops_per_token"] * found["tokens"])
     layout, devices = found["layout"], found["devices"]
     assert (
@@ -61,7 +59,7 @@ def test_the_keys_and_what_ties_them(capsys: pytest.CaptureFixture[str]) -> None
     parts = found["memory_bytes_per_device"]
     assert parts["total"] == sum(value for name, value in parts.items() if name != "total")
     assert sum(found["step_seconds_by_part"].values()) == pytest.approx(found["step_seconds"], rel=1e-6)
-    assert found["fits"] and found["chinchilla"]["verdict"] == "overtrained"
+    assert found["fits"] and found["chinchilla"]["ratio"] == pytest.approx(found["tokens"] / (20 * found["parameters"]))
 
 
 def test_a_table_a_person_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,20 +82,6 @@ def test_faster_layouts_are_faster_than_the_chosen_one(capsys: pytest.CaptureFix
                 seconds[title] = [float(re.split(r"  +", row.strip())[1]) for row in rows]
         assert len(seconds["best"]) > 1
         assert all(one <= seconds["best"][0] for one in seconds.get("faster, with less free", [])), seconds
-
-
-def test_a_faster_layout_that_misses_by_little_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--params", "7B", "--tokens", "140B", "--gpus", "8xH100")
-    found = planned(capsys, *asked, "--search")["search"]
-    miss, fastest = found["fastest_near_miss"], min(one["step_seconds"] for one in found["pareto"])
-    assert 0 < miss["missing_bytes"] < 8e9 and miss["step_seconds"] < fastest
-    assert miss["memory_bytes"] == 80e9 + miss["missing_bytes"]
-    assert run_command(["plan", *asked, "--search"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    named = lines[lines.index("faster than all that fit") + 1]
-    assert f"which is {miss['missing_bytes'] / 1e9:.1f} GB too much" in named
-    small = planned(capsys, "--params", "100M", "--tokens", "2B", "--batch", "65536", "--gpus", "8xH100", "--search")
-    assert small["search"]["fastest_near_miss"] is None, "all fit"
 
 
 def test_times_of_a_row_have_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,59 +109,9 @@ def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpus=128" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_batches_side_by_side_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("plan", "--params", "1B", "--tokens", "20B", "--gpus", "64xH100")
-    for change, batches in (("tokens=300B", [["1.05M", "2.1M"]]), ("price=1", [])):
-        assert run_command([*asked, "--what-if", change]) == 0
-        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert [row[1:] for row in rows if row and row[0] == "batch"] == batches
-
-
 def test_a_layout_that_does_not_fit_is_worked_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--model", "llama-3-70b", "--gpus", "8xH100", "--dp", "8", "--batch", "1048576")
     assert not found["fits"] and found["reasons"] and found["memory_bytes_per_device"]["total"] > 80e9
-
-
-@pytest.mark.parametrize("budget", [("--flops", "6e23"), ("--days", "14"), ("--money", "1M")])
-def test_a_budget_proposes_a_model(budget: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, *budget, "--gpus", "256xH100")
-    assert found["tokens"] == pytest.approx(20 * found["parameters"], rel=0.06)  # shapes come in steps
-    expected = found["expected"]
-    spent, limit = {
-        "--flops": (found["total_flops"], 6e23), "--days": (expected["days"], 14), "--money": (expected["cost"], 1e6),
-    }[budget[0]]  # fmt: skip
-    assert 0.99 * limit <= spent <= limit
-    assert any("is kept by the expected figure" in note for note in found["notes"]) == (budget[0] != "--flops")
-
-
-def test_a_what_if_of_a_budget_says_whether_it_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--money", "500k", "--gpus", "64xH100")
-    found = planned(
-        capsys, *asked, *(part for change in ("price=6", "price=1", "params=100M") for part in ("--what-if", change))
-    )
-    dear, cheap, small = found["what_if"]
-    assert dear["expected"]["cost"] > 500e3 and any(
-        f"--money 500k is NOT kept: the expected figure is {dear['expected']['cost'] / 500e3:.0%} of it" in note
-        for note in dear["notes"]
-    )
-    assert not any("is kept" in note for note in dear["notes"])
-    for one in (cheap, small):
-        assert one["expected"]["cost"] < 500e3 and any("--money 500k is kept" in note for note in one["notes"])
-
-
-@pytest.mark.parametrize(
-    ("days", "gpus"), [(1, "8xH100"), (14, "8xH100"), (30, "1x4090"), (0.01, "8xH100"), (90, "8192xB200")]
-)
-def test_a_budget_of_days_holds(days: float, gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--days", str(days), "--gpus", gpus)
-    assert 0.98 * days <= found["expected"]["days"] <= days and found["fits"]
-
-
-def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """400 days of one A100 pay for 6B parameters, whose state alone is 96 GB."""
-    found = planned(capsys, "--days", "400", "--gpus", "1xA100")
-    assert found["expected"]["days"] <= 400 and found["chinchilla"]["verdict"] == "overtrained"
-    assert any("does not fit on these devices" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -193,10 +127,9 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         ),
         (
             ("--days", "3", "--gpus", "8xH100", "--set", "train.steps=9"),
-            "plan: train.steps and a budget exclude each other",
+            "plan: train.steps and --days exclude each other",
         ),
-        (("--flops", "1", "--gpus", "8xH100"), "do not pay for one step"),
-        (("--days", "1e-11", "--gpus", "8xH100"), "too little"),
+        (("--flops", "1", "--gpus", "8xH100"), "no model"),
         (("--days", "3", "--money", "5", "--gpus", "8xH100"), "give one budget"),
         (("--days", "3"), "on what"),
         (("--money", "1M", "--gpus", "8xTPU v4"), "price"),
@@ -215,18 +148,6 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
         (("--params", "7B", "--gpus", "8xH100", "--what-if", "gpu=3"), "did you mean gpus"),
         (("--params", "7B", "--gpus", "8xH100", "--what-if", "mode=3"), "did you mean model or model.from?"),
         (
-            ("--money", "2000", "--gpus", "8xH100", "--what-if", "money=4k"),
-            "money: model and tokens are those of the first",
-        ),
-        (
-            ("--money", "2000", "--gpus", "8xH100", "--what-if", "price=2", "--what-if", "odds=0.9"),
-            "--what-if odds=0.9: odds: a what-if keeps the model and the tokens that the first plan has by the budget",
-        ),
-        (
-            ("--params", "1B", "--gpus", "8xH100", "--unique", "1B", "--what-if", "unique=2B"),
-            "--what-if unique=2B: unique: a what-if keeps the tokens that differ in the first plan; for others plan",
-        ),
-        (
             ("--params", "1B", "--gpus", "8xH100", "--what-if", "gpus=16", "--what-if", "tp=7"),
             "bessemer: --what-if tp=7: parallel: no way to split",
         ),
@@ -234,14 +155,10 @@ def test_a_budget_on_devices_too_small_for_its_best_model(capsys: pytest.Capture
             ("--params", "7B", "--gpus", "8xH100", "--what-if", "gpus=1", "--what-if", "gpus=16"),
             "bessemer: --what-if gpus=1: no layout of 1 x H100 SXM fits",
         ),
-        (
-            ("--params", "1B", "--gpus", "4090"),
-            "4,090 is read as a number of devices, for one RTX 4090 write --gpus 1x4090",
-        ),
         (("--params", "1B", "--gpus", "100"), "lists them\n"),
         (
             ("--params", "1B", "--gpus", "10000000xH100", "--tokens", "20B"),
-            "tokens of the run (train.tokens); take fewer devices, or more tokens\n",
+            "tokens of the run (train.tokens)",
         ),
         (
             ("--model", "qwen3-30b-a3b", "--gpus", "64xH100", "--framework", "fsdp"),
@@ -270,14 +187,6 @@ def test_parts_of_the_memory_are_printed_by_their_names_in_the_json(capsys: pyte
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")]
     printed = row.partition("): ")[2].split(", ")
     assert {part.rsplit(" ", 2)[0] for part in printed} == parts - {"total"} and "buffers" in parts
-
-
-def test_more_devices_a_node_than_devices_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--params", "1B", "--gpus", "16xH100", "--set")
-    assert planned(capsys, *asked, "cluster.devices_per_node=1000")["notes"] == [
-        "cluster.devices_per_node = 1,000 is more than the 16 devices: planned as one node of 16"
-    ]
-    assert planned(capsys, *asked, "cluster.devices_per_node=16")["notes"] == []
 
 
 def test_options_of_the_training_are_of_a_plan_of_this_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,24 +245,12 @@ def test_the_command_line_mends_a_recipe(
     assert planned(capsys, str(path), *words)["batch_tokens"] == batch
 
 
-@pytest.mark.parametrize("key", ["intra_bandwidth", "inter_bandwidth", "storage_bandwidth"])
+@pytest.mark.parametrize("key", ["inter_bandwidth"])
 def test_a_bandwidth_in_bytes_is_refused(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "plan", "--params", "7B", "--gpus", "64xH100", "--set"
     assert run_command([*asked, f"cluster.{key}=5e9"]) == 2
     error = capsys.readouterr().err
     assert "is in GB/s" in error and f"write {key} = 5" in error
-
-
-def test_a_program_on_a_device_that_it_does_not_run_on_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "64xTPU v5p"
-    named = planned(capsys, *asked, "--framework", "megatron-core")["notes"]
-    assert any("megatron-core does not run on TPU v5p: read the plan as" in note for note in named)
-    assert not any("does not run on" in note for note in planned(capsys, *asked)["notes"])
-
-
-def test_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--devices"]) == 0
-    assert "H100 SXM" in capsys.readouterr().out
 
 
 def test_the_catalogue_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,7 +273,7 @@ def test_a_recipe_of_dimensions_needs_no_corpus(tmp_path: Path, capsys: pytest.C
     path.write_text(path.read_text() + "devices_per_node = 8\n")
     capsys.readouterr()
     assert run_command(["plan", str(path)]) == 2
-    assert "16 processes, but [cluster] has 32 devices" in capsys.readouterr().err
+    assert "16 devices and the cluster has 32" in capsys.readouterr().err
 
 
 def test_devices_without_a_layout_are_given_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,11 +335,8 @@ def test_the_help_fits_two_screens(capsys: pytest.CaptureFixture[str], monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--params", "7B", "--gpus", "H100"), "gpus: 'H100' has no number of devices in front; write it as 8xH100"),
-        (("--params", "7B", "--gpus", "H100x16"), "write it as 16xH100"),
-        (("--days", "3", "--gpus", "rtx4090"), "write it as 8xrtx4090"),
+        (("--params", "7B", "--gpus", "H100"), "gpus: 'H100' has no number of devices in front"),
         (("--params", "500T", "--gpus", "8xH100"), "shapes by rule end at about 100T; give fewer"),
-        (("--params", "10T", "--gpus", "8xH100"), "weights, gradients and optimizer alone fill 2,00"),
     ],
 )
 def test_an_answer_says_what_is_in_the_way(
@@ -453,82 +347,12 @@ def test_an_answer_says_what_is_in_the_way(
     assert message in error and "give more parameters" not in error
 
 
-def test_a_miss_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    """The amount by which the nearest layout misses stands twice in the line."""
-    assert run_command(["plan", "--params", "1.3B", "--gpus", "1x4090", "--batch", "131072"]) == 2
-    found = re.search(
-        r"misses by ([0-9.]+ [A-Z]+): [0-9.]+ [A-Z]+, ([0-9.]+ [A-Z]+) more than", capsys.readouterr().err
-    )
-    assert found is not None and found[1] == found[2]
-
-
-def test_a_miss_says_which_key_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """Narrow moments of the optimizer, else moments on the CPU; nothing where neither is enough, or of another program."""
-    asked = ["plan", "--gpus", "1x4090", "--batch", "131072"]
-    for size, key in (("1.3B", "train.optimizer.state=8bit"), ("2B", "train.optimizer.offload=true")):
-        assert run_command([*asked, "--params", size]) == 2
-        found = re.search(r"with --set (\S+) it fits in ([0-9.]+ GB)$", capsys.readouterr().err.strip())
-        assert found is not None and found[1] == key, size
-        plan = planned(capsys, *asked[1:], "--params", size, "--set", key)
-        assert plan["fits"] and found[2] == printed_size(plan["memory_bytes_per_device"]["total"])
-    for more in (["--params", "3B"], ["--params", "1.8B", "--framework", "fsdp"]):
-        assert run_command([*asked, *more]) == 2 and "--set" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("params", "given", "without", "left"),
-    [
-        ("15B", "--recompute none", "recompute none", ""),
-        ("15B", "--micro-batch 64", "micro-batch 64", ""),
-        ("15B", "--recompute none --micro-batch 64", "micro-batch 64, recompute none", ""),
-        ("15B", "--zero 1 --tp 1 --pp 1", "zero 1", "--tp 1 --pp 1"),
-        ("16B", "--dp 4", "replicate 1, shard 4", ""),
-        ("15B", "--precision fp32 --micro-batch 16", "precision fp32, in bf16,", "--precision bf16 --micro-batch 16"),
-    ],
-    ids=str,
-)
-def test_what_is_given_and_would_fit_without_is_named_first(
-    params: str, given: str, without: str, left: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ("--gpus", "4xH100", "--batch", "1048576", "--params", params)
-    code = run_command(["plan", *asked, *given.split()])
-    printed = capsys.readouterr()
-    text = printed.err if code else next(line for line in printed.out.splitlines() if line.startswith("note "))
-    found = re.search(rf"without {re.escape(without)} it fits in ([0-9.]+ GB)", text)
-    assert found is not None and text.find("take more devices", 0, found.end()) == -1
-    total = planned(capsys, *asked, *left.split())["memory_bytes_per_device"]["total"]
-    assert printed_size(total) == found[1]
-
-
-def test_fp32_that_is_asked_for_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--params", "1.3B", "--gpus", "8xV100", "--precision", "fp32")
-    assert found["notes"] == ["fp32 as asked: fp16 has 7.96 times its rate"]
-    assert planned(capsys, "--params", "1.3B", "--gpus", "8xV100", "--precision", "fp16")["notes"] == []
-
-
 def test_a_usual_batch_beyond_every_law_is_not_proposed(capsys: pytest.CaptureFixture[str]) -> None:
     """PaLM has 1.4 tokens a parameter, so that the law for the batch and those for the critical one lie apart."""
     asked = ("--model", "palm-540b", "--gpus", "6144xTPU v4", "--tp", "4", "--zero", "3")
     found = planned(capsys, *asked, "--tokens", "780B")
-    assert found["fits"] and found["batch"]["verdict"] == "efficient" and found["batch_tokens"] == 6144 * 2048
-    assert any(
-        note.endswith(
-            "the default is 16,384, which these devices divide as 18,432, beyond the critical batch by every law"
-        )
-        for note in found["notes"]
-    )
-    trained = planned(capsys, *asked, "--tokens", "10.8T")
-    assert trained["batch_tokens"] > found["batch_tokens"] and "beyond" not in str(trained["notes"])
-
-
-def test_a_run_that_mostly_waits_says_at_which_rate_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("plan", "--params", "1T", "--gpus", "100000xB200", "--tp", "4", "--pp", "25", "--cp", "2")
-    for more, says in (
-        ((), "47.0% effective, at the rate of Meta RSC-1, A100 and 15 min 00 s a failure"),
-        (("--set", "cluster.failures_per_node_year=3"), "effective, at cluster.failures_per_node_year and 15 min"),
-        (("--set", "cluster.failures_per_node_year=0.3"), "% effective\n"),
-    ):
-        assert run_command([*asked, *more]) == 0 and says in capsys.readouterr().out
+    assert found["fits"] and found["batch_tokens"] == 6144 * 2048 <= max(found["batch"]["critical"].values())
+    assert planned(capsys, *asked, "--tokens", "10.8T")["batch_tokens"] > found["batch_tokens"]
 
 
 def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str]) -> None:
@@ -548,11 +372,6 @@ def test_what_is_printed_is_what_machines_read(capsys: pytest.CaptureFixture[str
     assert found["failures"]["interval"] > 290, "a checkpoint of terabytes every few steps"
 
 
-def test_small_plans_have_an_energy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "1B", "--tokens", "1B", "--gpus", "8xH100"]) == 0
-    assert " kWh of devices with cooling" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("gpus", "params", "used"),
     [("1000xH100", "7B", 1000), ("7xH100", "1B", 7), ("24xH100", "7B", 24), ("1009xH100", "70B", 1008),
@@ -565,25 +384,17 @@ def test_odd_numbers_of_devices_are_planned(
     layout, batch = found["layout"], found["batch_tokens"] // found["sequence_length"]
     assert found["fits"] and found["devices"] == used
     assert batch % (layout["replicate"] * layout["shard"] * layout["micro_batch"]) == 0
-    assert any("is proposed" in note for note in found["notes"]) and found["batch"]["verdict"] != "beyond critical"
+    assert any("is proposed" in note for note in found["notes"])
+    assert found["batch"]["batch"] <= max(found["batch"]["critical"].values())
     spares = [note for note in found["notes"] if "12,320 of the 12,345 devices" in note]
-    assert len(spares) == (used == 12_320) and all("the other 25 are not in the figures" in note for note in spares)
+    assert len(spares) == (used == 12_320)
 
 
 def test_a_batch_that_was_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4M")
     assert (found["batch_tokens"], found["devices"]) == (1024 * 4096, 960)
-    assert "no layout of all divides 1,024 sequences" in found["notes"][0]
-    assert "the batch divides badly: with 3,932,160 tokens a step (960 sequences)" in found["notes"][1]
+    assert "960 of the 1,000 devices" in found["notes"][0]
     assert planned(capsys, "--params", "7B", "--gpus", "1000xH100", "--batch", "4096000")["notes"] == []
-
-
-@pytest.mark.parametrize("params", ["7B", "70B", "400B", "1T"])
-def test_no_default_batch_is_beyond_critical(params: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(capsys, "--params", params, "--gpus", "2048xB200")["batch"]["verdict"] in (
-        "efficient",
-        "near critical",
-    )
 
 
 def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
@@ -600,14 +411,6 @@ def test_a_device_without_bf16_is_planned_in_fp16_and_says_so(
     path.write_text('[model]\ndepth = 12\nvocabulary = 32000\n[cluster]\ndevice = "V100"\ndevices = 8\n')
     of_recipe = planned(capsys, str(path))
     assert of_recipe["precision"] == "fp32" and "auto is fp32" in of_recipe["notes"][0]  # as a run of it trains
-
-
-def test_what_is_noted_of_a_plan_beside_others_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("plan", "--params", "1B", "--gpus", "8xH100", "--what-if", "device=V100", "--what-if", "model=olmoe-1b-7b")
-    assert run_command(list(asked)) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("device=V100: V100 SXM 32GB has no bf16") for line in lines)
-    assert any(line.startswith("model=olmoe-1b-7b: Bessemer does not train mixtures") for line in lines)
 
 
 def test_palm_on_two_pods(capsys: pytest.CaptureFixture[str]) -> None:
@@ -630,42 +433,6 @@ def test_large_figures_have_no_exponents(capsys: pytest.CaptureFixture[str]) -> 
         assert not [row for row in rows if re.search(r"\de[+-]\d", row)]
 
 
-def test_a_budget_whose_batch_divides_nothing_is_planned_with_spares(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--days", "14", "--gpus", "1000xH100", "--batch", "16M")
-    assert (found["batch_tokens"], found["devices"]) == (4096 * 4096, 960)
-    assert 13 < found["expected"]["days"] <= 14
-
-
-@pytest.mark.parametrize("batch", ["", "33488896"])
-def test_devices_that_divide_badly_are_noted_with_fewer_that_end_sooner(
-    capsys: pytest.CaptureFixture[str], batch: str
-) -> None:
-    """511 = 7 x 73 leave no layout between one device and 7 for a model of 141 billion parameters."""
-    asked = ("--model", "mixtral-8x22b", "--tokens", "1T")
-    more = ("--batch", batch) if batch else ()  # 4,088 sequences, 8 a device
-    found = planned(capsys, *asked, "--gpus", "511xH200", *more)
-    note = next(one for one in found["notes"] if "511 devices divide badly" in one)
-    number = re.search(r"on (\d+) of them", note)
-    assert number is not None and 511 * 0.9 <= int(number[1]) < 511
-    fewer = planned(capsys, *asked, "--gpus", f"{number[1]}xH200", *more)
-    costs = [f"${amount(one['expected']['cost'])}" for one in (fewer, found)]
-    assert f"is expected to take {costs[0]} and not {costs[1]}, and " in note
-    assert fewer["expected"]["days"] < found["expected"]["days"] and not any(
-        "devices divide badly" in one for one in fewer["notes"]
-    )
-
-
-def test_a_batch_that_divides_no_layout_of_all_devices_leaves_spares(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--params", "7B", "--tokens", "1T", "--gpus", "300xH100", "--batch", "4M")
-    assert found["devices"] == 288 and any("288 of the 300 devices" in note for note in found["notes"])
-
-
-def test_a_better_batch_is_one_nearby(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 16 times the size, what 16,384 devices divide is none."""
-    asked = ("--model", "llama-3-405b", "--tokens", "800B", "--seq", "131072", "--batch", "16M", "--gpus", "16384xH100")
-    assert not [note for note in planned(capsys, *asked)["notes"] if "divides badly" in note]
-
-
 @pytest.mark.parametrize("price", [("--price", "2"), ("--set", "cluster.price=2")])
 def test_a_price_is_of_the_device_that_it_was_given_with(
     capsys: pytest.CaptureFixture[str], price: tuple[str, str]
@@ -681,62 +448,6 @@ def test_a_price_is_of_the_device_that_it_was_given_with(
         for one in found["what_if"]
     ]
     assert noted == [True, False, False]
-
-
-def test_a_budget_in_money_of_a_device_without_a_price_is_not_said_to_be_kept(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ("--money", "50k", "--gpus", "64xH100", "--params", "7B", "--what-if", "device=MI300X")
-    (other,) = planned(capsys, *asked)["what_if"]
-    assert (other["budget"]["spent"], other["budget"]["is_kept"]) == (None, None)
-    assert any(
-        "whether --money 50k is kept is not known: the catalogue has no price" in note for note in other["notes"]
-    )
-
-
-@pytest.mark.parametrize("words", [(), ("--tp", "8", "--pp", "16", "--framework", "llama3"), ("--dp", "16384")])
-def test_what_stands_for_a_budget_of_recompute_is_said(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    asked = ("--model", "llama-3-405b", "--tokens", "1T", "--batch", "128M", "--gpus", "16384xH100", *words)
-    notes = " ".join(planned(capsys, *asked, "--recompute", "budget")["notes"])
-    assert "is planned as one of none, selective and full" in notes and "leaves train.recompute open" not in notes
-
-
-def test_more_devices_than_any_cluster_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "7B", "--gpus", "1e9xH100"]) == 2
-    assert "at most 10,000,000 are planned" in capsys.readouterr().err
-
-
-def test_a_better_batch_is_looked_for_on_the_devices_that_are_used(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "--model", "mixtral-8x7b", "--tokens", "2T", "--gpus"
-    found = planned(capsys, *asked, "250xH100", "--batch", "4M")
-    assert found["devices"] == 240
-    note = next(one for one in found["notes"] if "the batch divides badly" in one)
-    assert "3,932,160 tokens a step (480 sequences) on 240 devices" in note
-    better = planned(capsys, *asked, "240xH100", "--batch", "3932160")
-    costs = [f"${amount(one['expected']['cost'])}" for one in (better, found)]
-    assert f"is expected to take {costs[0]} and not {costs[1]}" in note
-
-
-def test_a_batch_that_divides_badly_is_noted_with_a_better_one(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--model", "gpt3-175b", "--tokens", "300B", "--seq", "2048", "--gpus", "1024xA100")
-    found = planned(capsys, *asked, "--batch", "3.2M")
-    better = planned(capsys, *asked, "--batch", "3145728")
-    assert better["notes"] == [] and better["expected"]["cost"] < 0.7 * found["expected"]["cost"]
-    (note,) = [one for one in found["notes"] if "divides badly" in one]
-    odd = planned(capsys, "--params", "7B", "--gpus", "60xH100", "--batch", "4M", "--tp", "4")["notes"]
-    assert any("the batch divides badly" in note for note in odd), "of which 15 pipeline stages remained"
-    costs = [f"${amount(one['expected']['cost'])}" for one in (better, found)]
-    assert (
-        f"with 3,145,728 tokens a step (1,536 sequences) the run is expected to take {costs[0]} and not {costs[1]}"
-        in note
-    )
-
-
-def test_a_node_in_part_filled_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, "--params", "7B", "--gpus", "97xH100")
-    assert "the last of 13 nodes has 1 of its 8 devices; the others are not in the figures" in found["notes"]
 
 
 def test_figures_of_one_are_singular_and_hours_are_for_something(capsys: pytest.CaptureFixture[str]) -> None:
@@ -756,9 +467,6 @@ def test_tokens_that_whole_steps_exceed_are_noted(capsys: pytest.CaptureFixture[
     assert not [one for one in planned(capsys, *words, "4M")["notes"] if "whole step" in one], "0.02% more"
     assert run_command(["plan", *words, "20B"]) == 2
     assert "a step would read more than all 10,000,000,000 tokens of the run" in capsys.readouterr().err
-    # The batch does not divide over the parts either, which is no reason.
-    assert run_command(["plan", *words, "20B", "--dp", "8", "--seq", "3k"]) == 2
-    assert capsys.readouterr().err.startswith("bessemer: train.global_batch_tokens = 20,000,001,000: a step would read")
     assert planned(capsys, "--params", "1B", "--gpus", "8xH100", "--tokens", "4M", "--batch", "4M")["steps"] == 1
 
 
@@ -780,20 +488,3 @@ def test_a_published_model_in_the_place_of_a_recipe_is_pointed_at(capsys: pytest
     for more in ((), ("--gpus", "64xH100")):
         assert run_command(["plan", "llama-2-70b", *more]) == 2
         assert "it is a published model: --model llama-2-70b" in capsys.readouterr().err
-
-
-def test_data_ranks_that_cannot_be_shards_are_advised_as_copies(capsys: pytest.CaptureFixture[str]) -> None:
-    """With tensor ranks 5 shards divide no weight; the advice, in place of --dp, is a plan."""
-    asked = ("plan", "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "60xH100", "--tp", "4", "--pp", "3")
-    assert run_command([*asked, "--dp", "5"]) == 2
-    advice = "--set parallel.replicate=5 --set parallel.shard=1"
-    assert f"as replicate 5 x shard 1 it can be ({advice}, in place of --dp)" in capsys.readouterr().err
-    assert run_command([*asked, *advice.split()]) == 0
-
-
-@pytest.mark.parametrize(("unique", "is_worthless"), [("10B", True), ("250B", False)])
-def test_passes_that_add_almost_nothing_are_noted(
-    unique: str, is_worthless: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = planned(capsys, "--model", "llama-3-8b", "--tokens", "1T", "--gpus", "64xH100", "--unique", unique)
-    assert any("the last passes over the text add almost nothing" in note for note in found["notes"]) == is_worthless

@@ -72,6 +72,7 @@ def device_entry(kind: str, disk: dict[str, float]) -> dict[str, Any]:
         "bandwidth": round(bandwidth / 1e9, 2),
         "intra_bandwidth": round(link / 1e9, 3),
         "inter_bandwidth": round((known.inter_bandwidth if known else link) / 1e9, 3),
+        "storage_bandwidth": round(disk["writes"] / 1e9, 3),
         "per_node": known.per_node if known else processes,
         **({"watts": known.watts, "multiprocessors": known.multiprocessors} if known else {}),
         **({"price": known.price, "price_date": known.price_date} if known and known.price else {}),

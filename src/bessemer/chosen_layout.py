@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,12 @@ from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.model.config import ModelConfig
 from bessemer.plan import jobs, outcome, search
+from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import Goal, goal_of
-from bessemer.plan.money import DAY, dollars
 from bessemer.plan.outcome import PlanResult
-from bessemer.plan.request import PlanRequest
 from bessemer.recipe import Recipe, load
 from bessemer.recipe.parallel import AXES
 from bessemer.run import RunFolder
-from bessemer.terminal import amount, duration
 from bessemer.tokens import outlook
 
 
@@ -68,122 +64,32 @@ def planning_goal(recipe: Recipe, model: ModelConfig | None = None, *, is_open: 
     return goal_of(recipe, vocabulary, outlook.labels(recipe, folder), model=model, is_open=is_open)
 
 
-def planned(request: PlanRequest, *, is_advised: bool = True, **how: Any) -> PlanResult:
-    """What a request comes to. Where the planner chooses the layout, and none is of all devices (as of 100,003) or only a far
-    larger batch than is proposed divides over them, the fastest plan with up to a tenth of them as spares, and it notes so.
-
-    is_advised: with notes of a better batch or number of devices, which take several plans more; how: of `outcome.of`. Raises
-    InputError.
-    """
+def planned(request: PlanRequest, **how: Any) -> PlanResult:
+    """Build the plan of a request. Where the planner chooses the layout and none is of all devices, or only a far larger batch
+    than is proposed divides over them, up to a tenth of them are left as spares, and a note says so. how: of `outcome.of`.
+    Raises InputError."""
     goal = planning_goal(request.recipe, request.model, is_open=request.is_open)
-    own = (*request.notes, *request.own_notes)
-    goal = replace(goal, notes=(*own, *goal.notes))
+    goals = [replace(goal, notes=(*request.notes, *goal.notes))]
     if not goal.chooses_layout:
-        return outcome.of(goal, **how)
+        return outcome.of(goals[0], **how)
     cluster = goal.job.cluster
-    fewer = [
-        planning_goal(request.recipe.changed(cluster={"devices": devices}), request.model, is_open=request.is_open)
-        for devices in jobs.fewer_devices(cluster.devices, cluster.per_node)
-    ]
-    has_batch = request.recipe.train.global_batch_tokens is not None
-    limit = jobs.MORE_SEQUENCES * min(each.job.batch for each in (goal, *fewer))
-    plans, refusal = [], None
-    for each in (goal, *(one for one in fewer if one.job.batch <= limit)):
-        devices = each.job.cluster.devices
-        why = f": no layout of all divides {each.job.batch:,} sequences" if has_batch else ", which more layouts divide"
-        spares = cluster.devices - devices
-        others = "the other one is" if spares == 1 else f"the other {spares:,} are"
-        note = f"{devices:,} of the {cluster.devices:,} devices are used and paid for{why}; {others} not in the figures"
+    for count in jobs.fewer_devices(cluster.devices, cluster.per_node):
+        fewer = request.recipe.changed(cluster={"devices": count})
+        one = planning_goal(fewer, request.model, is_open=request.is_open)
+        note = f"{count:,} of the {cluster.devices:,} devices are planned, which more layouts divide"
+        goals.append(replace(one, notes=(*request.notes, note, *one.notes)))
+    limit = jobs.MORE_SEQUENCES * min(one.job.batch for one in goals)
+    plans, refusal = list[PlanResult](), None
+    for one in [one for one in goals if one.job.batch <= limit] or goals:
         try:
-            plans.append(
-                outcome.of(
-                    each if each is goal else replace(each, notes=(*own, note, *each.notes)),
-                    **how,
-                )
-            )
+            plans.append(outcome.of(one, **how))
         except search.NoLayoutError as error:
             refusal = refusal or error
-            continue
-        if each is goal and goal.job.batch <= limit:
-            better = _better_batch(request, plans[0], goal) if is_advised and has_batch else None
-            return _advised(plans[0], cluster.devices, better, fewer if is_advised else ())
-    small = [plan for plan in plans if plan.job.batch <= limit] or plans
-    if not small:
+        if plans and one is goals[0]:
+            break
+    if not plans:
         raise refusal or InputError("plan: no layout")
-    fastest = max(small, key=lambda plan: plan.step.tokens_per_second)
-    better = _better_batch(request, fastest, goal) if is_advised and has_batch else None
-    return _advised(fastest, cluster.devices, better)
-
-
-def unadvised(request: PlanRequest) -> PlanResult:
-    """`planned` without advice, for those that only a budget's search sees."""
-    return planned(request, is_advised=False)
-
-
-WORTH_SAYING = 0.05  # share of the device-hours that a better batch or number of devices saves
-AS_GOOD = 0.02  # of them, by which the batch nearest to the given one may take more than the best
-
-
-def _advised(plan: PlanResult, devices: int, batch: PlanResult | None, fewer: Sequence[Goal] = ()) -> PlanResult:
-    """The plan, with a note where a batch near the given one takes far fewer hours, and where some devices idle costs less still
-    and ends no later: more layouts divide the rest. devices: all that are asked for; batch: the plan with such a
-    batch; fewer: goals of some of the devices."""
-    if batch is not None:
-        on = f" on {batch.job.cluster.devices:,} devices" if batch.job.cluster.devices < devices else ""
-        plan = _noted(
-            plan,
-            f"the batch divides badly: with {batch.job.tokens:,} tokens a step ({batch.job.batch:,} sequences){on} the run is "
-            f"expected to take {_cost(batch)} and not {_cost(plan)}",
-        )
-    other = _better_devices(plan, fewer)
-    if other is None or (batch is not None and other.bill.device_hours >= batch.bill.device_hours):
-        return plan
-    days, other_days = (duration(DAY * one.bill.days) for one in (plan, other))
-    return _noted(
-        plan,
-        f"{plan.job.cluster.devices:,} devices divide badly: on {other.job.cluster.devices:,} of them the run is expected to "
-        f"take {_cost(other)} and not {_cost(plan)}, and {other_days} and not {days}",
-    )
-
-
-def _better_batch(request: PlanRequest, plan: PlanResult, goal: Goal) -> PlanResult | None:
-    """The plan with a batch near the given one that takes far fewer hours, if there is one. goal: of all devices, of which the
-    plan may leave some."""
-    everyone, used, best = goal.job.cluster.devices, plan.job.cluster.devices, plan
-    for job in (goal.job,) if used == everyone else (goal.job, plan.job):  # batches for all devices are preferred
-        cluster, others = {"devices": job.cluster.devices}, list[PlanResult]()
-        for better in jobs.better_batches(job):
-            train = {"global_batch_tokens": better * job.model.sequence_length}
-            recipe = request.recipe.changed(train=train, cluster=cluster)
-            with suppress(search.NoLayoutError):
-                others.append(outcome.of(planning_goal(recipe, request.model, is_open=request.is_open)))
-        fitting = [one for one in others if one.verdict.fits]
-        limit = (1 + AS_GOOD) * min((one.bill.device_hours for one in fitting), default=0.0)
-        good = [one for one in fitting if one.bill.device_hours <= limit]
-        other = min(good, key=lambda one: abs(one.job.batch - goal.job.batch), default=best)
-        if other.bill.device_hours <= (1 - WORTH_SAYING) * best.bill.device_hours:
-            best = other
-    return None if best is plan else best
-
-
-def _better_devices(plan: PlanResult, fewer: Sequence[Goal]) -> PlanResult | None:
-    """The plan on some of the devices, where that costs far less and ends no later."""
-    others: list[PlanResult] = []
-    for goal in fewer:
-        with suppress(InputError):
-            others.append(outcome.of(goal))
-    limit = (1 - WORTH_SAYING) * plan.bill.device_hours
-    cheaper = [one for one in others if one.verdict.fits and one.bill.device_hours <= limit]
-    other = min(cheaper, key=lambda one: one.bill.days, default=plan)
-    return None if other is plan or other.bill.days > plan.bill.days else other
-
-
-def _cost(plan: PlanResult) -> str:
-    return f"{amount(plan.bill.device_hours)} device-hours" if plan.bill.cost is None else dollars(plan.bill.cost)
-
-
-def _noted(plan: PlanResult, note: str) -> PlanResult:
-    return replace(plan, goal=replace(plan.goal, notes=(*plan.goal.notes, note)))
+    return max(plans, key=lambda plan: plan.step.tokens_per_second)
 
 
 def _with_layout(recipe: Recipe, goal: Goal, candidate: search.Candidate) -> Recipe:

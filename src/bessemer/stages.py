@@ -20,7 +20,6 @@ from bessemer import derived, forecast, interrupt, preflight, rebuild
 from bessemer.defaults import derived_keys
 from bessemer.errors import BessemerError, DamagedFile, InputError, Stopped, TooFewIds, lack_of_memory
 from bessemer.hashing import digest
-from bessemer.plan import here
 from bessemer.recipe import Recipe, dump
 from bessemer.run import (
     NEWEST,
@@ -289,7 +288,7 @@ def _write_plan(session: Session, prepared: Prepared) -> None:
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
     if not session.is_of_folder:
         write_json(run.given, {"keys": given_keys(session.recipe)})
-    write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens), **here.drawn(prepared.plan)})
+    write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens)})
 
 
 def train(session: Session, prepared: Prepared, profile: bool = False) -> None:

@@ -40,19 +40,12 @@ replicate = 4
 """
 FULL = """
 min_nodes = 2
-cpus_per_process = 12
-memory = "900Gi"
-time = "1-12:00:00"
 save_seconds = 120
-partition = "gpu,long"
-account = "acme"
-qos = "high"
-constraint = "h100&ib"
+sbatch = ["--cpus-per-task=96", "--mem=900G", "--time=1-12:00:00", "--partition=gpu,long", "--account=acme", "--qos=high",
+          "--constraint=h100&ib"]
 setup = ["module() {{ :; }}", "module load cuda/12.8"]
 image = "registry.example.org/bessemer:1"
-mounts = ["/scratch:/scratch"]
-claim = "runs"
-namespace = "training"
+mounts = ["runs:/scratch"]
 """
 
 # Long options of sbatch(1), Slurm 24.11 (https://slurm.schedmd.com/sbatch.html), with those of them that take no value.
@@ -115,6 +108,7 @@ def test_the_batch_script_is_read_by_bash_and_by_the_rules_of_sbatch(full: bool,
     assert options["gpus-per-node"] == "8" and options["requeue"] is None
     if full:
         assert options["nodes"] == "2-4" and options["cpus-per-task"] == "96" and options["signal"] == "B:USR1@120"
+        assert options["time"] == "1-12:00:00" and options["partition"] == "gpu,long"
         assert '--nnodes "2:$SLURM_JOB_NUM_NODES" --nproc-per-node 8' in script.read_text()
         assert "--kill-on-bad-exit=0" in script.read_text()
     else:
@@ -207,7 +201,7 @@ def test_shipped_recipes_of_many_gpus_say_their_devices_and_start_as_many_nodes(
 @pytest.mark.parametrize("full", [False, True])
 def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    few = 'image = "registry.example.org/bessemer:1"\nclaim = "runs"'
+    few = 'image = "registry.example.org/bessemer:1"\nmounts = ["runs:/data"]'
     asked = recipe(tmp_path, FULL if full else few, "elastic = true" if full else "")
     (path,) = files.write(asked, "kubernetes", tmp_path / "out")
     config, jobset = yaml.safe_load_all(path.read_text())
@@ -228,9 +222,8 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     }  # fmt: skip
     assert rules == {75: "Ignore", 2: "FailJob"}
     assert container["name"] == "train" and container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-    held = {"cpu": "96"} if full else {"cpu": "64", "memory": "256Gi"}
+    held = {"cpu": "64", "memory": "256Gi"}
     assert container["resources"]["requests"] == held, "a pod that requests nothing is the first to be evicted"
-    assert container["resources"]["limits"].get("memory") == ("900Gi" if full else None)
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert volumes.keys() == mounts.keys() and mounts["shared-memory"] == "/dev/shm"
@@ -255,8 +248,9 @@ def test_the_jobset_has_the_fields_that_kubernetes_knows(full: bool, tmp_path: P
     [
         ("slurm", "", "cluster.nodes = 3 does not divide the 32 processes of \\[parallel\\]; possible: 1, 2, 4, 8"),
         ("slurm", "min_nodes = 2", "parallel.elastic"),
-        ("kubernetes", 'claim = "runs"', "cluster.image: missing"),
-        ("kubernetes", 'image = "a"', "cluster.claim: missing"),
+        ("kubernetes", 'mounts = ["runs:/data"]', "cluster.image: missing"),
+        ("kubernetes", 'image = "a"', "cluster.mounts: "),
+        ("kubernetes", 'image = "a"\nmounts = ["/here:/there"]', "cluster.mounts: "),
     ],
 )
 def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, says: str, tmp_path: Path) -> None:
@@ -271,8 +265,9 @@ def test_what_does_not_fit_the_cluster_is_one_sentence(on: str, cluster: str, sa
 def test_a_key_cannot_bring_options_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe(tmp_path)
     given = ["launch", str(tmp_path / "big.toml"), "--on", "slurm", "--out", str(tmp_path / "out")]
-    assert run_command([*given, "--set", "cluster.partition=gpu --uid=0"]) == 2
-    assert "cluster.partition" in capsys.readouterr().err
+    for option in ("gpu", "--partition=gpu\n#SBATCH --uid=0"):
+        assert run_command([*given, "--set", f"cluster.sbatch={json.dumps([option])}"]) == 2
+        assert "cluster: sbatch" in capsys.readouterr().err
 
 
 SRUN = """#!{python}

@@ -156,10 +156,10 @@ def test_a_node_without_the_store_that_is_lost_and_comes_back_costs_nothing(
 @pytest.mark.long
 @pytest.mark.fault(32)
 @pytest.mark.parametrize("end", ["limit", "stop", "restarts"])
-def test_a_first_node_that_stays_away_ends_the_wait(end: str, made: Path) -> None:
+def test_a_first_node_that_stays_away_ends_the_wait(end: str, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, restarts = made.parent / "runs" / f"away-{end}", 0 if end == "restarts" else 3
-    more = f"cluster.wait_seconds={12 if end == 'limit' else 600}", f"parallel.restarts={restarts}"
-    with Nodes(another(made, f"away-{end}"), *(part for key in more for part in ("--set", key))) as nodes:
+    monkeypatch.setenv("BESSEMER_WAIT_SECONDS", "12" if end == "limit" else "600")
+    with Nodes(another(made, f"away-{end}"), "--set", f"parallel.restarts={restarts}") as nodes:
         wait_for_step(run, 6, nodes.running[1])
         nodes.lose(0)
         began = time.monotonic()
@@ -179,7 +179,8 @@ def test_a_first_node_that_stays_away_ends_the_wait(end: str, made: Path) -> Non
 def test_a_node_waits_for_a_first_node_that_is_not_there_yet_until_its_limit_or_a_stop(made: Path) -> None:
     meet = "--nnodes", "2", "--rdzv-endpoint", f"{NOWHERE}:29500"
     line = command("train", *another(made, "not-yet"), *LAYOUT, *meet)
-    short = subprocess.Popen([*line, "--set", "cluster.wait_seconds=1"], stderr=subprocess.PIPE, text=True)
+    soon = {**os.environ, "BESSEMER_WAIT_SECONDS": "1"}
+    short = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=soon)
     patient = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     _, said = short.communicate(timeout=60)
     assert short.returncode == 1, said

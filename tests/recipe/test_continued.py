@@ -182,11 +182,11 @@ def planned(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> dict
 def test_only_a_pretraining_is_planned_by_the_scaling_laws(
     kind: str, words: tuple[str, ...], base: Path, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, page = planned_recipe(kind, base, theirs, tmp_path / "own"), tmp_path / "plan.html"
-    found, by_laws = planned(capsys, path, *words, "--html", str(page)), kind == "pretraining"
-    assert (found["chinchilla"] is not None, "Scaling laws" in page.read_text()) == (by_laws, by_laws)
+    path = planned_recipe(kind, base, theirs, tmp_path / "own")
+    found, by_laws = planned(capsys, path, *words), kind == "pretraining"
+    assert (found["chinchilla"] is not None) == by_laws
     if words:
-        assert (found["batch"] is not None, bool(found["known_models"])) == (by_laws, by_laws)
+        assert (found["batch"] is not None) == by_laws
     assert run_command(["plan", str(path), *words]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
     assert ("scaling" in rows) == by_laws and "training" in rows

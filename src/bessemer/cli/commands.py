@@ -133,7 +133,6 @@ COMMANDS = (
             option("--catalogue", "a file of your own devices, in the catalogue's form", metavar="FILE"),
             option("--price", "dollars of a device-hour", metavar="P"),
             option("--framework", "whose memory and overlap to model (default bessemer)", metavar="NAME"),
-            option("--headroom", "share of a device's memory to leave free (15%%)", metavar="SHARE"),
         ),
         "the model, without a recipe or in place of its own": (
             option("--model", "a published shape, as llama-3-70b; list: all of them", metavar="NAME"),
@@ -148,11 +147,10 @@ COMMANDS = (
             option("--recompute", "none, selective or full; left out: what fits", metavar="NAME"),
             option("--micro-batch", "sequences of a forward pass; left out: the fastest", metavar="N"),
         ),
-        "or a budget: the tokens that it pays for, or model and tokens": (
+        "or a budget: the tokens that it pays for, or model and tokens, or (--gpus H100) the devices": (
             option("--flops", "FLOPs, for example 6e23", metavar="N"),
             option("--days", "days on the devices of --gpus, as 30 or 0.5", metavar="N"),
             option("--money", "dollars", metavar="N"),
-            option("--odds", "share of runs that keep to the days or dollars, 50%% to 90%% (50%%)", metavar="SHARE"),
         ),
         "the layout; left out: chosen": (
             option("--dp", "data-parallel ranks (parallel.shard)", metavar="N"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +15,15 @@ from bessemer.terminal import amount, duration, rate, size, text_table
 if TYPE_CHECKING:
     import argparse
 
+    from bessemer.plan.ask import PlanRequest
     from bessemer.plan.budget import PlanBudget
     from bessemer.plan.outcome import PlanResult
-    from bessemer.plan.request import PlanRequest
     from bessemer.recipe import Recipe
 
 # Options that are short names of recipe keys (plan/ask.py).
 SHORT_NAMES = (
     "gpus", "model", "params", "tokens", "seq", "batch", "precision", "recompute", "micro_batch", "dp", "tp", "pp", "cp",
-    "zero", "price", "framework", "headroom", "catalogue",
+    "zero", "price", "framework", "catalogue",
 )  # fmt: skip
 # Those that a plan of this machine has as well: keys of its training.
 OF_ANY_MACHINE = ("tokens", "seq", "batch", "precision", "recompute", "micro_batch")
@@ -68,9 +68,9 @@ def plan(args: argparse.Namespace) -> Any:
 
 def _given(args: argparse.Namespace) -> list[str]:
     """Names of the options that are given, but for those that every command has."""
-    from bessemer.plan.ask import BUDGETS
+    from bessemer.plan.budget import BUDGETS
 
-    names = (*SHORT_NAMES, *BUDGETS, "odds", "unique", "search", "what_if", "html", "svg", *ALONE)
+    names = (*SHORT_NAMES, *BUDGETS, "unique", "search", "what_if", "html", "svg", *ALONE)
     return [name for name in names if getattr(args, name) not in (None, False, [])]
 
 
@@ -122,7 +122,7 @@ def _best_use(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _budget(args: argparse.Namespace) -> dict[str, str]:
-    from bessemer.plan.ask import BUDGETS
+    from bessemer.plan.budget import BUDGETS
 
     return {name: getattr(args, name) for name in BUDGETS if getattr(args, name) is not None}
 
@@ -186,7 +186,7 @@ def _local_overrides(args: argparse.Namespace, requested: dict[str, str]) -> lis
     """Short names as `key=value` overrides of the recipe. Raises InputError for options of a cluster's plan alone, and for a
     recipe without a run, which a plan of this machine is of."""
     from bessemer.plan import ask
-    from bessemer.plan.request import PlanRequest
+    from bessemer.plan.ask import PlanRequest
     from bessemer.recipe import load
 
     if of_clusters := [name for name in _given(args) if name not in (*OF_ANY_MACHINE, "html")]:
@@ -276,8 +276,8 @@ def plan_rows(plan: dict[str, Any], recipe: Recipe) -> dict[str, str]:
         "memory": f"{size(memory['total'])}: {parts}",
         "fits": "yes" if plan["fits"] else too_large,
     }
-    if standing := plan.get("chinchilla"):
-        rows["scaling"] = standing["sentence"]
+    if by_laws := plan.get("chinchilla"):
+        rows["scaling"] = f"{amount(by_laws['ratio'])}x the compute-optimal tokens"
     if packing := plan.get("packing"):
         rows["packing"] = (
             f"{packing['packing']}: {packing['utilisation']:.1%} of the positions have a target, "
@@ -337,63 +337,52 @@ def _cluster_plan(args: argparse.Namespace, requested: dict[str, str]) -> dict[s
 
 
 def _budget_of(args: argparse.Namespace) -> PlanBudget | None:
-    """The budget that is given. Raises InputError for several, or odds of none."""
-    from bessemer.plan.budget import PlanBudget, odds_of
+    """Return the budget that is given. Raises InputError for several, or one that is no number."""
+    from bessemer.plan.budget import PlanBudget
 
-    budgets = _budget(args)
+    budgets = [PlanBudget(kind, text) for kind, text in _budget(args).items()]
     if len(budgets) > 1:
-        raise InputError(f"plan: {' and '.join(f'--{name}' for name in budgets)} exclude each other; give one budget")
-    if args.odds is not None and not budgets:
-        raise InputError("plan: --odds is how many runs keep to a budget; add one, as --days 30 or --money 2M")
-    odds = {} if args.odds is None else {"odds": odds_of(args.odds)}
-    return next((PlanBudget(kind, text, **odds) for kind, text in budgets.items()), None)
+        names = " and ".join(f"--{budget.kind}" for budget in budgets)
+        raise InputError(f"plan: {names} exclude each other; give one budget")
+    return budgets[0] if budgets and budgets[0].amount else None
 
 
 def _requested_job(args: argparse.Namespace, requested: dict[str, str]) -> PlanRequest:
     """A recipe with the options' changes, or what the options say alone; where there is a budget, with what it pays for."""
-    from bessemer.chosen_layout import unadvised
-    from bessemer.plan import ask
-    from bessemer.plan.budget import fitted, names_model, on_paid_tokens
+    from bessemer.chosen_layout import planned
+    from bessemer.plan import ask, budget
     from bessemer.recipe import load
     from bessemer.tokens.pretrained import followed
 
-    budget, overrides = _budget_of(args), tuple(args.overrides)
-    keeps_model = args.recipe is not None or names_model(requested, overrides)
-    if budget is not None:
-        _require_open(args, budget.kind, keeps_model=keeps_model)
-        if not keeps_model:
-            return fitted(budget, requested, lambda names: ask.alone(names, overrides), unadvised, _unique(args))
-    if args.recipe is None:
-        asked = ask.alone(requested, overrides)
-    else:
+    limit, overrides = _budget_of(args), tuple(args.overrides)
+    finds_devices = limit is not None and ask.is_device(requested.get("gpus", "1"))
+    names = {name: text for name, text in requested.items() if not (finds_devices and name == "gpus")}
 
-        def read(some: Sequence[str], is_draft: bool) -> Recipe:
-            return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
+    def read(some: Sequence[str], is_draft: bool) -> Recipe:
+        return followed(load(args.recipe, some, may_be_unnamed=True, is_draft=is_draft))
 
-        asked = ask.of_recipe(read, requested, overrides)
-    return asked if budget is None else on_paid_tokens(budget, asked, unadvised)
+    of_recipe = None if args.recipe is None else ask.of_recipe(read, names, overrides)
 
+    def make(more: Mapping[str, str]) -> PlanRequest:
+        if of_recipe is None:
+            return ask.alone({**names, **more}, overrides)
+        return ask.with_changes(of_recipe, more) if more else of_recipe
 
-def _require_open(args: argparse.Namespace, kind: str, *, keeps_model: bool) -> None:
-    """Raises InputError for a budget of which nothing is left to say: the command line gives model and tokens, or says the tokens
-    otherwise than by --tokens. keeps_model: the model is not that of the budget."""
-    from bessemer.plan.ask import devices_of
-
-    named = {override.partition("=")[0].strip() for override in args.overrides}
+    if limit is None:
+        return make({})
+    if finds_devices:
+        return budget.devices_within(limit, requested, make, planned)
+    keeps_model = args.recipe is not None or budget.names_model(requested, overrides)
+    named = {override.partition("=")[0].strip() for override in overrides}
     lengths = sorted({f"train.{name}" for name in ("tokens", "steps", "minutes")} & named)
-    lengths = (["--tokens"] if args.tokens is not None else []) + lengths
-    if keeps_model and lengths:
-        gpus = args.gpus or "64xH100"
+    if lengths or (keeps_model and args.tokens is not None):
         raise InputError(
-            f"plan: a model, {lengths[0]} and --{kind} exclude each other: without {lengths[0]} the tokens are those that the "
-            f"budget pays for; without --{kind} the plan says what model and tokens cost, on other devices too: --gpus {gpus} "
-            f"--what-if gpus={2 * devices_of(gpus)[0]}"
+            f"plan: {lengths[0] if lengths else '--tokens'} and --{limit.kind} exclude each other; leave out the tokens, the "
+            "model or, with --days, the number of devices (--gpus H100)"
         )
-    if lengths and lengths != ["--tokens"]:
-        raise InputError(
-            f"plan: {lengths[-1]} and a budget exclude each other: a budget proposes model and tokens, or the model alone where "
-            "--tokens gives the tokens"
-        )
+    if keeps_model:
+        return budget.tokens_within(limit, make({}), planned)
+    return budget.model_within(limit, names, make, planned, _unique(args))
 
 
 def _unique(args: argparse.Namespace) -> float | None:

@@ -93,8 +93,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
             ),
             "memory": f"{size(1e9 * entry['bandwidth'])}/s",
             "all-reduce": f"{size(1e9 * entry['intra_bandwidth'])}/s from each process",
-            "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items())
-            + f"; cluster.storage_bandwidth = {disk['writes'] / 1e9:.2g}",
+            "disk": ", ".join(f"{verb} {size(value)}/s" for verb, value in disk.items()),
             "kept in": f"{path}: `bessemer plan --catalogue {path} --gpus '{count}x{entry['name']}'` plans with it",
         }
         print("\n".join(f"{name:<12} {value}" for name, value in shown.items()))

@@ -26,8 +26,9 @@ from bessemer.run import write_atomic
 from bessemer.terminal import counted, rendered
 
 LARGEST_NODE = 16  # GPUs of a node, where the recipe does not say how many it has
+CLAIM = re.compile(r"[a-z0-9.-]+")
 MEMORY_PER_PROCESS = 32  # GiB: torch and CUDA take 4, and an asynchronous checkpoint a copy of the state
-EXAMPLE = {"image": '"registry.example.org/bessemer:1"', "claim": '"runs"'}
+CPUS_PER_PROCESS, PORT, SHARED_MEMORY = 8, 29500, "16Gi"  # which NCCL uses within a node
 
 
 def write(recipe: Recipe, on: str, folder: Path, base: Path | None = None) -> list[Path]:
@@ -104,17 +105,27 @@ def batch_script(recipe: Recipe, folder: Path) -> str:
 
 
 def job_set(recipe: Recipe, base: Path | None = None) -> str:
-    """The ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
-    for key, what in (("image", "the container image with bessemer in it"), ("claim", "the volume of the run folder")):
-        if getattr(recipe.cluster, key) is None:
-            example = f"cluster.{key} = {EXAMPLE[key]}"
-            raise InputError(f"cluster.{key}: missing; kubernetes needs {what}, for example {example}")
+    """Return the ConfigMap with the recipe and the JobSet. Raises InputError when [cluster] lacks the image or the claim."""
+    if recipe.cluster.image is None:
+        raise InputError(
+            "cluster.image: missing; kubernetes needs the container image with bessemer in it, for example "
+            'cluster.image = "registry.example.org/bessemer:1"'
+        )
+    claim, _, mount = (*recipe.cluster.mounts, "")[0].partition(":")
+    if len(recipe.cluster.mounts) != 1 or not CLAIM.fullmatch(claim) or not mount.startswith("/"):
+        raise InputError(
+            "cluster.mounts: kubernetes needs the volume claim of the run folder and where it is mounted, for example "
+            'cluster.mounts = ["runs:/data"]'
+        )
     # A DNS label; with the suffixes of pods it must stay under 63 characters.
     name = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-") or "run"
     toml = dump(recipe).rstrip()
     if base is not None:
         toml = re.sub(rf'"(hf:)?{re.escape(str(base.resolve()))}/', r'"\1', toml)
-    return _rendered("jobset.yaml", recipe, name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS)
+    return _rendered(
+        "jobset.yaml", recipe, name=name, recipe_toml=toml, memory_per_process=MEMORY_PER_PROCESS, claim=claim, mount=mount,
+        shared_memory=SHARED_MEMORY,
+    )  # fmt: skip
 
 
 def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
@@ -124,5 +135,5 @@ def _rendered(template: str, recipe: Recipe, **more: Any) -> str:
         Path(__file__).with_name(f"{template}.jinja"), recipe=recipe, cluster=cluster, json=json.dumps,
         quote=lambda value: shlex.quote(str(value)), per_node=recipe.parallel.world // cluster.nodes, min_nodes=min_nodes,
         is_elastic=min_nodes != cluster.nodes,  # then the end of one node is not the end of the others
-        has_gpus=recipe.train.device != "cpu", **more,
+        has_gpus=recipe.train.device != "cpu", port=PORT, cpus_per_process=CPUS_PER_PROCESS, **more,
     )  # fmt: skip

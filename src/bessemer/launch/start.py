@@ -76,9 +76,8 @@ class LaunchSpec:
             processes = max(world // max_nodes, 1)
         if processes < 1:
             raise InputError(f"--nproc-per-node: {processes} is not a number of processes; give 1 or more")
-        restarts, wait = 0, cls.wait_seconds
-        if recipe is not None:
-            restarts, wait = recipe.parallel.restarts, recipe.cluster.wait_seconds
+        restarts = 0 if recipe is None else recipe.parallel.restarts
+        wait = float(os.environ.get("BESSEMER_WAIT_SECONDS", cls.wait_seconds))
         where = (min_nodes, max_nodes), endpoint or "localhost:0", identity
         return cls(arguments, processes, restarts, *where, wait)
 

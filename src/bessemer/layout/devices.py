@@ -59,6 +59,7 @@ class DeviceSpec:
     framework: str = "bessemer"
     multiprocessors: int = 0
     sustained: float = 1.0
+    storage_bandwidth: float = 2e9
     aliases: tuple[str, ...] = ()
 
     @property
@@ -82,12 +83,14 @@ class DeviceSpec:
 REQUIRED = [each.name for each in fields(DeviceSpec) if each.default is MISSING]
 KEYS = [each.name for each in fields(DeviceSpec)]
 # Of keys of a file that are scaled.
-FACTORS = {**dict.fromkeys(("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth"), 1e9), "watts": 1.0}
+RATES = ("memory", "bandwidth", "intra_bandwidth", "inter_bandwidth", "storage_bandwidth")
+FACTORS = {**dict.fromkeys(RATES, 1e9), "watts": 1.0}
 PEAK_FACTOR = 1e12
 # Of keys of a file: the unit, and a value far above that of any device, which was written in another unit.
 MOST = {
     "memory": ("GB", 5_000), "bandwidth": ("GB/s", 200_000), "intra_bandwidth": ("GB/s", FASTEST),
-    "inter_bandwidth": ("GB/s", FASTEST), "watts": ("W", 100_000), "flops": ("TFLOP/s", 200_000),
+    "inter_bandwidth": ("GB/s", FASTEST), "storage_bandwidth": ("GB/s", FASTEST), "watts": ("W", 100_000),
+    "flops": ("TFLOP/s", 200_000),
 }  # fmt: skip
 
 

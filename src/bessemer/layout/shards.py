@@ -52,22 +52,11 @@ NOTED_PADDING = 1.2
 
 
 def uneven_note(config: ModelConfig, layout: AxisSizes) -> str | None:
-    """For a reader: which weights a layout's shards do not divide, what that costs, and shards that divide all; None: it costs
-    little."""
-    num_shards = layout.state_shards
-    if (factor := padding(config, layout.tensor, num_shards)) < NOTED_PADDING:
+    """Return a warning about shards that do not divide the weights, with what that costs; None: it costs little."""
+    if (factor := padding(config, layout.tensor, layout.state_shards)) < NOTED_PADDING:
         return None
-    shapes = matrix_shapes(config).items()
-    uneven = [
-        f"{name} ({' x '.join(f'{size:,}' for size in shape)})" for name, shape in shapes
-        if padded_elements(shape, num_shards) > NOTED_PADDING * math.prod(shape)
-    ]  # fmt: skip
-    context = layout.context
-    sizes = (n for n in range(layout.shard, 1, -1) if layout.shard % n == 0)
-    even = next((n for n in sizes if padding(config, layout.tensor, n * context) == 1), 1)
-    copies = f"; parallel.replicate = {layout.data // even} with shard = {even} divides them" if even > 1 else ""
-    with_context = f" x parallel.context = {context}" if context > 1 else ""
+    with_context = f" x parallel.context = {layout.context}" if layout.context > 1 else ""
     return (
-        f"parallel.shard = {layout.shard}{with_context} divides no dimension of {' and '.join(uneven)}: with the padding that "
-        f"makes all parts as large, a block's weights are {factor:.3g} times what they are, to keep and to gather{copies}"
+        f"parallel.shard = {layout.shard}{with_context} divides no dimension of some weights: with padding, a block's weights "
+        f"are {factor:.3g} times what they are, to keep and to gather; take a power of two, and parallel.replicate for the rest"
     )

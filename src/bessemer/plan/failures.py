@@ -58,11 +58,6 @@ def young(mtbf_seconds: float, cost: float) -> float:
     return math.sqrt(2 * mtbf_seconds * cost) + cost
 
 
-def daly(mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
-    """Interval of Daly (2006), lower order: sqrt(2 (mu + D + R) C) + C."""
-    return math.sqrt(2 * (mtbf_seconds + downtime + recovery) * cost) + cost
-
-
 def optimal(mtbf_seconds: float, cost: float) -> float:
     """The interval of least expected time when failures are a Poisson process: no approximation (Aupy et al. 2013, section 3).
 
@@ -89,22 +84,6 @@ def exact_time(
         return math.inf
     growth = (mtbf_seconds + downtime) * math.exp(recovery / mtbf_seconds) * math.expm1(interval / mtbf_seconds)
     return growth / (interval - cost)
-
-
-def waste(interval: float, mtbf_seconds: float, cost: float, downtime: float = 0.0, recovery: float = 0.0) -> float:
-    """Share of the time lost, exactly: 1 - 1 / exact_time."""
-    return 1.0 - 1.0 / exact_time(interval, mtbf_seconds, cost, downtime, recovery)
-
-
-CURVE_POINTS = 61
-
-
-def waste_curve(mtbf_seconds: float, cost: float, downtime: float, recovery: float) -> list[tuple[float, float]]:
-    """(interval, waste) from a tenth of the optimum, or just above the cost, to ten times it, evenly by ratio."""
-    best = optimal(mtbf_seconds, cost)
-    low = max(best / 10, cost * 1.01)
-    intervals = (low * (10 * best / low) ** (i / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS))
-    return [(at, waste(at, mtbf_seconds, cost, downtime, recovery)) for at in intervals]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from bessemer.layout.flops import recomputed_flops_per_token, step_flops_per_tok
 from bessemer.layout.memory import Memory
 from bessemer.layout.pipeline_schedules import generate
 from bessemer.model.config import ModelConfig
-from bessemer.plan import pictures
-from bessemer.plan.laws import training_flops
-from bessemer.plan.standing import standing
+from bessemer.plan.laws import compare, training_flops
 from bessemer.plan.timetable import simulate
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.parallel import AXES
@@ -67,7 +65,6 @@ def plan(
     }
 
 
-SURFACE_POINTS = 21  # on a side: finer than the lines that are drawn of it, and small in a file
 MAX_MICRO_BATCHES = 256  # of a simulated schedule; more change nothing that is seen
 
 
@@ -96,7 +93,7 @@ def keys(
         "cost": None if price is None else hours * price,
         "layout": layout | {"schedule": of.schedule, "micro_batches": micro_batches},
         "memory_bytes_per_device": {name: parts[name] for name in names},
-        **scaling(recipe, plan["parameters"], plan["tokens"]),
+        "chinchilla": compare(plan["parameters"], plan["tokens"]) if recipe.is_pretraining else None,
     }
 
 
@@ -107,20 +104,3 @@ def bubble(layout: Parallel, micro_batches: int) -> float:
     few = range(min(micro_batches, MAX_MICRO_BATCHES), 0, -1)
     count = next((number for number in few if layout.fits_micro_batches(number)), micro_batches)
     return 1.0 - simulate(generate(layout.schedule, layout.pipeline, count, layout.stages_per_rank)).utilisation
-
-
-def scaling(recipe: Recipe, parameters: int, tokens: int) -> dict[str, Any]:
-    """Return where the plan stands by the scaling laws, which are of pretraining."""
-    if not recipe.is_pretraining:
-        return {"chinchilla": None}
-    found = standing(parameters, tokens)
-    return {"chinchilla": {**found.to_dict(), "sentence": found.sentence}}
-
-
-def drawn(plan: dict[str, Any]) -> dict[str, Any]:
-    """What a run's report draws of a plan.json: the loss around it. Nothing where the plan has no place among the laws."""
-    parameters, tokens = plan.get("parameters"), plan.get("tokens")
-    if not plan.get("chinchilla") or not parameters or not tokens:
-        return {}
-    surface = pictures.loss_surface(parameters, tokens, SURFACE_POINTS)
-    return {"pictures": {"surface": surface, "laws": pictures.law_opinions(parameters, tokens)}}

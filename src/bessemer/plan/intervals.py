@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from math import exp, hypot, log2
-from statistics import NormalDist
 from typing import Any, Literal
 
 from bessemer.plan import failures
@@ -42,8 +41,6 @@ EACH_DOUBLING = 0.05
 """Standard deviation of the logarithm for each doubling of the devices beyond that: assumed."""
 NORMAL_80 = 1.2816
 """Half of an 80% interval of a normal distribution, in standard deviations."""
-UPPER_END = 0.9
-"""Share of the cases that lie below the upper end of an 80% interval."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,6 @@ class PlanInterval:
     def times(self, factor: float) -> PlanInterval:
         """In another unit, or of so many."""
         return PlanInterval(self.planned * factor, self.low * factor, self.expected * factor, self.high * factor)
-
-    def at(self, share: float) -> float:
-        """What a share of the cases does not exceed, from one half (the expected) to 90% (the upper end): a log-normal through
-        both."""
-        normal = NormalDist()
-        return float(self.expected * (self.high / self.expected) ** (normal.inv_cdf(share) / normal.inv_cdf(UPPER_END)))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -18,15 +17,13 @@ from bessemer.layout.validity import indivisible_by_tensor
 from bessemer.model.config import ModelConfig
 from bessemer.model.huggingface.config import model_config
 from bessemer.plan import unplanned
-from bessemer.plan.batch import BEYOND, batch_outlook, require_batch_of_tokens
+from bessemer.plan.batch import critical_batches
 from bessemer.plan.estimate import experts, frameworks
 from bessemer.plan.estimate.frameworks import Framework
 from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Precision, Recompute, RunState, domain_size
-from bessemer.plan.estimate.memory import HEADROOM
-from bessemer.plan.estimate.step import refuse
 from bessemer.plan.mixture import MixtureConfig
-from bessemer.recipe import Parallel, Recipe
-from bessemer.recipe.parallel import AXES, MODEL_AXES
+from bessemer.recipe import Recipe
+from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted
 
 GB = 1e9
@@ -36,9 +33,8 @@ GB = 1e9
 class Goal:
     """A recipe as the planner sees it. recipe: resolved; job: its layout, or what is given of it where the planner chooses the
     rest; given: names of `Layout` that are not chosen; notes: how the request was understood, where a reader of the plan must
-    know it; unplanned: what the recipe sets and the plan does not count; headroom: share of a device's memory that a layout which
-    it chooses leaves free; tokens_by_size: the recipe says neither tokens nor steps; checkpoint_every: steps between checkpoints,
-    where the recipe says so."""
+    know it; unplanned: what the recipe sets and the plan does not count; tokens_by_size: the recipe says neither tokens nor
+    steps; checkpoint_every: steps between checkpoints, where the recipe says so."""
 
     recipe: Recipe
     job: Job
@@ -46,7 +42,6 @@ class Goal:
     chooses_layout: bool
     given: frozenset[str]
     notes: tuple[str, ...] = ()
-    headroom: float = HEADROOM
     tokens_by_size: bool = False
     unplanned: tuple[str, ...] = ()
     checkpoint_every: int | None = None
@@ -56,24 +51,18 @@ class Goal:
         """For a reader: that the tokens are the default. Empty where tokens, steps or minutes are given."""
         if not self.tokens_by_size or self.recipe.train.minutes is not None:
             return ""
-        note = f"by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter"
-        return f" ({note}{'' if self.recipe.is_pretraining else ', as of a pretraining: say train.tokens'})"
+        return f" (by default, {self.tokens / self.job.model.active_parameters:.3g} a parameter)"
 
 
 def goal_of(
     recipe: Recipe, vocabulary: int, labels: int = 0, *, model: ModelConfig | None = None, is_open: bool = False
 ) -> Goal:
-    """What a recipe asks for. model: in the place of the recipe's; is_open: there is no recipe yet, so that what it would leave
-    to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown, or
-    sizes that do not go together."""
+    """Return what a recipe asks for. model: in the place of the recipe's; is_open: there is no recipe yet, so that what it would
+    leave to a run may be chosen. Raises InputError where the recipe names no device, or a device or a framework that is unknown,
+    or sizes that do not go together."""
     if recipe.cluster.device is None:
-        count = recipe.cluster.devices
-        named = next((one for one in devices.catalogue().values() if str(count) in one.name.split()), None)
-        meant = (
-            f"; {count:,} is read as a number of devices, for one {named.name} write --gpus 1x{count}" if named else ""
-        )
         raise InputError(
-            f"cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them{meant}"
+            "cluster.device: which device to plan for? name one, as H100; `bessemer plan --devices` lists them"
         )
     device = devices.find(recipe.cluster.device, Path(recipe.cluster.catalogue) if recipe.cluster.catalogue else None)
     has_batch = recipe.train.global_batch_tokens is not None
@@ -81,29 +70,25 @@ def goal_of(
     if isinstance(model, MixtureConfig):
         recipe = _of_mixture(recipe, model)
     resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
-    classes = labels if resolved.train.objective == "classify" else 0
-    config = model or model_config(resolved, vocabulary, labels=classes)
+    config = model or model_config(resolved, vocabulary, labels=labels if resolved.train.objective == "classify" else 0)
     cluster, notes = _cluster(recipe, device), list[str]()
     framework = _framework(recipe, device, config, notes)
     not_counted = unplanned.for_catalogue(recipe, framework.name)
     if recipe.train.precision == "fp8-rowwise":
         framework = replace(framework, fp8="row")
     if recipe.parallel.auto and not has_batch:
-        copies = framework.copies_keys
-        default, length = resolved.batches.full, resolved.tokens.sequence_length
-        horizon = resolved.batches.tokens_before(resolved.train.steps or 0)
-        sequences, too_large = dividing_batch(default, config, cluster, copies_keys=copies), ""
-        if recipe.is_pretraining:
-            sequences, too_large = proposed_batch(default, horizon, config, cluster, copies_keys=copies)
+        default = resolved.batches.full
+        horizon = resolved.batches.tokens_before(resolved.train.steps or 0) if recipe.is_pretraining else None
+        sequences = proposed_batch(default, horizon, config, cluster, copies_keys=framework.copies_keys)
         if sequences != default:
-            recipe = recipe.changed(train={"global_batch_tokens": sequences * length})
+            recipe = recipe.changed(train={"global_batch_tokens": sequences * resolved.tokens.sequence_length})
             resolved = derived_keys.resolve(recipe, vocabulary, labels=labels)
             notes.append(
                 f"a batch of {counted(sequences, 'sequence')} is proposed, which {counted(cluster.devices, 'device')} divide; "
-                f"the default is {default:,}{too_large}"
+                f"the default is {default:,}"
             )
     batch = resolved.batches.full
-    tokens = _whole_steps(recipe, resolved, notes, proposed_for=None if has_batch else cluster.devices)
+    tokens = _whole_steps(recipe, resolved, notes)
     layout = _layout(recipe, batch, framework.sequence_parallel)
     if framework.fully_sharded and (why := experts.refuse(config, layout, framework)):
         raise InputError(why)
@@ -111,15 +96,7 @@ def goal_of(
         layout = replace(layout, zero=min(layout.zero, 1))
     precision = _precision(recipe, device, notes, is_open=is_open)
     job = Job(config, layout, cluster, batch, precision, framework, _run_state(resolved, framework))
-    notes += [*_node_notes(recipe, cluster), *_unmeasured(device)]
-    if recipe.train.recompute == "budget":
-        notes.append(
-            "recompute budget, which recomputes some of the blocks, is planned as one of none, selective and full, which the row "
-            "layout names; a run lies between none and full in time and memory"
-        )
     chosen, given = recipe.parallel.auto, set[str]()
-    if not chosen and job.layout.world != cluster.devices:
-        raise InputError(_mismatch(recipe, job))
     if chosen:
         given |= recipe.parallel.given_layout
         job = job.with_layout(zero=recipe.parallel.zero, virtual=recipe.parallel.virtual or 1)
@@ -127,18 +104,8 @@ def goal_of(
         given.add("micro_batch")
     if "recompute" in recipe.train.model_fields_set and recipe.train.recompute != "budget":
         given.add("recompute")
-    headroom = HEADROOM if recipe.cluster.headroom is None else recipe.cluster.headroom
     return Goal(
-        resolved,
-        job,
-        tokens,
-        chosen,
-        frozenset(given),
-        tuple(notes),
-        headroom,
-        by_size,
-        not_counted,
-        recipe.checkpoint.every,
+        resolved, job, tokens, chosen, frozenset(given), tuple(notes), by_size, not_counted, recipe.checkpoint.every
     )
 
 
@@ -150,19 +117,27 @@ MORE_TOKENS = 0.01
 """Share of the tokens by which whole steps may exceed them without a note."""
 
 
-def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str], *, proposed_for: int | None) -> int:
-    """Tokens of the run's steps, with a note where whole steps need more than the recipe says. proposed_for: devices that a batch
-    is proposed for, where none is given. Raises InputError for a batch of more tokens than the run has."""
+ROUNDED_BATCH = 1.1
+"""Times all tokens up to which a batch is one that was rounded to whole sequences."""
+
+
+def _whole_steps(recipe: Recipe, resolved: Recipe, notes: list[str]) -> int:
+    """Return the tokens of the run's steps, with a note where whole steps need more than the recipe says. Raises InputError for a
+    batch of more tokens than the run has."""
     tokens = resolved.batches.tokens_before(resolved.train.steps or 0)
     if tokens > MOST_TOKENS:
         raise InputError(
             f"train.tokens: {amount(tokens)} is over {MOST_TOKENS / WEB_TOKENS:.0f} times the text of the whole web "
             f"({amount(WEB_TOKENS)}); give fewer"
         )
-    asked = recipe.train.tokens
+    asked, batch = recipe.train.tokens, recipe.train.global_batch_tokens
     if asked is None:
         return tokens
-    require_batch_of_tokens(recipe, proposed_for)
+    if batch is not None and batch > ROUNDED_BATCH * asked:
+        raise InputError(
+            f"train.global_batch_tokens = {batch:,}: a step would read more than all {asked:,} tokens of the run (train.tokens); "
+            "take a smaller batch, or more tokens"
+        )
     if tokens > (1 + MORE_TOKENS) * asked:
         steps = counted(resolved.train.steps or 0, "whole step")
         notes.append(
@@ -202,8 +177,6 @@ def _framework(recipe: Recipe, device: devices.DeviceSpec, model: ModelConfig, n
             )
         notes.append(f"Bessemer does not train {what}: this is a plan for a program that does, {other}")
         name = other
-    if device.framework not in ("bessemer", name):
-        notes.append(f"{name} does not run on {device.name}: read the plan as what such a program would take there")
     return frameworks.find(name)
 
 
@@ -222,55 +195,14 @@ def _cluster(recipe: Recipe, device: devices.DeviceSpec) -> ClusterSpec:
         raise InputError(
             f"cluster.devices: {count:,} is more than any cluster has; at most {MOST_DEVICES:,} are planned"
         )
-    if recipe.parallel.auto and given.devices is None and given.devices_per_node is None and not counted:
-        _require_ways_of_a_node(recipe.parallel, device, count)
     return ClusterSpec(
         device=device,
         devices=count,
         per_node=min(per_node, count),
-        intra_bandwidth=given.intra_bandwidth * GB if given.intra_bandwidth else device.intra_bandwidth,
+        intra_bandwidth=device.intra_bandwidth,
         inter_bandwidth=given.inter_bandwidth * GB if given.inter_bandwidth else device.inter_bandwidth,
         domain=0 if given.devices_per_node or per_node != device.per_node else domain_size(device, count),
     )
-
-
-def _require_ways_of_a_node(layout: Parallel, device: devices.DeviceSpec, count: int) -> None:
-    """Raises InputError where the ways that are given do not divide a node, which is planned where nothing says how many devices
-    there are."""
-    ways = {axis: size for axis in AXES if axis in layout.given_layout and (size := getattr(layout, axis)) > 1}
-    product = math.prod(ways.values())
-    if count % product == 0:
-        return
-    named = " x ".join(f"{axis} {size}" for axis, size in ways.items()) + f" = {product:,}" * (len(ways) > 1)
-    raise InputError(
-        f"parallel: {named} does not divide {counted(count, 'device')}, one node of {device.name}, which is planned where "
-        f"nothing gives the number of devices; add --gpus {shlex.quote(f'{product}x{device.name}')}, "
-        f"or cluster.devices = {product}"
-    )
-
-
-def _node_notes(recipe: Recipe, cluster: ClusterSpec) -> list[str]:
-    """What to note of nodes that the devices do not fill."""
-    asked, count = recipe.cluster.devices_per_node, cluster.devices
-    if asked is not None and asked > count:
-        return [
-            f"cluster.devices_per_node = {asked:,} is more than the {counted(count, 'device')}: planned as one node of {count:,}"
-        ]
-    if last := count % cluster.per_node:
-        return [
-            f"the last of {cluster.nodes:,} nodes has {last} of its {cluster.per_node} devices; the others are not in the figures"
-        ]
-    return []
-
-
-def _unmeasured(device: devices.DeviceSpec) -> list[str]:
-    """What to note of an entry of the user's without a measured share of the peak."""
-    if device.matmul is not None:
-        return []
-    return [
-        f"{device.name} is planned as if its matmuls reach {devices.UNMEASURED_MATMUL:.0%} of the peak, in all of a step: its "
-        "entry has no `matmul` that was measured; H100s reach 64% over whole steps"
-    ]
 
 
 def _layout(recipe: Recipe, batch: int, sequence_parallel: bool) -> Layout:
@@ -292,19 +224,13 @@ def _precision(recipe: Recipe, device: devices.DeviceSpec, notes: list[str], *, 
     nobody has written a recipe yet, so fp16 is planned. Raises InputError for one that the device does not have."""
     asked = recipe.train.precision
     precision = "fp8" if asked == "fp8-rowwise" else asked
-    if precision == "fp32" and (faster_ones := [name for name in ("bf16", "fp16") if name in device.flops]):
-        narrow = faster_ones[0]
-        notes.append(f"fp32 as asked: {narrow} has {device.flops[narrow] / device.flops['fp32']:.3g} times its rate")
     if precision == "auto":
         if "bf16" in device.flops or "fp16" not in device.flops:
             return "bf16" if "bf16" in device.flops else "fp32"
-        faster = f"{device.flops['fp16'] / device.flops['fp32']:.3g} times the rate of fp32"
         if is_open:
-            notes.append(
-                f'{device.name} has no bf16: fp16 is planned, {faster}; a run takes it with train.precision = "fp16"'
-            )
+            notes.append(f'{device.name} has no bf16: fp16 is planned; a run takes it with train.precision = "fp16"')
             return "fp16"
-        notes.append(f'{device.name} has no bf16, so auto is fp32: train.precision = "fp16" would have {faster}')
+        notes.append(f"{device.name} has no bf16, so auto is fp32")
         return "fp32"
     if precision not in device.flops:
         lacks = f"{device.name} does not have it" if precision in PRECISIONS else "the planner has no rates for it"
@@ -322,44 +248,6 @@ def _run_state(recipe: Recipe, framework: Framework) -> RunState:
         loss_chunk=train.loss_chunk, offload_shards=recipe.parallel.offload, dropout=train.dropout,
         is_compiled=train.compile != "off",
     )  # fmt: skip
-
-
-def _mismatch(recipe: Recipe, job: Job) -> str:
-    layout, cluster, world = recipe.parallel, job.cluster, job.layout.world
-    product = " x ".join(f"{getattr(layout, way)}" for way in AXES)
-    rest, parts = layout.ranks_per_part, cluster.devices // layout.ranks_per_part
-    fills = (replace(job.layout, shard=n, replicate=parts // n) for n in reversed(divisors(parts)))
-    if cluster.devices % rest:
-        advice = f"{' x '.join(MODEL_AXES)} = {rest} does not divide them; take a divisor of {cluster.devices}"
-    elif (fit := next((one for one in fills if refuse(replace(job, layout=one)) is None), None)) is not None:
-        copies = f"replicate = {fit.replicate} and " if fit.replicate > 1 else ""
-        advice = f"{copies}shard = {fit.shard} would fill them"
-    else:
-        advice = (
-            "no shard and replicate that fill them divide both weights and batch; take another batch or other devices"
-        )
-    return (
-        f"parallel: replicate x shard x tensor x pipeline x context = {product} = {counted(world, 'process')}, but [cluster] "
-        f"has {counted(cluster.devices, 'device')} ({counted(cluster.nodes, 'node')}); {advice}, "
-        "or leave some of them out, and auto = true lets the planner choose those"
-    )
-
-
-NEAR_BATCH = 0.05
-"""How far from a batch that was given a rounder one is looked for."""
-
-
-def better_batches(job: Job) -> list[int]:
-    """Numbers of sequences near a job's batch that divide over more layouts, if any: what the devices divide, and the one with
-    most factors of two, where the batch has fewer than the devices can use."""
-    sequences, devices = job.batch, job.cluster.devices
-    near = range(math.ceil(sequences * (1 - NEAR_BATCH)), math.floor(sequences * (1 + NEAR_BATCH)) + 1)
-    best = max(near, key=lambda n: (n & -n, -abs(n - sequences)), default=sequences)
-    whole = dividing_batch(sequences, job.model, job.cluster, copies_keys=job.framework.copies_keys)
-    found = {whole} if sequences / MORE_SEQUENCES <= whole <= sequences * MORE_SEQUENCES else set[int]()
-    if best & -best > sequences & -sequences < devices:
-        found.add(best)
-    return sorted(found - {sequences})
 
 
 MORE_SEQUENCES = 1.25
@@ -382,20 +270,23 @@ def dividing_batch(sequences: int, model: ModelConfig, cluster: ClusterSpec, *, 
 
 
 def proposed_batch(
-    sequences: int, tokens: int, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False
-) -> tuple[int, str]:
-    """The usual batch of `sequences` as the devices divide it. Where that is beyond the critical batch of a run of `tokens` by
-    every law: the first of its half, quarter, ... that is not, if there is one, and the reason; the reason is empty otherwise."""
-    smaller, why = sequences, ""
-    while smaller:
-        found = dividing_batch(smaller, model, cluster, copies_keys=copies_keys)
-        if batch_outlook(model.active_parameters, tokens, found * model.sequence_length).verdict != BEYOND:
-            return found, why
-        divided = "" if found == smaller else f", which these devices divide as {found:,}"
-        why = why or f"{divided}, beyond the critical batch by every law"
-        smaller //= 2
-    found = dividing_batch(sequences, model, cluster, copies_keys=copies_keys)
-    return found, "; it is beyond the critical batch by every law, as is each smaller one that they divide"
+    sequences: int, tokens: int | None, model: ModelConfig, cluster: ClusterSpec, *, copies_keys: bool = False
+) -> int:
+    """Return the usual batch of `sequences` as the devices divide it.
+
+    Where that is beyond the critical batch of `tokens` by every law (None: no law applies), its first half, quarter, ... that is
+    not, if any.
+    """
+    usual = smaller = dividing_batch(sequences, model, cluster, copies_keys=copies_keys)
+    if tokens is None:
+        return usual
+    most = max(critical_batches(model.active_parameters, tokens).values())
+    while sequences:
+        smaller = dividing_batch(sequences, model, cluster, copies_keys=copies_keys)
+        if smaller * model.sequence_length <= most:
+            return smaller
+        sequences //= 2
+    return usual
 
 
 MOST_SPARE = 0.1

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from bessemer.defaults.scaling_rules import TOKENS_PER_PARAMETER
 from bessemer.errors import InputError
@@ -96,24 +97,6 @@ class LossLaw:
         scale = ratio ** (1.0 / (self.alpha + self.beta))
         return Frontier(self.name, self.exponent, scale * FLOPS_PER_PARAMETER_TOKEN**-self.exponent, self.source)
 
-    def tokens_for(self, parameters: float, loss: float) -> float:
-        """Tokens a model of this size needs for a loss; infinite when it never reaches it."""
-        left = loss - self.irreducible - self.parameter_term / _positive("parameters", parameters) ** self.alpha
-        return float((self.token_term / left) ** (1.0 / self.beta)) if left > 0 else math.inf
-
-    def cheapest(self, loss: float) -> Allocation:
-        """The fewest training FLOPs that reach a loss. Raises InputError at or below the irreducible loss.
-
-        On the optimal line alpha A / N^alpha = beta B / D^beta, so each term is a fixed share of what is above E.
-        """
-        above = loss - self.irreducible
-        if above <= 0:
-            raise InputError(
-                f"a loss of {loss:g} is not above {self.irreducible:g}, which no size or data goes below ({self.name})"
-            )
-        parameters = (self.parameter_term / (self.exponent * above)) ** (1.0 / self.alpha)
-        return Allocation(parameters, self.tokens_for(parameters, loss))
-
 
 def _positive(what: str, value: float) -> float:
     if not value > 0 or math.isinf(value):
@@ -174,7 +157,7 @@ FRONTIERS: dict[str, Frontier] = {
     "approach_3": APPROACH_3.frontier,
     "replication": REPLICATION.frontier,
 }
-"""By the name that output uses. The first is the one a verdict is given by."""
+"""The laws by the name that output uses."""
 
 
 def optimal_tokens(parameters: float) -> dict[str, float]:
@@ -186,10 +169,6 @@ REPEATED_TOKENS = 15.387756
 """R*_D: repetitions after which the value of another has fallen to 1/e (appendix A)."""
 EXCESS_PARAMETERS = 5.309743
 """R*_N: the same of parameters beyond those that the unique tokens are enough for (appendix A)."""
-
-
-WORTHLESS = 0.05
-"""Of a new token, what one more repetition is worth, below which a plan has a note of it."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +197,19 @@ def repetition(tokens: float, unique: float) -> Repetition:
         last_epoch_worth=math.exp(-(tokens / unique - 1.0) / REPEATED_TOKENS),
         ceiling=unique * (1.0 + REPEATED_TOKENS),
     )
+
+
+def compare(parameters: float, tokens: float, repeated: Repetition | None = None) -> dict[str, Any]:
+    """Return how a plan compares with the laws, for the JSON of every plan: ratio to the tokens of the rule, and predicted loss
+    (nats a token, by the replication). repeated: of tokens that are seen again, which count as what they are worth."""
+    worth, optimal = tokens if repeated is None else repeated.effective_tokens, RULE.optimal_tokens(parameters)
+    return {
+        "effective_tokens": worth,
+        "optimal_tokens": optimal,
+        "ratio": worth / optimal,
+        "loss": REPLICATION.loss(parameters, worth),
+        "optimal_tokens_by_law": optimal_tokens(parameters),
+    }
 
 
 DATA_LIMITED = LossLaw(

@@ -1,10 +1,10 @@
-"""Days, device-hours, money and energy of a run; what training reads from storage; the figures that are copied from text to text,
-with what each of them assumes. Times in seconds unless named otherwise, money in dollars.
+"""Days, device-hours, money and energy of a run, and what training reads from storage.
+
+Times are in seconds unless named otherwise, money in dollars.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from bessemer.terminal import amount
@@ -78,31 +78,7 @@ def loading(tokens_per_second: float, vocabulary: int, *, tokens: float, readers
     return Loading(rate, rate / readers, float(tokens * size), share=rate / storage, enough=rate <= storage)
 
 
-# Bytes a parameter of weights, gradients, two moments and a working copy (Rajbhandari et al. 2020, section 3.1; Micikevicius et
-# al. 2018, section 3.1).
-STATES = {
-    "16-bit weights and gradients, fp32 moments": 2 + 2 + 8 + 0,
-    "fp32 weights and moments, 16-bit gradients": 4 + 2 + 8 + 0,
-    "the same and a 16-bit working copy of the weights": 4 + 2 + 8 + 2,
-}
 PETAFLOP_DAY = 1e15 * 86_400
-
-
-@dataclass(frozen=True)
-class StateDevices:
-    """bytes: of weights, gradients and optimizer, undivided; devices: of the given memory that hold it, and nothing else."""
-
-    assumes: str
-    bytes: float
-    devices: int
-
-
-def states(parameters: float, memory: float) -> list[StateDevices]:
-    """The state of a model, under each assumption. memory: bytes of a device, as its data sheet says them."""
-    return [
-        StateDevices(assumes, parameters * each, math.ceil(parameters * each / memory))
-        for assumes, each in STATES.items()
-    ]
 
 
 def petaflop_days(flops: float) -> float:

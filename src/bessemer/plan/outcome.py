@@ -1,40 +1,43 @@
-"""What a goal comes to: the layout, its memory and time, days, money, failures, and where it stands against the scaling laws."""
+"""The plan of a goal: its layout, memory and time, days, money and failures."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bessemer.errors import InputError
 from bessemer.layout.memory import optimizer_bytes
 from bessemer.plan import failures, laws, money
-from bessemer.plan.batch import BatchOutlook, batch_outlook
+from bessemer.plan.batch import critical_batches, learning_rates, optimal_batches
 from bessemer.plan.estimate.job import Job, Recompute
-from bessemer.plan.estimate.memory import DeviceMemory, MemoryFit, fits, memory, out_of_memory, stages, train_of
+from bessemer.plan.estimate.memory import (
+    HEADROOM,
+    DeviceMemory,
+    MemoryFit,
+    fits,
+    memory,
+    out_of_memory,
+    stages,
+    train_of,
+)
 from bessemer.plan.estimate.step import Step, refuse, step
 from bessemer.plan.intervals import SOURCES, ExpectedRun, PlanInterval, evidence, expected_run, interval
-from bessemer.plan.jobs import GB, Goal
+from bessemer.plan.jobs import Goal
 from bessemer.plan.laws import Repetition, repetition
-from bessemer.plan.layout_notes import layout_notes
 from bessemer.plan.search import (
     RECOMPUTE,
     Candidate,
     LayoutSearchResult,
     NoLayoutError,
     search,
+    working_layout,
 )
 from bessemer.plan.splits import expert_ranks
-from bessemer.plan.standing import KnownModel, Standing, nearest, standing
-from bessemer.plan.what_divides import what_divides
-from bessemer.plan.would_fit import no_layout, without_given
 from bessemer.recipe.parallel import LAYOUT_KEYS
-from bessemer.terminal import amount, percent, size
+from bessemer.terminal import size
 
 SHOWN = 20  # layouts of a search that --json lists of each kind
 DAYS_A_YEAR = 365.25
-MOST_YEARS = 2
-"""Of a run, beyond which a plan says how many devices would end it in one: no published run took so long."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,6 @@ class PlanResult:
     running: failures.Outlook
     save: failures.CheckpointCost
     loading: money.Loading
-    standing: Standing | None
-    batch: BatchOutlook | None
-    known: tuple[KnownModel, ...]
     repeated: Repetition | None = None
     found: LayoutSearchResult | None = None
 
@@ -91,30 +91,24 @@ class PlanResult:
 
 
 def of(goal: Goal, *, searched: bool = False, unique: float | None = None) -> PlanResult:
-    """Work a goal out. searched: look for the best layout even where the recipe gives one; unique: tokens that differ, where
-    others are seen again.
+    """Build the plan of a goal. searched: look for the best layout even where the recipe gives one; unique: tokens that differ,
+    where others are seen again.
 
     Raises NoLayoutError where none fits (with the nearest miss), InputError where the given one cannot be; where something of
     the layout is given, what does not fit in memory is still evaluated, with fits = False.
     """
-    found = search(goal.job, goal.given, goal.headroom) if goal.chooses_layout or searched else None
+    found = search(goal.job, goal.given) if goal.chooses_layout or searched else None
     if found is not None and not found.ranked and not goal.given & set(LAYOUT_KEYS):
-        raise NoLayoutError(no_layout(goal, found))
-    if found is None or not goal.chooses_layout:
-        best = _given(goal)
-        return _worked_out(_noted(goal, best), best, found, unique)
-    best = _chosen(goal, found)
-    goal = _noted(goal, best)
-    if not found.ranked and (advice := without_given(goal)):
-        goal = replace(goal, notes=(*goal.notes, advice))
-    if found.ranked and not found.safe and best is not found.least:
-        least = _worked_out(goal, found.least, found, unique)
-        goal = replace(goal, notes=(*goal.notes, _trade(_worked_out(goal, best, found, unique), least)))
+        raise _no_layout(goal.job, found)
+    best = _given(goal) if found is None or not goal.chooses_layout else _chosen(goal, found)
     return _worked_out(goal, best, found, unique)
 
 
-def _noted(goal: Goal, best: Candidate) -> Goal:
-    return replace(goal, notes=(*goal.notes, *layout_notes(goal, best)))
+def _no_layout(job: Job, found: LayoutSearchResult) -> NoLayoutError:
+    """Return the error of a job of which no layout fits."""
+    miss, device = found.rejected[0], job.cluster.device
+    missing = f"the nearest misses by {size(miss.missing)}: {'; '.join(miss.reasons)}"
+    return NoLayoutError(f"plan: no layout of {job.cluster.devices:,} x {device.name} fits; {missing}", job)
 
 
 def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
@@ -122,27 +116,12 @@ def _is_chosen(goal: Goal, found: LayoutSearchResult | None) -> bool:
     return goal.chooses_layout and found is not None and found.is_choice
 
 
-def _trade(plan: PlanResult, least: PlanResult) -> str:
-    """What a layout that leaves no headroom saves over the one that takes least memory."""
-    (memory, risk, cost), (least_memory, least_risk, least_cost) = (
-        (
-            size(one.memory.total), percent(out_of_memory(one.memory.total, one.job.cluster.device.memory)),
-            f"{amount(one.bill.device_hours)} device-hours" if one.bill.cost is None else money.dollars(one.bill.cost),
-        )
-        for one in (plan, least)
-    )  # fmt: skip
-    return (
-        f"no layout leaves {plan.goal.headroom:.0%} of the memory free: this one takes {memory}, with a risk of {risk}, and is "
-        f"expected to take {cost}; the one with the least memory {least_memory}, {least_risk} and {least_cost}"
-    )
-
-
 def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, unique: float | None) -> PlanResult:
     """The plan of a layout."""
     job = best.job
     config, cluster = job.model, job.cluster
     asked, device, rate = goal.recipe.cluster, cluster.device, goal.recipe.cluster.failures_per_node_year
-    storage = asked.storage_bandwidth * GB * cluster.nodes
+    storage = device.storage_bandwidth * cluster.nodes
     between = failures.mtbf(
         cluster.devices, rate / DAYS_A_YEAR if rate else failures.published_rate(device.generation)[0]
     )
@@ -153,43 +132,20 @@ def _worked_out(goal: Goal, best: Candidate, found: LayoutSearchResult | None, u
     slower = evidence(job).factor
     running = failures.outlook(ideal * slower, best.step.seconds * slower, between, save, goal.checkpoint_every)
     expected = expected_run(job, running, ideal, _is_chosen(goal, found))
-    repeated = None if unique is None else repetition(goal.tokens, unique)
-    if repeated is not None and repeated.last_epoch_worth < laws.WORTHLESS:
-        note = "the last passes over the text add almost nothing: so many tokens cost more than this text is worth"
-        goal = replace(goal, notes=(*goal.notes, note))
-    if (years := expected.seconds.expected / money.DAY / DAYS_A_YEAR) > MOST_YEARS:
-        note = (
-            f"at this speed a device, a run of a year takes about {amount(math.ceil(years * cluster.devices))} of them"
-        )
-        goal = replace(goal, notes=(*goal.notes, note))
-    by_laws = config.active_parameters, goal.tokens
     bill = money.bill(
         expected.seconds.expected, cluster.devices, device.watts, price=asked.price if asked.price is not None else device.price,
         price_date=None if asked.price is not None else device.price_date,
     )  # fmt: skip
     return PlanResult(
-        goal=_with_time_given(goal, expected.seconds.expected), job=job, memory=best.memory,
+        goal=goal, job=job, memory=best.memory,
         verdict=fits(job, best.memory), step=best.step, bill=bill, running=running, expected=expected, save=save,
         loading=money.loading(
             job.tokens / best.step.seconds, config.vocabulary, tokens=goal.tokens, readers=job.layout.data,
             storage=storage,
         ),
-        standing=standing(*by_laws, repeated) if goal.recipe.is_pretraining else None,
-        batch=batch_outlook(*by_laws, min(job.tokens, goal.tokens)) if goal.recipe.is_pretraining else None,
-        known=nearest(*by_laws) if goal.recipe.is_pretraining else (),
-        repeated=repeated,
+        repeated=None if unique is None else repetition(goal.tokens, unique),
         found=found,
     )  # fmt: skip
-
-
-def _with_time_given(goal: Goal, seconds: float) -> Goal:
-    """With what train.minutes are enough for: minutes become steps where a run times its own. seconds: of the plan."""
-    train = goal.recipe.train
-    if train.minutes is None or not goal.tokens_by_size:
-        return goal
-    enough = f"by the expected figure it is enough for {amount(goal.tokens * 60 * train.minutes / seconds)} (--tokens)"
-    rows = [f"{row}; {enough}" if row.startswith("train.minutes ") else row for row in goal.unplanned]
-    return replace(goal, unplanned=tuple(rows))
 
 
 def checkpoint_bytes(job: Job) -> float:
@@ -214,16 +170,16 @@ def _given(goal: Goal) -> Candidate:
     division of the experts, of which a recipe says nothing, that leaves it. Where none does, what takes least memory."""
     layout = goal.job.layout
     if (why := refuse(goal.job)) is not None:
-        raise InputError(f"{why}{what_divides(goal.job)}")
+        raise InputError(f"{why}{working_layout(goal.job)}")
     modes: tuple[Recompute, ...] = (layout.recompute,) if "recompute" in goal.given else RECOMPUTE
     found: list[Candidate] = []
     for expert in expert_ranks(goal.job.model, layout.world // layout.pipeline):
         for mode in modes:
             job = goal.job.with_layout(recompute=mode, expert=expert)
             found.append(Candidate(job, memory(job), step(job)))
-            if found[-1].leaves(goal.headroom):
+            if found[-1].leaves(HEADROOM):
                 break
-    safe = [one for one in found if one.leaves(goal.headroom)]
+    safe = [one for one in found if one.leaves(HEADROOM)]
     return min(safe, key=lambda one: one.step.seconds) if safe else min(found, key=lambda one: one.memory.total)
 
 
@@ -232,6 +188,7 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     job, time, goal = out.job, out.step, out.goal
     config, devices = job.model, job.cluster.devices
     per_token = time.model_flops / job.tokens
+    by_laws, is_pretraining = (config.active_parameters, goal.tokens), goal.recipe.is_pretraining
     found: dict[str, Any] = {
         "parameters": config.parameters,
         "active_parameters": config.active_parameters,
@@ -253,7 +210,6 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "total_flops": per_token * goal.tokens,
         "six_nd_flops": laws.training_flops(config.active_parameters, goal.tokens),
         "petaflop_days": money.petaflop_days(per_token * goal.tokens),
-        "model_state": [asdict(state) for state in money.states(config.parameters, job.cluster.device.memory)],
         "step_seconds": time.seconds,
         "step_seconds_by_part": {name: getattr(time, name) for name in STEP_PARTS},
         "tokens_per_second": time.tokens_per_second,
@@ -269,16 +225,15 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
         "reasons": list(out.verdict.reasons),
         "layout": layout_dict(job),
         "memory_bytes_per_device": out.memory.to_dict(),
-        "headroom": goal.headroom,
+        "headroom": HEADROOM,
         "out_of_memory_risk": out_of_memory(out.memory.total, job.cluster.device.memory),
         "memory_bytes_by_stage": [one.to_dict() for one in stages(job)],
         "device_memory_bytes": round(job.cluster.device.memory),
-        "chinchilla": out.standing and out.standing.to_dict(),
-        "known_models": [asdict(model) for model in out.known],
+        "chinchilla": laws.compare(*by_laws, out.repeated) if is_pretraining else None,
         "failures": asdict(out.running),
         "checkpoint": asdict(out.save),
         "loading": asdict(out.loading),
-        "batch": out.batch and asdict(out.batch),
+        "batch": batch_by_laws(out) if is_pretraining else None,
         "learning_rate": goal.recipe.train.optimizer.learning_rate,
     }
     if out.found is not None and (searched or goal.chooses_layout):
@@ -286,6 +241,18 @@ def to_dict(out: PlanResult, searched: bool = False) -> dict[str, Any]:
     if out.repeated is not None:
         found["repeated"] = asdict(out.repeated)
     return found
+
+
+def batch_by_laws(out: PlanResult) -> dict[str, Any]:
+    """Return the planned batch, and what each law says of it and of the learning rate."""
+    size_and_tokens, batch = (out.job.model.active_parameters, out.goal.tokens), min(out.job.tokens, out.goal.tokens)
+    return {
+        "batch": batch,
+        "steps": out.goal.tokens / batch,
+        "optimal": optimal_batches(*size_and_tokens),
+        "critical": critical_batches(*size_and_tokens),
+        "learning_rates": learning_rates(*size_and_tokens),
+    }
 
 
 def run_dict(out: PlanResult) -> dict[str, Any]:

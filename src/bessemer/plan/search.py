@@ -9,22 +9,22 @@ The layout that is chosen leaves headroom on the device (plan/estimate/memory.py
 fastest it divides the model over the fewest devices: in nanotron's sweep runs with deeper pipelines were the ones that ran far
 slower than predicted, or failed. Where none leaves the headroom, the same holds of those that take little more memory, at little
 more risk, than the one that takes least: that one alone may be many times slower.
-
-Also the same plan with changes (`--what-if`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from bessemer.errors import InputError
-from bessemer.plan.estimate.job import Job, Layout, Recompute
+from bessemer.plan.estimate.job import ClusterSpec, Job, Layout, Recompute
 from bessemer.plan.estimate.memory import HEADROOM, DeviceMemory, fits, memory, out_of_memory
 from bessemer.plan.estimate.step import Step, refuse, step
-from bessemer.plan.splits import micro_batch_sizes, splits, zero_stages
-from bessemer.plan.what_divides import no_split
+from bessemer.plan.splits import as_given, micro_batch_sizes, splits, zero_stages
+from bessemer.recipe.parallel import AXES
+from bessemer.terminal import counted
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")  # in the order of their price in time
 NEAR_MISS = 0.1  # of a device's memory
@@ -34,7 +34,14 @@ MORE_RISK, MORE_MEMORY = 0.05, 0.05
 
 
 class NoLayoutError(InputError):
-    """No layout of a job can be, or none fits in memory."""
+    """No layout of a job can be, or none fits in memory. Its text ends with one that works, found when it is read."""
+
+    def __init__(self, message: str, job: Job) -> None:
+        super().__init__(message)
+        self.job = job
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}{working_layout(self.job)}"
 
 
 class NoSplitError(NoLayoutError):
@@ -147,21 +154,77 @@ def _model_ways(layout: Layout) -> int:
     return layout.tensor * layout.pipeline * layout.context
 
 
+def layout_line(job: Job) -> str:
+    """Return a job's layout in a line: the ways that divide something, and what goes with them."""
+    more = layout_parts(job.layout)
+    more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {job.layout.micro_batch}")
+    more.append(f"recompute {job.layout.recompute}")
+    return ", ".join(more)
+
+
+def layout_parts(layout: Layout) -> list[str]:
+    """Return how the model and its state are divided."""
+    ways = " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
+    found = [ways + (f", expert {layout.expert}" if layout.expert > 1 else "")]
+    if layout.pipeline > 1:
+        found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
+    return [*found, f"zero {layout.zero}"] if layout.zero else found
+
+
+MORE_DEVICES = (2, 4, 8, 16, 32)  # times the devices, on which an error looks for a layout that works
+
+
+def working_layout(job: Job) -> str:
+    """Return the end of an error: a layout that works, with the batch or devices it needs; empty where none was found."""
+    for other, needs in _near_jobs(job):
+        found = _search(other, frozenset(), HEADROOM)
+        if found.ranked:
+            return f"; this works{needs}: {layout_line(found.preferred[0].job)}"
+    return ""
+
+
+def _near_jobs(job: Job) -> Iterator[tuple[Job, str]]:
+    """Yield jobs for an error to try, each with the words for what differs: the same one, another batch, more devices."""
+    yield job, ""
+    devices = job.cluster.devices
+    if job.batch % devices:
+        batch = devices * max(round(job.batch / devices), 1)
+        yield replace(job, batch=batch), f" with a batch of {batch * job.model.sequence_length:,} tokens"
+    for factor in MORE_DEVICES:
+        more = ClusterSpec.of(job.cluster.device, factor * devices)
+        batch = more.devices * max(round(job.batch / more.devices), 1)
+        tokens = "" if batch == job.batch else f" and a batch of {batch * job.model.sequence_length:,} tokens"
+        yield replace(job, cluster=more, batch=batch), f" on {more.devices:,} devices{tokens}"
+
+
 @lru_cache(maxsize=16)  # a budget is spent on plans that differ in tokens alone
 def search(job: Job, given: frozenset[str] = frozenset(), headroom: float = HEADROOM) -> LayoutSearchResult:
-    """Every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are chosen;
-    headroom: share of a device's memory that the chosen one leaves free.
+    """Return every layout of a job on its cluster's devices. given: names of the job's layout that are kept, the others are
+    chosen; headroom: share of a device's memory that the chosen one leaves free.
 
     Raises NoSplitError where no layout divides the devices and the batch at all.
     """
+    found = _search(job, given, headroom)
+    if not found.ranked and not found.rejected:
+        common = Counter(found.impossible).most_common(3)
+        kept = as_given(job.layout, given)
+        raise NoSplitError(
+            f"parallel: no way to split over {counted(job.cluster.devices, 'device')} with a batch of "
+            f"{counted(job.batch, 'sequence')}{f' and {kept} as given' if kept else ''}: "
+            f"{'; '.join(reason for reason, _ in common)}",
+            job,
+        )
+    return found
+
+
+def _search(job: Job, given: frozenset[str], headroom: float) -> LayoutSearchResult:
+    """Like `search`, with an empty result where nothing divides."""
     ranked: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     near_misses: list[Job] = []
     impossible: Counter[str] = Counter()
     for split in splits(job, given, impossible):
         _try_split(job, split, given, headroom, ranked, rejected, near_misses, impossible)
-    if not ranked and not rejected:
-        raise NoSplitError(no_split(job, given, impossible))
     ranked.sort(key=lambda one: (one.step.seconds, one.memory.total))
     rejected.sort(key=lambda one: one.missing)
     return LayoutSearchResult(tuple(ranked), tuple(rejected), dict(impossible), headroom, tuple(near_misses))

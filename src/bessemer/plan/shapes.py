@@ -111,22 +111,6 @@ def find(name: str) -> Shape:
     raise InputError(f"model {name!r} is not known; {meant}; a number of parameters (70B) gives a shape by rule")
 
 
-def namesakes(parameters: float) -> tuple[str, ...]:
-    """What to note of a dense shape by rule with as many parameters as a published mixture of experts."""
-    return tuple(
-        f"a dense shape by rule: {shape.name}, of {amount(shape.config.parameters)} with "
-        f"{amount(shape.config.active_parameters)} active, is a mixture of experts (--model {shape.name})"
-        for shape in shapes().values()
-        if parameters > MIXTURES_FROM
-        and shape.config.expert_parameters
-        and abs(shape.config.parameters / parameters - 1) < SAME_SIZE
-    )
-
-
-SAME_SIZE, MIXTURES_FROM = 0.03, 1e11
-"""How near in size, and from which size on a plain number is likely to mean a mixture."""
-
-
 def model(what: str | float, vocabulary: int | None = None, sequence_length: int | None = None) -> ModelConfig:
     """The model that a name or a number of parameters stands for.
 

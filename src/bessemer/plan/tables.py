@@ -6,21 +6,18 @@ from collections.abc import Callable, Sequence
 
 from bessemer.model.config import ModelConfig
 from bessemer.plan import failures, laws, money, shapes
-from bessemer.plan.estimate.job import PHYSICS, Job, Layout
-from bessemer.plan.estimate.memory import out_of_memory
-from bessemer.plan.intervals import PlanInterval, evidence
-from bessemer.plan.jobs import GB
-from bessemer.plan.laws import REPLICATION, RULE
+from bessemer.plan.estimate.job import PHYSICS, Job
+from bessemer.plan.estimate.memory import HEADROOM, out_of_memory
+from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.money import dollars
-from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult
-from bessemer.plan.search import Candidate, LayoutSearchResult
+from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult, batch_by_laws
+from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
 from bessemer.plan.splits import as_given
-from bessemer.plan.standing import OVERTRAINED_ABOVE, UNDERTRAINED_BELOW
-from bessemer.recipe.parallel import AXES
 from bessemer.terminal import amount, counted, duration, durations_like, percent, rate, size, text_table
 
 LISTED = 10
+MOST_NOTES = 5  # of a plan
 NO_WATTS = "no watts known for its energy"
 HOURS_FOR = {
     "steps": "of ideal steps", "program": "for slower ones", "failures": "for failures", "checkpoints": "for checkpoints",
@@ -64,10 +61,6 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "speed": f"ideal: {amount(step.tokens_per_second / cluster.devices)} tokens/s a device, {amount(step.tokens_per_second)} "
         f"in all; {rate(step.model_flops / step.seconds / cluster.devices)} a device, MFU {step.mfu:.1%}, HFU {step.hfu:.1%}",
         "memory": f"{size(memory['total'])} of {size(device.memory)}{where} ({_ends(ranges['memory_bytes'], size)}): {held}",
-        "state": "; ".join(
-            f"{size(each.bytes)} ({counted(each.devices, 'device')}) with {each.assumes}"
-            for each in money.states(config.parameters, device.memory)
-        ),
         "fits": _fits(of),
         "compute": f"{per_token * goal.tokens:.3g} FLOP, {per_token:.3g} a token (6 N D: "
         f"{6 * config.active_parameters * goal.tokens:.3g})",
@@ -75,15 +68,15 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
         "hours": _hours(of),
         "failures": f"{failures_number(run.failures)} {'failure' if failures_number(run.failures) == '1' else 'failures'} "
         f"while it trains, one in {duration(run.mtbf)}; a checkpoint every "
-        f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective{_failure_rate(of)}",
+        f"{counted(run.every, 'step')} ({duration(run.interval)}): {run.effective:.1%} effective",
         "money": _money(of)
         + (f"{energy(bill.megawatt_hours)} of devices with cooling, expected" if device.watts else NO_WATTS),
         **_by_laws(of),
         "storage": f"tokens at {size(of.loading.rate)}/s, checkpoints of {size(of.save.bytes)} in {duration(of.save.write)} at "
-        f"{size(of.goal.recipe.cluster.storage_bandwidth * GB)}/s a node{_assumed(of)}",
+        f"{size(device.storage_bandwidth)}/s a node",
         "framework": job.framework.name,
     }
-    said = {"note": goal.notes, "not in the plan": goal.unplanned}
+    said = {"note": goal.notes[:MOST_NOTES], "not in the plan": goal.unplanned}
     first = {name: rows.pop(name) for name in ("evidence", "model")}
     rows = {**first, **{name: "\n".join(lines) for name, lines in said.items() if lines}, **rows}
     if of.repeated is not None:
@@ -96,25 +89,24 @@ def plan_rows(of: PlanResult) -> dict[str, str]:
 
 def _by_laws(of: PlanResult) -> dict[str, str]:
     """Return what the scaling laws say of a pretraining; of another training its batch and learning rate."""
-    if of.standing is None or of.batch is None:
-        kind = " of continued training" if of.goal.recipe.is_continued else ""
+    if not of.goal.recipe.is_pretraining:
         rate = of.goal.recipe.train.optimizer.learning_rate
-        return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}{kind}"}
-    sentence, batch = of.standing.sentence, of.batch
-    if isinstance(of.job.model, MixtureConfig):
-        sentence = sentence.replace("tokens a parameter", "tokens an active parameter")
-    tokens = laws.optimal_tokens(of.job.model.active_parameters).values()
-    critical = [each.value for each in batch.critical.values()]
-    rates = [each.value for each in batch.learning_rates.values()]
+        return {"batch": f"{amount(of.job.tokens)} tokens; learning rate {rate:.2g}"}
+    parameters, batch = of.job.model.active_parameters, batch_by_laws(of)
+    by_laws = laws.compare(parameters, of.goal.tokens, of.repeated)
+    optimal = by_laws["optimal_tokens_by_law"].values()
+    critical, rates = batch["critical"].values(), batch["learning_rates"].values()
+    each = "an active parameter" if isinstance(of.job.model, MixtureConfig) else "a parameter"
     return {
-        "scaling": f"{sentence}; the laws ask for {amount(min(tokens))} to {amount(max(tokens))} tokens",
-        "batch": f"{amount(batch.batch)} tokens: {batch.verdict}, critical from {amount(min(critical))} to "
-        f"{amount(max(critical))}; learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
+        "scaling": f"{of.goal.tokens / parameters:,.3g} tokens {each}, {amount(by_laws['ratio'])}x the compute-optimal; the laws "
+        f"ask for {amount(min(optimal))} to {amount(max(optimal))} tokens",
+        "batch": f"{amount(batch['batch'])} tokens, critical from {amount(min(critical))} to {amount(max(critical))}; "
+        f"learning rate {min(rates):.2g} to {max(rates):.2g} by the published laws",
     }
 
 
 def _chosen(of: PlanResult) -> str:
-    """How a layout was chosen, and what of it was given."""
+    """Return how a layout was chosen, and what of it was given."""
     found, goal = of.found, of.goal
     assert found is not None
     kept = as_given(goal.job.layout, goal.given)
@@ -122,31 +114,9 @@ def _chosen(of: PlanResult) -> str:
     if not found.ranked:
         return f"; the nearest miss of {len(found.rejected):,}{kept}"
     free = f"{found.headroom:.0%} of the memory free"
-    if len(found.ranked) == 1:  # which nobody chose
-        return (f"; {kept[2:]}" if kept else "") if found.safe else f"; it does not leave {free}{kept}"
-    if len(found.safe) == 1:
-        return f"; the one of {len(found.ranked):,} that leaves {free}{kept}"
-    if found.safe:
-        return f"; chosen from {len(found.safe):,} that leave {free}{kept}"
-    which = "takes least" if of.job is found.least.job else "is fastest for little more than the least"
-    return f"; none leaves {free}: the one of {len(found.ranked):,} that {which}{kept}"
-
-
-MUCH_LOST = 0.8
-"""Effective share of the time below which a plan says at which rate and price of a failure it is."""
-
-
-def _failure_rate(of: PlanResult) -> str:
-    if of.running.effective >= MUCH_LOST:
-        return ""
-    _, source = failures.published_rate(of.job.cluster.device.generation)
-    given = of.goal.recipe.cluster.failures_per_node_year
-    at = "cluster.failures_per_node_year" if given else f"the rate of {source.split(':')[0]}"
-    return f", at {at} and {duration(failures.DETECTION_SECONDS + failures.RESTART_SECONDS)} a failure"
-
-
-def _assumed(of: PlanResult) -> str:
-    return "" if "storage_bandwidth" in of.goal.recipe.cluster.model_fields_set else ", assumed"
+    if not found.safe:
+        return f"; none of {len(found.ranked):,} leaves {free}{kept}"
+    return f"; chosen from {len(found.safe):,} that leave {free}{kept}"
 
 
 def _fits(of: PlanResult) -> str:
@@ -242,50 +212,23 @@ def _ends(found: PlanInterval, shown: Callable[[float], str]) -> str:
 
 
 def evidence_line(job: Job) -> str:
-    """What the figures rest on: whether this program was measured on such devices, and of which steps the expected ones are the
-    median, in a sentence."""
+    """Return what the figures rest on: whether this program was measured on such devices, and of which steps the expected ones
+    are the median."""
     found, name, device = evidence(job), job.framework.name, job.cluster.device.name
-    steps = counted(found.cases, "published step")
     mixture = " with mixtures of experts" if job.model.expert_parameters else ""
     where = f"{name} has not been measured on {device} in {job.precision}{mixture}"
-    ranges = "ranges are 80% intervals"
     if found.program:
-        where = f"{steps} of {name} on devices of this kind in {job.precision}{mixture}"
+        where = (
+            f"{counted(found.cases, 'published step')} of {name} on devices of this kind in {job.precision}{mixture}"
+        )
     elif found.elsewhere:
-        where, ranges = f"{where}, but in {steps} on other devices or in other precisions", f"{ranges}, widened"
+        where += f", but in {counted(found.cases, 'published step')} on other devices or in other precisions"
     elif not found.device:
-        where, ranges = f"{where}, nor has any other program", f"{ranges} from other devices, widened"
-    if mixture and "widened" not in ranges:
-        ranges = f"{ranges}, widened by the errors of plans of mixtures"
-    whose = "of measured programs" if found.state == "measured" else "of other programs, planned as this one"
-    dense = "dense models, " if mixture else ""
+        where += ", nor has any other program"
     return (
         f"{where}; a step is expected to take {found.factor:.2f} times the ideal, the median of {found.pooled:,} published steps "
-        f"{whose} ({dense}{counted(found.sources, 'source')}, each weighted alike; {found.alike:,} on such devices in "
-        f"{job.precision}); {ranges}"
+        f"from {counted(found.sources, 'source')}; ranges are 80% intervals{', widened' if extrapolation(job) else ''}"
     )
-
-
-def layout_line(job: Job) -> str:
-    """A layout in a line: the ways that divide something, and what goes with them."""
-    layout = job.layout
-    more = _parts_of(layout)
-    more.append(f"{job.micro_batches} micro-batch{'es' if job.micro_batches > 1 else ''} of {layout.micro_batch}")
-    more.append(f"recompute {layout.recompute}")
-    return ", ".join(more)
-
-
-def _parts_of(layout: Layout) -> list[str]:
-    """How the model and its state are divided."""
-    found = [_ways(layout)]
-    if layout.pipeline > 1:
-        found.append(layout.schedule + (f" with virtual {layout.virtual}" if layout.virtual > 1 else ""))
-    return [*found, f"zero {layout.zero}"] if layout.zero else found
-
-
-def _ways(layout: Layout) -> str:
-    ways = " x ".join(f"{way} {getattr(layout, way)}" for way in AXES if getattr(layout, way) > 1) or "one device"
-    return ways + (f", expert {layout.expert}" if layout.expert > 1 else "")
 
 
 def search_table(of: LayoutSearchResult, devices: int) -> str:
@@ -306,7 +249,7 @@ def search_table(of: LayoutSearchResult, devices: int) -> str:
     if of.rejected:
         lines += ["", "nearest misses"]
         for miss in of.rejected[:3]:
-            named = ", ".join(_parts_of(miss.layout))
+            named = ", ".join(layout_parts(miss.layout))
             lines.append(
                 f"  {named}, micro-batch {miss.layout.micro_batch}, recompute {miss.layout.recompute}: {'; '.join(miss.reasons)}"
             )
@@ -366,7 +309,9 @@ def what_if_table(several: Sequence[PlanResult], titles: Sequence[str]) -> str:
     """Plans side by side, and what is to be noted of each."""
     columns = what_if_columns(several, titles)
     heads, *rows = ([name, *(column[name] for column in columns)] for name in columns[0])
-    notes = [f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes]
+    notes = [
+        f"{title}: {note}" for title, one in zip(titles, several, strict=True) for note in one.goal.notes[:MOST_NOTES]
+    ]
     notes += [
         f"{title}: not in the plan: {row}" for title, one in zip(titles, several, strict=True) for row in one.goal.unplanned
     ]  # fmt: skip
@@ -408,17 +353,17 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
             "exchange is hidden", "plan/estimate/frameworks.toml",
         )]  # fmt: skip
     priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
-    rows = [
+    return [
         ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
         ("Best large matmul",
          f"{device.achievable_flops(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps",
          entry),
         ("Memory of a device",
-         f"{size(device.memory)} at {size(device.bandwidth)}/s; a chosen layout leaves {of.goal.headroom:.0%} free", entry),
+         f"{size(device.memory)} at {size(device.bandwidth)}/s; a chosen layout leaves {HEADROOM:.0%} free", entry),
         ("Links",
          f"{size(cluster.intra_bandwidth)}/s in a {'node' if cluster.near == cluster.per_node else 'domain'} of "
          f"{cluster.near:,}, {size(cluster.inter_bandwidth)}/s out of it, one way",
-         "the recipe" if asked.intra_bandwidth or asked.inter_bandwidth else entry),
+         "the recipe" if asked.inter_bandwidth else entry),
         ("Reached in a step",
          f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
          f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links", "plan/estimate/job.py"),
@@ -431,18 +376,9 @@ def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
          f"{failures.DETECTION_SECONDS / 60:.0f} min until it is found, {failures.RESTART_SECONDS / 60:.0f} min to restart",
          "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
         ("Storage of checkpoints",
-         f"{asked.storage_bandwidth:g} GB/s from a node; training waits for the copy to its host only",
-         "the recipe's cluster.storage_bandwidth, or its default"),
+         f"{size(device.storage_bandwidth)}/s from a node; training waits for the copy to its host only", entry),
         ("Price", "none" if bill.price is None else f"${bill.price:.2f} a device-hour",
          "cluster.price sets one" if bill.price is None else priced),
         ("Energy", f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}",
          f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
     ]  # fmt: skip
-    if of.standing is not None:
-        optimal = f"{RULE.name}; optimal from {UNDERTRAINED_BELOW:g} to {OVERTRAINED_ABOVE:g} times that"
-        carried = f"{REPLICATION.source}; on other text, and with another tokenizer, only differences carry over"
-        rows += [
-            ("Verdict on the tokens", optimal, RULE.source),
-            ("Predicted loss", REPLICATION.name, carried),
-        ]
-    return rows

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from bessemer.errors import InputError
-from bessemer.plan.ask import with_changes
+from bessemer.plan.ask import PlanRequest, with_changes
 from bessemer.plan.outcome import PlanResult
-from bessemer.plan.request import PlanRequest
 
 
 def changed(asked: PlanRequest, text: str) -> PlanRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from bessemer.recipe.section import Memory, Positive, Section, SlurmName, SlurmTime, Words
+from bessemer.recipe.section import Positive, Section, Words
 
 # Along which [parallel] divides the work, as they are written; and those whose processes work on the same part of the batch.
 AXES = ("replicate", "shard", "tensor", "pipeline", "context")
@@ -223,38 +224,25 @@ class Cluster(Section):
     device: str | None = Field(None, min_length=1)
     devices: Positive | None = None
     devices_per_node: Positive | None = None
-    intra_bandwidth: float | None = Field(None, gt=0)
     inter_bandwidth: float | None = Field(None, gt=0)
-    storage_bandwidth: float = Field(2.0, gt=0)
     price: float | None = Field(None, gt=0)
     failures_per_node_year: float | None = Field(None, gt=0)
     catalogue: str | None = None
     framework: str = "bessemer"
-    headroom: float | None = Field(None, ge=0, lt=1)
     nodes: Positive = 1
     min_nodes: Positive | None = None
-    wait_seconds: Positive = 1800
-    cpus_per_process: Positive = 8
-    memory: Memory | None = None
-    time: SlurmTime = "24:00:00"
     save_seconds: Positive = 300
-    partition: SlurmName | None = None
-    account: SlurmName | None = None
-    qos: SlurmName | None = None
-    constraint: SlurmName | None = None
+    sbatch: Words = ()
+    setup: Words = ()
     image: str | None = Field(None, pattern=r"^[^\s'\"]+$")
     mounts: Words = ()
-    setup: Words = ()
-    port: int = Field(29500, ge=1024, le=64000)
-    namespace: str | None = Field(None, pattern=r"^[a-z0-9-]+$")
-    claim: str | None = Field(None, pattern=r"^[a-z0-9.-]+$")
-    mount: str = Field("/data", pattern=r"^/[^\s'\"]*$")
-    shared_memory: Memory = "16Gi"
 
     def _complaints(self) -> Iterator[str]:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
-        for key in ("intra_bandwidth", "inter_bandwidth", "storage_bandwidth"):
-            if (value := getattr(self, key) or 0.0) > FASTEST:
-                meant = f"; write {key} = {value / 1e9:g}" if value > 1e8 else ""
-                yield f"{key} = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}{meant}"
+        if (value := self.inter_bandwidth or 0.0) > FASTEST:
+            meant = f"; write inter_bandwidth = {value / 1e9:g}" if value > 1e8 else ""
+            yield f"inter_bandwidth = {value:g} is in GB/s, and nothing is faster than {FASTEST:,}{meant}"
+        for option in self.sbatch:
+            if not re.fullmatch(r"--?[A-Za-z][^\r\n]*", option):
+                yield f'sbatch: "{option}" is no option of sbatch; write it as "--partition=gpu"'

@@ -1,7 +1,4 @@
-"""A plan as a page of its own, from the series of plan/pictures.py.
-
-Its tables and bars are there without JavaScript; only its figures need it.
-"""
+"""The page of a plan, with the three figures of plan/pictures.py."""
 
 from __future__ import annotations
 
@@ -9,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bessemer.plan import here, pictures
+from bessemer.plan import pictures
 from bessemer.plan.outcome import PlanResult
-from bessemer.plan.tables import assumptions, layout_line, plan_rows, what_if_columns
+from bessemer.plan.search import layout_line
+from bessemer.plan.tables import assumptions, plan_rows, what_if_columns
 from bessemer.report import plan_figures
-from bessemer.report.data import Json, as_object, as_text
+from bessemer.report.data import Json, as_object
 from bessemer.report.parts import short_time, tile
 from bessemer.report.template import render_page, write_page
 from bessemer.terminal import amount, duration, rate, size
@@ -33,7 +31,6 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
         name, pictures.pictures(of), headline=_headline(of), tiles=_tiles(of), rows=plan_rows(of), what_if=what_if,
         notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
         origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}",
-        verdict=of.standing.sentence if of.standing else "",
         assumed=assumptions(of),
     )  # fmt: skip
 
@@ -42,25 +39,24 @@ def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Pa
     """Write the page of a plan of this machine, atomically: what its plan.json has. rows: as a person reads it."""
     held = {part: value for part, value in as_object(plan.get("memory_bytes_per_device")).items() if part != "total"}
     bar = {"name": "peak", "parts": held, "total": sum(held.values()), "fits": bool(plan.get("fits")), "own": True}
-    drawn = {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}, **as_object(here.drawn(plan).get("pictures"))}
+    drawn = {"memory": {"groups": [{"kind": "part", "bars": [bar]}]}}
     html = compose(
         name, drawn, origin=f"step time: {plan['step_seconds_from']}", rows=rows,
         headline=f"{amount(plan['parameters'])} parameters on {amount(plan['tokens'])} tokens take "
         f"{duration(plan['seconds'])} on {plan['device']}.",
         notes=[] if plan.get("fits") else ["This device has less free memory than a step takes."],
-        verdict=as_text(as_object(plan.get("chinchilla")).get("sentence")),
     )  # fmt: skip
     return write_page(path, html)
 
 
 def compose(
     name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (), tiles: Sequence[Json] = (),
-    rows: dict[str, str] | None = None, verdict: str = "", assumed: Sequence[Sequence[str]] = (),
+    rows: dict[str, str] | None = None, assumed: Sequence[Sequence[str]] = (),
     what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py;
     what_if: columns and rows of the table of plans side by side."""
-    values: Json = {"drawn": drawn, "rows": rows, "verdict": verdict, "assumed": assumed, "what_if": what_if}
+    values: Json = {"drawn": drawn, "rows": rows, "assumed": assumed, "what_if": what_if}
     values["figures"] = plan_figures
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes, tiles=tiles)
 
@@ -78,7 +74,7 @@ def _tiles(of: PlanResult) -> list[Json]:
     job, bill, step = of.job, of.bill, of.step
     count, flops = job.cluster.devices, rate(step.model_flops / step.seconds / job.cluster.devices)
     priced, run = bill.cost is not None, of.expected.seconds
-    tiles = [
+    return [
         tile("Expected time", duration(run.expected),
              f"{duration(run.low)} to {duration(run.high)}, ideal {duration(of.seconds)}"),
         tile("Cost", f"${amount(bill.cost or 0.0)}", f"${bill.price:.2f} a device-hour") if priced
@@ -88,6 +84,3 @@ def _tiles(of: PlanResult) -> list[Json]:
         tile("Memory", size(of.memory.total),
              f"of {size(job.cluster.device.memory)}" + ("" if of.verdict.fits else ": too much")),
     ]  # fmt: skip
-    if (found := of.standing) is not None:
-        tiles.append(tile("Tokens a parameter", f"{found.tokens_per_parameter:,.3g}", found.sentence.partition(":")[0]))
-    return tiles
