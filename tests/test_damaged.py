@@ -336,9 +336,6 @@ def test_an_attempt_of_another_recipe_that_left_no_checkpoint_is_set_aside(
     (row,) = read_json_lines(run / "incidents.jsonl")
     assert (row["what"], row["step"]) == ("recipe_changed", 0)
     assert "train.optimizer.learning_rate: 0.9 -> " in row["cause"] and "previous-1" in row["action"]
-    step = next(row["step"] for row in read_json_lines(run / "previous-1" / "incidents.jsonl"))
-    assert run_command(["diagnose", str(run), "--step", str(step)]) == 0
-    assert "none: nothing is wrong" in capsys.readouterr().out
 
 
 def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(
@@ -347,7 +344,7 @@ def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(
     recipe = trained / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("seed = ", "seed = 7", 1))
     capsys.readouterr()
-    for command in (("trace", "--step", "3"), ("diagnose", "--step", "3"), ("evaluate",)):
+    for command in (("trace", "--step", "3"), ("evaluate",)):
         assert run_command([command[0], str(trained), *command[1:]]) == 2, command
         said = capsys.readouterr()
         assert "was changed since the run was trained (run.seed: " in said.err and not said.out
@@ -373,7 +370,7 @@ def test_lines_of_logs_with_a_damaged_key_are_left_out(trained: Path, capsys: py
         "onset": 5,
     }
     (trained / "incidents.jsonl").write_text(json.dumps(incident).replace('"step"', '"stfp"') + "\n")
-    for command in (("check",), ("diagnose", "--step", "6"), ("report",), ("train",)):
+    for command in (("check",), ("trace", "--step", "6", "--replay"), ("report",), ("train",)):
         assert run_command([command[0], str(trained), *command[1:]]) in (0, 1), command
         assert "Traceback" not in capsys.readouterr().err
     assert read_json(trained / "mixture.json")["samples"] == 24 * 8, "it was trained to its end"

@@ -21,7 +21,7 @@ MODULES = {
     "recipe": ("schema", "load", "keys", "batches"),
     "tokens": ("loader", "shards", "order", "mixture", "packing", "ledger", "tokenizer"),
     "model": ("config", "transformer", "attention", "generation"),
-    "train": ("loop", "trainer", "task", "learning_rate", "cross_entropy", "session", "steps", "diagnose"),
+    "train": ("loop", "trainer", "task", "learning_rate", "cross_entropy", "session", "steps", "replay"),
     "guard": ("detection", "policy", "incidents", "journal", "trends"),
     "checkpoint": ("protocol", "format", "retention", "mirror"),
     "defaults": ("derived_keys", "scaling_rules"),

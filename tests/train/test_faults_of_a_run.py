@@ -18,7 +18,7 @@ from bessemer.tokens.loader import Batch
 from bessemer.train.loop import StopSignal
 from bessemer.train.measure import RunTiming
 from bessemer.train.trainer import StepStats, Trainer
-from tests.train.test_diagnose import diagnosed
+from tests.train.test_replay import replayed
 from tests.train.test_rollback import copied, train, weights
 
 Record = Callable[[str, object], None]
@@ -56,7 +56,7 @@ def test_losses_perturbed_once_are_transient(
             "checkpoint.keep=100",
             "checkpoint.every=5",
         )
-    kinds = [diagnosed(folder, step).kind for step in steps]
+    kinds = [replayed(folder, step)["kind"] for step in steps]
     assert kinds == ["transient"] * number
     record_property("obtained", f"{kinds.count('transient')} of {number}")
 

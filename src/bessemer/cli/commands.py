@@ -14,6 +14,7 @@ Option = tuple[str, dict[str, Any]]
 REMOVED = {
     "calibrate": "use `bessemer plan --calibrate FILE`",
     "crawl": "`bessemer corpus RECIPE --sample N` shows what the rules keep",
+    "diagnose": "use `bessemer trace RUN --replay --step N`",
     "fetch": "a training resumes from checkpoint.mirror; copy a run folder with the tools of the store",
     "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
 }
@@ -205,15 +206,12 @@ COMMANDS = (
     )),
     Command("trace", "from a step or a token to its documents and their raw files, and back", inspection.trace, (
         *OF_RUN, flag("--text", "also show how the documents begin"),
+        flag("--replay", "take the step again: was the machine, the precision, the data or the weights wrong?"),
     ), either=(
         option("--step", "list the documents in the batch of step N (1-based)", type=int, metavar="N"),
         option("--document", "where a document (identity, URL or path) came from, where its tokens are, and, once trained, its "
                "steps", metavar="ID"),
         option("--token", "the document of one token, as in prose-train-00000:1234", metavar="SHARD:OFFSET"),
-    )),
-    Command("diagnose", "take a step of a run again, and say what was wrong: machine, precision, data or weights",
-            inspection.diagnose, (
-        *OF_RUN, option("--step", "the step (1-based), as incidents.jsonl names it", type=int, required=True, metavar="N"),
     )),
     Command("watch", "runs while they train: a page on this machine that updates itself", inspection.watch, (
         option("run", "a run folder, or the recipe of a run; several: side by side", nargs="+", metavar="RUN"), OVERRIDES,

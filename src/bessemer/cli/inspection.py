@@ -1,4 +1,4 @@
-"""Commands that look: `bessemer trace`, `diagnose`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
+"""Commands that look: `bessemer trace`, `watch` and `report` at runs, `recipe` at shipped recipes and keys."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from bessemer.terminal import one_line, printable, say, text_table
 if TYPE_CHECKING:
     import argparse
 
+    from bessemer.recipe import Recipe
     from bessemer.run import RunFolder
-    from bessemer.train.diagnose import Diagnosis
-
-SHOWN_SEQUENCES, SHOWN_DOCUMENTS = 5, 3  # of a diagnosed step's batch
-SHOWN_CHARACTERS = 240  # of a sequence
 
 
 def trace(args: argparse.Namespace) -> Any:
@@ -30,14 +27,18 @@ def trace(args: argparse.Namespace) -> Any:
     from bessemer.tokens import ledger
     from bessemer.tokens.shards import TokenStore
 
+    if args.replay and args.step is None:
+        raise InputError("trace: --replay takes a step again; add --step N")
     if args.step is not None:
         session, resolved = runs.open_trained(args)
-        store = TokenStore.open(session.run.tokens)
-        omitted = Journal.read(session.run.journal).omitted
-        rows = ledger.step_documents(resolved, store, session.run.corpus, args.step, args.text, omitted)
+        replayed = _replay(args, resolved, session.run) if args.replay else {}
+        store, omitted = TokenStore.open(session.run.tokens), Journal.read(session.run.journal).omitted
+        rows = ledger.step_documents(
+            resolved, store, session.run.corpus, args.step, args.text, replayed.get("omitted", omitted)
+        )
         if not args.json:
             _print_columns(rows)
-        return rows
+        return {**replayed, "documents": rows} if replayed else rows
     # Documents of a corpus and its tokens need no recipe, which a run folder has only once training is prepared.
     folder = Path(args.run)
     run = RunFolder(folder) if folder.is_dir() else runs.open_run(args).run
@@ -72,42 +73,21 @@ def _print_document(document: dict[str, Any]) -> None:
             print(f"{key:<12} {printable(str(value))}")
 
 
-def diagnose(args: argparse.Namespace) -> dict[str, Any]:
-    from bessemer.tokens import ledger
-    from bessemer.train.diagnose import diagnose
+def _replay(args: argparse.Namespace, recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """Replay a step, and print the verdict and its evidence."""
+    from bessemer.train.replay import replay
 
-    session, resolved = runs.open_trained(args)
-    found = diagnose(resolved, session.run, args.step)
-    names = [name for one in found.sequences[:SHOWN_SEQUENCES] for name in one.documents[:SHOWN_DOCUMENTS]]
-    documents = ledger.known(session.run.corpus, names, text=True)
+    found = replay(recipe, run, args.step)
+    tests = found["figures"] | {f"sample {sample} alone": one for sample, one in list(found["sequences"].items())[:5]}
     if not args.json:
-        _print_diagnosis(found, documents)
-    return {**found.to_dict(), "documents": documents}
-
-
-def _print_diagnosis(found: Diagnosis, documents: dict[str, dict[str, Any]]) -> None:
-    from bessemer.tokens import ledger
-    from bessemer.train.diagnose import MEANINGS
-
-    print(f"step {found.step}: {found.kind}: {MEANINGS[found.kind]}")
-    if found.incident is not None:
-        row = found.incident
-        print(f"  the run recorded at step {row['step']}: {row['what']}: {row['cause']}; {row['action']}")
-        if row["onset"] < found.step:
-            print(f"  that began at step {row['onset']}: look at it too")
-    since = f"step {found.replayed_from}" if found.replayed_from else "the start"
-    first = found.first_difference
-    print(f"  replayed from {since}; " + (f"step {first} was the first to differ" if first else "every step repeats"))
-    for finding in found.findings:
-        print(f"  {finding}")
-    print("the worst sequences of its batch, each alone")
-    for one in found.sequences[:SHOWN_SEQUENCES]:
-        print(f"  sample {one.sample}: {one.figures}\n    {one_line(one.text)[:SHOWN_CHARACTERS]}")
-        for name in one.documents[:SHOWN_DOCUMENTS]:
-            place = ledger.where(documents.get(name, {}))
-            print(f"    in {name}{f'  {place}' if place else ''}")
-        if (rest := len(one.documents) - SHOWN_DOCUMENTS) > 0:
-            print(f"    and {rest} more")
+        incident, first = found["incident"] or {"what": "none", "cause": ""}, found["first_difference"] or "none"
+        print(f"step {args.step}: {found['kind']}: {found['meaning']}")
+        print(f"  incident: {incident['what']} {incident['cause']}")
+        print(f"  replayed from step {found['replayed_from']}; first step that differs from the run: {first}")
+        print(
+            "\n".join(f"  {test}: loss {one['loss']}, gradient norm {one['grad_norm']}" for test, one in tests.items())
+        )
+    return found
 
 
 def _folders(args: argparse.Namespace) -> list[RunFolder]:

@@ -22,7 +22,6 @@ class IncidentKind:
     name: as in incidents.jsonl.
     response: of the guard or the launcher; for which kinds it decides: incidents.toml.
     advice: what practitioners did, with the source.
-    has_bad_step: `bessemer diagnose` can find what was wrong with a step.
     is_hardware_fault: the state was wrong, not the training; a rollback repeats the same batches and learning rates.
     is_minor: the report's story leaves it out where it was only recorded.
     quiet_steps: at least between two alarms that roll back, of any kind, and between two of an explosion, a plateau or a slow
@@ -32,7 +31,6 @@ class IncidentKind:
     name: str
     response: Literal["record", "skip", "roll back", "restart"]
     advice: str = ""
-    has_bad_step: bool = False
     is_hardware_fault: bool = False
     is_minor: bool = False
     quiet_steps: int = 100

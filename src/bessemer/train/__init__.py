@@ -11,6 +11,6 @@ mesh), cross_entropy.py, recompute.py, precision.py, learning_rate.py, optimizer
 State: state.py (to and from checkpoints), start.py (weights of another run), imported.py and exported.py, audit.py
 (the mixture that was trained on), validation.py (scores, tasks, samples).
 
-Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py and diagnose.py repeat
-steps.
+Besides a training: measure.py times steps for a plan, profile.py where a step's time goes, replay.py takes a
+step again.
 """

@@ -1,229 +1,178 @@
-"""Replay steps of a run on one process: from a checkpoint, with earlier weights and in higher precision."""
+"""Replay a step of a run on one process, from a checkpoint before it, and say what was wrong with it.
+
+| kind | evidence |
+|---|---|
+| transient | the step does not repeat |
+| numerics | it repeats, and in higher precision it is healthy |
+| data | it repeats, and is an outlier among the neighbouring batches with the same weights |
+| state | it repeats, and those batches are as bad |
+
+A step is bad where the guard recorded an incident, or by its measure: deviations of loss and gradient norm from those of the
+steps before it.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 
 from bessemer.checkpoint import SavedCheckpoint
 from bessemer.checkpoint.protocol import verified
-from bessemer.errors import BessemerError
-from bessemer.guard.detection import SPIKE_DEVIATIONS, SPIKE_MIN, centre
+from bessemer.errors import InputError
+from bessemer.guard.detection import History, spike_limits
 from bessemer.guard.heartbeat import Heartbeat
-from bessemer.guard.incidents import NONFINITE
 from bessemer.guard.journal import Journal
-from bessemer.guard.policy import GuardState, Verdict
+from bessemer.guard.policy import GuardState
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import Parallel, Recipe
 from bessemer.recipe.schema import Report
-from bessemer.run import RunFolder, published
-from bessemer.terminal import Advance, progress, warn
+from bessemer.run import RunFolder, published, read_steps
+from bessemer.terminal import warn
 from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
-from bessemer.tokens.tokenizer import Tokenizer
 from bessemer.train import device as devices
 from bessemer.train.recompute import blocks_recomputed
 from bessemer.train.session import Training, judge_step, set_up, state_after, update_weights
 from bessemer.train.task import config_of
-from bessemer.train.trainer import StepStats
 
 NEIGHBOURS = 16  # batches around the step
-EARLIER_STEPS = 8  # the earlier weights are at least so many steps older
+SAME_RESULT = 0.01  # relative: two precisions that agree so well are not at fault
+MEANINGS = {
+    "transient": "the step does not repeat: memory, a device or a link was wrong, not the training",
+    "numerics": "in higher precision the step is healthy: a number left the range, or the rounding, of its precision",
+    "data": "the batch is an outlier among its neighbours with the same weights",
+    "state": "the neighbouring batches are as bad with the same weights: earlier steps made them so",
+    "none": "nothing is wrong with this step",
+}
 
 
-@dataclass(frozen=True)
-class LossAndNorm:
-    """Loss (nats a target) and gradient norm of a step; None: not finite."""
+class Figures(NamedTuple):
+    """Loss (nats a target) and gradient norm of a step; infinite where they are not finite."""
 
-    loss: float | None
-    grad_norm: float | None
-
-    @classmethod
-    def of(cls, stats: StepStats) -> LossAndNorm:
-        return cls(*(x if math.isfinite(x) else None for x in (stats.loss, stats.grad_norm)))
-
-    @property
-    def is_finite(self) -> bool:
-        return self.loss is not None and self.grad_norm is not None
-
-    def equals(self, other: LossAndNorm, tolerance: float) -> bool:
-        """Whether both are equal within a relative tolerance."""
-        pairs = (self.loss, other.loss), (self.grad_norm, other.grad_norm)
-        return all(a == b if a is None or b is None else math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
-
-    def deviations_above(self, others: list[LossAndNorm]) -> float:
-        """Robust standard deviations of loss or log gradient norm above those of other steps, the larger of the two; infinite
-        where one is not finite or the gradient alone is zero; 0 for too few other steps."""
-        if self.loss is None or self.grad_norm is None:
-            return math.inf
-        losses = tuple(other.loss for other in others if other.loss is not None)
-        norms = tuple(math.log(other.grad_norm) for other in others if other.grad_norm)
-        if len(losses) < SPIKE_MIN // 2 or len(norms) < SPIKE_MIN // 2:
-            return 0.0
-        if self.grad_norm == 0:
-            return math.inf
-        (middle, spread), (log_middle, log_spread) = centre(losses), centre(norms, is_log=True)
-        return max((self.loss - middle) / spread, (math.log(self.grad_norm) - log_middle) / log_spread)
-
-    def __str__(self) -> str:
-        loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
-        return f"loss {loss}, gradient norm {'not finite' if self.grad_norm is None else f'{self.grad_norm:.4g}'}"
+    loss: float
+    grad_norm: float
 
 
-@dataclass(frozen=True)
-class RankedSequence:
-    """One sequence of the batch. sample: its number in the run's order; figures: of the sequence alone; documents: in it; text:
-    its own."""
+def replay(recipe: Recipe, run: RunFolder, step: int) -> dict[str, Any]:
+    """Replay step `step` (1-based) of a run; its folder is only read. A step that was rolled back is replayed as it was then.
 
-    sample: int
-    figures: LossAndNorm
-    documents: list[str]
-    text: str
-
-
-@dataclass(frozen=True)
-class WithNeighbours:
-    """Figures of the step, and of the batches around it, with the same weights."""
-
-    step: LossAndNorm
-    neighbours: list[LossAndNorm]
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """Results of a replay. start: step of the checkpoint; steps: figures of the steps from there on; current, repeated: of the
-    step, and of a repetition in this process; high_precision: with the same weights in higher precision, None where the step is
-    healthy; earlier: with earlier weights, None where there are none; history: of the steps before it."""
-
-    start: int
-    steps: dict[int, LossAndNorm]
-    current: WithNeighbours
-    repeated: LossAndNorm
-    high_precision: LossAndNorm | None
-    earlier: WithNeighbours | None
-    history: list[LossAndNorm]
-    sequences: list[RankedSequence]
-    precision: str
-    dtype: torch.dtype
-    uniform_loss: float
-
-
-def replay(recipe: Recipe, run: RunFolder, journal: Journal, step: int, has_incident: bool) -> Replayed:
-    """Replay the run on the path of the journal up to the step, and run the tests that need the model."""
-    single = _on_one_process(recipe)
-    checkpoint, older = (_checkpoint_before(run, step - back, journal) for back in (1, 1 + EARLIER_STEPS))
-    start = 0 if checkpoint is None else checkpoint.step
-    with progress("replaying steps", step - 1 - start + 2 * NEIGHBOURS + 3, "step") as advance:
-        earlier: WithNeighbours | None = None
-        if older is not None and older.step != start:
-            with _training_at(single, run, older, journal) as training:
-                earlier = _Replay(training, advance).with_neighbours(step)
-        with _training_at(single, run, checkpoint, journal) as training:
-            replaying = _Replay(training, advance)
-            if earlier is None and start < step - 1:
-                replaying.until(start or max(step - 1 - EARLIER_STEPS, 0))
-                earlier = replaying.with_neighbours(step)
-            replaying.until(step - 1)
-            current, repeated = replaying.with_neighbours(step), replaying.figures(step)
-            sequences = replaying.ranked(step)
-            named = training.trainer.model.state_dict().items()
-            weights = {name: value.detach().cpu().clone() for name, value in named}
-    window, device = replaying.state.guard.history, training.trainer.device
-    norms = map(math.exp, window.log_norms)
-    history = [LossAndNorm(*pair) for pair in zip(window.losses, norms, strict=True)]
-    high_precision = None
-    if has_incident or not current.step.deviations_above(history) < SPIKE_DEVIATIONS:
-        higher = _on_one_process(recipe, "fp64" if device.precision.name in ("fp32", "fp64") else "fp32")
-        with _training_at(higher, run, None, journal) as precise:
-            precise.trainer.model.load_state_dict(weights)
-            high_precision = LossAndNorm.of(precise.trainer.forward_backward(_batch_of(precise, step)))
-    return Replayed(
-        start, replaying.steps, current, repeated, high_precision, earlier, history, sequences,
-        device.precision.name, device.dtype, training.reference.uniform_loss,
-    )  # fmt: skip
-
-
-class _Replay:
-    """A training that replays steps of a run. steps: their figures."""
-
-    def __init__(self, training: Training, advance: Advance) -> None:
-        self.training, self.state, self.advance = training, training.start_state, advance
-        self.steps: dict[int, LossAndNorm] = {}
-
-    def until(self, step: int) -> None:
-        """Go on to the state after `step` steps. Raises BessemerError where the run rolled back or stopped before that."""
-        while self.state.step < step:
-            number = self.state.step + 1
-            batch = _batch_of(self.training, number)
-            stats = self.training.trainer.forward_backward(batch, self.state.scale)
-            judgement = judge_step(self.training, self.state, stats)
-            self.advance(1)
-            self.steps[number] = LossAndNorm.of(stats)
-            alarm = judgement.alarm
-            if judgement.verdict is Verdict.ROLL_BACK and alarm is not None and alarm.kind is NONFINITE:
-                raise BessemerError(
-                    f"step {number}: {alarm.cause}, and so it was in the steps before: the replay cannot reach step {step}; "
-                    f"diagnose step {alarm.onset}"
-                )
+    recipe: the run's, resolved. Returns `kind` and `meaning` of the verdict, `figures` of the step by test, `replayed_from` (step
+    of the checkpoint), `incident` (recorded about the step), `sequences` (figures of each sample of the batch alone, the worst
+    first), `first_difference` (the first step before it that differs from what the run recorded), and `omitted` (samples that the
+    run had skipped by then). Raises InputError for a step that the run has not taken, and BessemerError where tokens or journal
+    are damaged.
+    """
+    TokenStore.open(run.tokens).verify()
+    journal, (incident, num_rollbacks) = Journal.of_run(run), _incident(run, step)
+    journal = journal if num_rollbacks is None else journal.after(num_rollbacks)
+    recorded = _recorded(run, journal.num_rollbacks)
+    if incident is not None and incident["step"] == step:
+        recorded.setdefault(step, _figures(incident.get("loss"), incident.get("grad_norm")))
+    if incident is None and not 1 <= step <= (last := max(recorded, default=0)):
+        raise InputError(f"--step: {step} is not a step that this run has taken; it has taken steps 1 to {last}")
+    checkpoint, first_difference = _checkpoint_before(run, step, journal), None
+    with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
+        training = _training(recipe, run, checkpoint, journal, Path(place) / "replay")
+        state, device = training.start_state, training.trainer.device
+        # Another layout sums in another order.
+        tolerance = math.sqrt(torch.finfo(device.dtype).eps) if recipe.parallel.world > 1 else 0.0
+        while (number := state.step + 1) < step:
+            batch = _batch(training, number)
+            stats = training.trainer.forward_backward(batch, state.scale)
+            found = _figures(stats.loss, stats.grad_norm)
+            if first_difference is None and not _are_equal(found, recorded.get(number, found), tolerance):
+                first_difference = number
+            judgement = judge_step(training, state, stats)
             if judgement.updates:
-                update_weights(self.training, self.state.step, stats.grad_norm)
-            self.state = state_after(self.training, self.state, batch, stats, judgement)
+                update_weights(training, state.step, stats.grad_norm)
+            state = state_after(training, state, batch, stats, judgement)
 
-    def figures(self, step: int) -> LossAndNorm:
-        """Of a step's batch with the current weights, which are not changed."""
-        stats = self.training.trainer.forward_backward(_batch_of(self.training, step), self.state.scale)
-        self.advance(1)
-        return LossAndNorm.of(stats)
+        def figures(batch: Batch) -> Figures:
+            stats = training.trainer.forward_backward(batch, state.scale)
+            return _figures(stats.loss, stats.grad_norm)
 
-    def with_neighbours(self, step: int) -> WithNeighbours:
-        """Of a step and its neighbours with the current weights: the batches before it, which the run has learned from, and at
-        the beginning of the run those after it."""
-        end = max(step, NEIGHBOURS + 2)
-        around = [n for n in range(max(end - NEIGHBOURS, 1), end) if n != step and n <= self.training.horizon.steps]
-        return WithNeighbours(self.figures(step), [self.figures(number) for number in around])
-
-    def ranked(self, step: int) -> list[RankedSequence]:
-        """The sequences of a step's batch, each alone: first those not finite, then by gradient norm times loss."""
-        batch, sequences = _batch_of(self.training, step), []
-        tokenizer = Tokenizer.load_any(self.training.store.folder / "tokenizer.json")
-        for number, row in enumerate(self.training.loader.documents(batch.first, len(batch.inputs))):
-            sequence, names = batch.row(number), row["documents"]
-            assert isinstance(names, list)
-            figures = LossAndNorm.of(self.training.trainer.forward_backward(sequence, self.state.scale))
-            text = tokenizer.decode(sequence.inputs[0].tolist())
-            sequences.append(RankedSequence(sequence.first, figures, names, text))
-
-        def weight(sequence: RankedSequence) -> float:
-            loss, norm = sequence.figures.loss, sequence.figures.grad_norm
-            return math.inf if loss is None or norm is None else loss * norm
-
-        return sorted(sequences, key=weight, reverse=True)
-
-
-def _on_one_process(recipe: Recipe, precision: str | None = None) -> Recipe:
-    """A resolved recipe for one process, in another precision where one is given."""
-    train = recipe.train if precision is None else recipe.train.model_copy(update={"precision": precision})
-    checkpoint = recipe.checkpoint.model_copy(update={"asynchronous": False, "mirror": None})
-    return recipe.model_copy(
-        update={
-            "train": train,
-            "checkpoint": checkpoint,
-            "parallel": Parallel(),
-            "report": Report(tensorboard=False),
-        }
+        batch, end = _batch(training, step), max(step, min(NEIGHBOURS + 2, training.horizon.steps + 1))
+        again, repeated = figures(batch), figures(batch)
+        neighbours = [figures(_batch(training, n)) for n in range(max(end - NEIGHBOURS, 1), end) if n != step]
+        sequences = {row.first: figures(row) for row in map(batch.row, range(len(batch.inputs)))}
+        weights = {name: value.detach().cpu().clone() for name, value in training.trainer.model.state_dict().items()}
+        recipe = recipe.changed(train={"precision": "fp64" if device.precision.name in ("fp32", "fp64") else "fp32"})
+        training = _training(recipe, run, None, journal, Path(place) / "higher")
+        training.trainer.model.load_state_dict(weights)
+        precise = figures(_batch(training, step))
+    finite = [one for one in neighbours if math.inf not in one and one.grad_norm]
+    around = History(
+        losses=tuple(one.loss for one in finite), log_norms=tuple(math.log(one.grad_norm) for one in finite)
     )
+    before, expected = state.guard.history, recorded.get(step, again)
+    is_bad = _is_outlier(again, before)
+    if again != repeated or (not is_bad and not _are_equal(again, expected, tolerance)):
+        kind = "transient"
+    elif incident is None and not is_bad:
+        kind = "none"
+    elif not _is_outlier(precise, before) and not _are_equal(precise, again, SAME_RESULT):
+        kind = "numerics"
+    else:
+        kind = "data" if _is_outlier(again, around) else "state"
+    tests = {"recorded": expected, "again": again, "a second time": repeated, "in higher precision": precise}
+    worst_first = sorted(sequences.items(), key=lambda item: -math.prod(item[1]))
+    return {
+        "step": step, "kind": kind, "meaning": MEANINGS[kind], "figures": {test: _row(one) for test, one in tests.items()},
+        "replayed_from": checkpoint.step if checkpoint else 0, "first_difference": first_difference, "incident": incident,
+        "sequences": {sample: _row(one) for sample, one in worst_first}, "omitted": journal.omitted,
+    }  # fmt: skip
+
+
+def _figures(loss: float | None, grad_norm: float | None) -> Figures:
+    return Figures(*(math.inf if x is None or math.isnan(x) else x for x in (loss, grad_norm)))
+
+
+def _row(figures: Figures) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in figures._asdict().items()}
+
+
+def _are_equal(one: Figures, other: Figures, tolerance: float) -> bool:
+    return all(math.isclose(a, b, rel_tol=tolerance) for a, b in zip(one, other, strict=True))
+
+
+def _is_outlier(one: Figures, others: History) -> bool:
+    """Return whether a step is a spike among others by the guard's rule; False for too few others."""
+    limits = spike_limits(others)
+    return limits is not None and (math.inf in one or limits.exceeded_by(*one))
+
+
+def _batch(training: Training, step: int) -> Batch:
+    sizes = training.horizon.sizes
+    return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))
+
+
+def _incident(run: RunFolder, step: int) -> tuple[dict[str, Any] | None, int | None]:
+    """Return the last incident with documents between whose onset and alarm `step` is, and the number of rollbacks before it."""
+    found: tuple[dict[str, Any] | None, int | None] = (None, None)
+    before = 0
+    for row in read_steps(run.incidents):
+        if row.get("documents") and row.get("onset", row["step"]) <= step <= row["step"]:
+            found = row, before
+        before = max(before, int(row.get("rollback", 0)))
+    return found
+
+
+def _recorded(run: RunFolder, num_rollbacks: int) -> dict[int, Figures]:
+    """Return the figures that the run recorded after its first `num_rollbacks` rollbacks, by step."""
+    # The lines that a rollback undid are in the fork of its number: the first one after num_rollbacks comes last, and wins.
+    undone = [row for row in reversed(read_steps(run.forks)) if row.get("fork", 0) > num_rollbacks]
+    rows = [row for row in (*read_steps(run.metrics), *undone) if row.get("kind") == "train"]
+    return {row["step"]: _figures(row["loss"], row["grad_norm"]) for row in rows if {"loss", "grad_norm"} <= row.keys()}
 
 
 def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedCheckpoint | None:
-    """The newest checkpoint of at most `step` steps that verifies and that no rollback of the journal undid; None: the start."""
-    steps = [number for number in reversed(published(run.checkpoints)) if 0 < number <= step]
+    """Return the newest checkpoint before `step` that verifies and that no rollback of the journal undid; None: the start."""
+    steps = [number for number in reversed(published(run.checkpoints)) if 0 < number < step]
     for checkpoint in verified(run.checkpoints, steps, warn, "using an earlier checkpoint"):
         num_rollbacks = GuardState.from_dict(checkpoint.facts["guard"]).num_rollbacks
         if num_rollbacks <= journal.num_rollbacks and journal.keeps(checkpoint.step, num_rollbacks):
@@ -231,25 +180,19 @@ def _checkpoint_before(run: RunFolder, step: int, journal: Journal) -> SavedChec
     return None
 
 
-@contextmanager
-def _training_at(
-    recipe: Recipe, run: RunFolder, checkpoint: SavedCheckpoint | None, journal: Journal
-) -> Iterator[Training]:
-    """A training of a resolved recipe in this process, at a checkpoint of the run or at its start, without watchdog. It writes to
-    a temporary folder."""
+def _training(
+    recipe: Recipe, run: RunFolder, checkpoint: SavedCheckpoint | None, journal: Journal, place: Path
+) -> Training:
+    """Set up a training of a resolved recipe in this process, at a checkpoint or at its start, that writes to `place`."""
+    recipe = recipe.changed(
+        parallel=Parallel(), report=Report(tensorboard=False), checkpoint={"asynchronous": False, "mirror": None}
+    )
     device, store = devices.choose(recipe.train), TokenStore.open(run.tokens)
-    devices.make_deterministic()
     config = config_of(recipe, store.vocabulary, len(store.labels))
-    recomputed = blocks_recomputed(recipe.train, recipe.parallel, config, device)
-    with tempfile.TemporaryDirectory(prefix="bessemer-") as place:
-        heartbeat = Heartbeat(None, 0, Path(place) / "stacks.txt", 0)
-        yield set_up(
-            recipe, config, RunFolder(Path(place)), store, device, SINGLE_PROCESS, heartbeat, journal, checkpoint, recomputed,
-            perf_counter(),
-        )  # fmt: skip
-
-
-def _batch_of(training: Training, step: int) -> Batch:
-    """The batch of a step (1-based)."""
-    sizes = training.horizon.sizes
-    return training.loader.batch(sizes.first(step - 1), sizes.sequences(step - 1))
+    devices.make_deterministic()
+    recomputed = blocks_recomputed(recipe.train, Parallel(), config, device)
+    place.mkdir()
+    return set_up(
+        recipe, config, RunFolder(place), store, device, SINGLE_PROCESS, Heartbeat(None, 0, place / "stacks.txt", 0), journal,
+        checkpoint, recomputed, perf_counter(),
+    )  # fmt: skip
