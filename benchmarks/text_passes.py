@@ -68,13 +68,11 @@ def given_set(text: str) -> EvaluationSet:
 
 def passes(settings: Contamination) -> dict[str, Callable[[str], object]]:
     first = Language(identify=True)
-    windows = Language(identify=True, windows=5)
     whole = Language(identify=True, characters=1 << 40)
     four, numbers = PersonalData(kinds=KINDS), PersonalData(kinds=(*KINDS, "us.ssn", "br.cpf"))
     index = contamination.build(settings)
     return {
         "language, first 2,000 characters": lambda text: language.identify(text, first),
-        "language, and 5 windows": lambda text: language.identify(text, windows),
         "language, whole text": lambda text: language.identify(text, whole),
         "personal data, e-mail and IP": lambda text: personal.replace(text, PersonalData(kinds=("email", "ip"))),
         "personal data, 4 kinds": lambda text: personal.replace(text, four),

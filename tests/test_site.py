@@ -93,10 +93,11 @@ def test_links_are_rewritten_for_the_site() -> None:
 
 
 def test_the_reference_has_every_key_with_its_range() -> None:
-    from bessemer.recipe import keys
+    from bessemer.recipe.keys import keys, keys_and_limits
 
     reference = module("reference")
-    known = keys()
+    known = keys_and_limits()
+    assert "corpus.rules.c4.min_sentences" in known.keys() - keys().keys()
     values = [name for name, info in known.items() if not reference.section_of(info.annotation)]
     assert reference.recipe_keys().count("\n| `") == len(values)
     assert reference.kind_of(known["run.seed"]) == "integer, ≥ 0"

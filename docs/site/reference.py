@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bessemer.guard.incidents import INCIDENT_KINDS
-from bessemer.recipe.keys import keys
+from bessemer.recipe.keys import keys_and_limits
 
 SOURCE = Path(__file__).parents[2] / "src" / "bessemer"
 MODULES = {
@@ -38,7 +38,7 @@ BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "min_length": "length 
 
 def recipe_keys() -> str:
     """Markdown: for each table of the recipe a table of its keys."""
-    known = keys()
+    known = keys_and_limits()
     tables = {name: info for name, info in known.items() if section_of(info.annotation)}
     parts = []
     for table, info in tables.items():

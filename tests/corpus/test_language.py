@@ -14,7 +14,6 @@ from bessemer.recipe import Language, parse
 from tests.corpus.language_samples import DECLARATION
 
 ON = Language(identify=True)
-WINDOWS = Language(identify=True, windows=5)
 
 
 @pytest.mark.parametrize("code", sorted(DECLARATION))
@@ -63,32 +62,10 @@ def test_verdicts() -> None:
     assert verdict(doubtful, ON) == ("language_unsure", "de with a score of 0.64 (limit 0.65)")
     assert verdict(doubtful, Language(identify=True, min_score=0.0)) is None
     assert verdict(language.DetectedLanguage("de", 0.65), ON) is None
-    switching = language.DetectedLanguage("de", 1.0, switches=2)
-    assert verdict(switching, WINDOWS) is None
-    assert verdict(switching, Language(identify=True, windows=5, max_switches=1)) == (
-        "language_switches", "2 (limit 1) changes of language",
-    )  # fmt: skip
-    assert verdict(switching, Language(identify=True, windows=5, max_switches=2)) is None
-
-
-def test_documents_that_switch_language() -> None:
-    parts = {code: (DECLARATION[code] + "\n") * 4 for code in ("en", "de", "ru")}
-    assert identify(parts["en"] * 2, WINDOWS).switches == 0
-    assert identify(parts["en"] + parts["de"], WINDOWS).switches == 1
-    assert identify(parts["en"] + parts["ru"] + parts["en"], WINDOWS).switches == 2
-    assert identify(parts["en"] + parts["de"], ON).switches == 0  # windows = 0 looks nowhere
-
-
-def test_a_short_document_has_no_windows_and_digits_no_language_to_switch_to() -> None:
-    assert identify(DECLARATION["en"][:300] + DECLARATION["de"][:300], WINDOWS).switches == 0
-    assert (
-        identify(DECLARATION["en"] * 4 + "0 1 2 3 4 5 6 7 8 9\n" * 200 + DECLARATION["en"] * 4, WINDOWS).switches == 0
-    )
 
 
 def test_metadata() -> None:
     assert language.DetectedLanguage("de", 0.98765).metadata() == {"language": "de", "language_score": 0.988}
-    assert language.DetectedLanguage("de", 1.0, 2).metadata()["language_switches"] == 2
 
 
 def test_code_is_left_out_unless_asked_for() -> None:
@@ -117,8 +94,6 @@ def test_a_source_for_each_language() -> None:
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ("identify = true\nwindows = 1", "shows no switch"),
-        ("identify = true\nmax_switches = 1", "needs windows"),
         ('identify = true\nallowed = ["en"]\nsplit = ["de"]', "split names 'de'"),
         ('allowed = ["en"]', "identify is false"),
         ("identify = true\nonly_for = {c4 = []}", "only_for"),
@@ -159,10 +134,8 @@ def test_threads_find_the_same() -> None:
     language._model.cache_clear()
     texts = list(DECLARATION.values()) * 8
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda text: identify(text, WINDOWS), texts)) == [
-            identify(text, WINDOWS) for text in texts
-        ]
+        assert list(pool.map(lambda text: identify(text, ON), texts)) == [identify(text, ON) for text in texts]
 
 
 def test_a_word_of_fifty_megabytes_costs_what_its_beginning_costs() -> None:
-    assert identify("x" * 50_000_000, WINDOWS).switches == 0
+    assert identify("x" * 50_000_000, ON) == identify("x" * 5000, ON)

@@ -101,7 +101,6 @@ ELSEWHERE = {
     "only_repeats",
     "language_unsure",
     "language_other",
-    "language_switches",
     "contaminated",
     "binary",
     "http_status",

@@ -104,9 +104,9 @@ class _Parser(argparse.ArgumentParser):
             elif close := difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), 1):
                 message = f"{message.partition(' (')[0]}; did you mean {close[0]}?"
         elif match := re.search(r"unrecognized arguments: --([\w.-]+)", message):
-            from bessemer.recipe.keys import keys, nearest
+            from bessemer.recipe.keys import keys_and_limits, nearest
 
-            name, known = match[1].replace("-", "_"), list(keys())
+            name, known = match[1].replace("-", "_"), list(keys_and_limits())
             same = [key for key in known if key == name or key.endswith(f".{name}")]
             if near := next(
                 (key for key in same if key.startswith("train.")), same[0] if same else nearest(name, known)

@@ -139,8 +139,6 @@ def identify_language(record: Record, settings: CleaningContext, tally: Tally) -
     found = language.identify(record.text, of)
     record.language = found.code
     record.metadata |= found.metadata()
-    if found.switches:
-        tally.count("language", "documents that switch language")
     if (verdict := language.verdict(found, of)) is not None:
         record.reject(*verdict)
 

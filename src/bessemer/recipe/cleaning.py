@@ -77,9 +77,6 @@ class Quality(Section):
     documents: Positive = 10_000
     read_bytes: int = Field(20_000, ge=1_000)
     hash_bits: int = Field(18, ge=8, le=24)
-    l2: float = Field(1e-6, gt=0)
-    statistics_scale: float = Field(0.03, gt=0)
-    iterations: Positive = 300
     held_out: float = Field(0.2, gt=0.0, lt=0.9)
     seed: int = Field(0, ge=0)
     use: Literal["report", "filter", "pareto"] = "report"

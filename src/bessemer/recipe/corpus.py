@@ -40,23 +40,15 @@ class Language(Section):
     allowed: Words = ()
     split: Words = ()
     only_for: dict[str, Codes] = Field(default_factory=dict)
-    windows: int = Field(0, ge=0, le=100)
-    window_characters: Positive = 400
-    window_score: Share = 0.5
-    max_switches: int | None = Field(None, ge=0)
 
     def looks_at(self, format_: str | None) -> bool:
         """Whether documents of a source of this format are looked at; conversations never are."""
         return self.identify and format_ not in (*self.skip_formats, "chat")
 
     def _complaints(self) -> Iterator[str]:
-        if self.windows == 1:
-            yield "windows = 1 shows no switch; give 2 or more, or 0 for none"
-        if self.max_switches is not None and not self.windows:
-            yield "max_switches needs windows: the places at which the language is looked at; try windows = 5"
         for code in (code for code in self.split if self.allowed and code not in self.allowed):
             yield f"split names {code!r}, which allowed does not keep; add it there or take it out here"
-        if not self.identify and (self.allowed or self.split or self.only_for or self.windows):
+        if not self.identify and (self.allowed or self.split or self.only_for):
             yield "identify is false, so that no other key of this table does anything; set identify = true"
 
 

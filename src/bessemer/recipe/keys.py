@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from bessemer.errors import InputError
+from bessemer.recipe.rules import Limits
 from bessemer.recipe.schema import Recipe
 from bessemer.recipe.section import DESCRIPTIONS
 
@@ -27,13 +28,18 @@ ALIKE = 0.75  # similarity (difflib) from which one name is taken for a misspell
 
 
 def keys() -> dict[str, FieldInfo]:
-    """Every key of the recipe by its dotted name, tables included (`corpus.sources.name` for table arrays)."""
+    """Return every key of the recipe by its dotted name, tables included (`corpus.sources.name` for table arrays)."""
+    return dict(_fields(Recipe, "", Limits))
+
+
+def keys_and_limits() -> dict[str, FieldInfo]:
+    """Like `keys`, with the limits of rule sets (`corpus.rules.c4.min_sentences`)."""
     return dict(_fields(Recipe, ""))
 
 
 def explain(key: str) -> str:
     """What a key means: its type, its default and the sentence that documents it; a table lists its keys."""
-    known = keys()
+    known = keys_and_limits()
     if key not in known:
         raise InputError(f"{key}: no such recipe key" + did_you_mean(key, list(known)))
     info = known[key]
@@ -117,13 +123,16 @@ def _similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 
-def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+def _fields(
+    section: type[BaseModel], prefix: str, closed: tuple[type, ...] | type = ()
+) -> Iterator[tuple[str, FieldInfo]]:
+    """The keys of a section and of the tables in it, those of classes in `closed` aside."""
     for field, info in section.model_fields.items():
         name = info.alias or field
         yield prefix + name, info
         inner = _section_of(info.annotation)
-        if inner is not None:
-            yield from _fields(inner, f"{prefix}{name}.")
+        if inner is not None and not issubclass(inner, closed):
+            yield from _fields(inner, f"{prefix}{name}.", closed)
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
@@ -166,7 +175,7 @@ def complaints(
     overrides: Sequence[str],
 ) -> Iterator[str]:
     """A line for each mistake. values: what was validated; file: what the TOML `text` of `where` says before overrides."""
-    known, in_file = keys(), _mistakes(file) if overrides else None
+    known, in_file = keys_and_limits(), _mistakes(file) if overrides else None
     items = error.errors(include_url=False)
     meant = {_meant(item["loc"], list(known)) for item in items if item["type"] == "extra_forbidden"}
     for item in items:

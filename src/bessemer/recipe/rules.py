@@ -6,140 +6,64 @@ Sources of the defaults: docs/rules.md.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from bessemer.errors import InputError
 from bessemer.recipe.section import Positive, Section, Share, Words
 
+SETS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("rule_sets.toml").read_text(encoding="utf-8")
+)
+MAX_STOP_WORDS = 62
 
-class GopherQuality(Section):
-    """Rae et al. 2021 (Gopher), appendix A, as datatrove counts."""
 
-    min_words: int = Field(50, ge=0)
-    max_words: Positive = 100_000
-    min_mean_word_length: float = Field(3.0, ge=0)
-    max_mean_word_length: float = Field(10.0, gt=0)
-    max_hashes_per_word: float = Field(0.1, ge=0)
-    max_ellipses_per_word: float = Field(0.1, ge=0)
-    max_bullet_line_share: Share = 0.9
-    max_ellipsis_line_share: Share = 0.3
-    min_alphabetic_word_share: Share = 0.8
-    marks_are_words: bool = True
-    min_stop_words: int = Field(2, ge=0)
-    stop_words: Words = ("the", "be", "to", "of", "and", "that", "have", "with")
+class Limits(Section):
+    """The limits of a rule set, by name; rule_sets.toml has their types, defaults and meanings."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def _complaints(self) -> Iterator[str]:
-        if len(self.stop_words) > 62:
-            yield f"stop_words: {len(self.stop_words)} words; at most 62 can be looked for"
+        if (count := len(getattr(self, "stop_words", ()))) > MAX_STOP_WORDS:
+            yield f"stop_words: {count} words; at most {MAX_STOP_WORDS} can be looked for"
 
 
-class GopherRepetition(Section):
-    """Rae et al. 2021, table A1, as datatrove counts."""
-
-    max_duplicate_line_share: Share = 0.3
-    max_duplicate_paragraph_share: Share = 0.3
-    max_duplicate_line_character_share: Share = 0.2
-    max_duplicate_paragraph_character_share: Share = 0.2
-    max_top_2gram_share: Share = 0.2
-    max_top_3gram_share: Share = 0.18
-    max_top_4gram_share: Share = 0.16
-    max_duplicate_5gram_share: Share = 0.15
-    max_duplicate_6gram_share: Share = 0.14
-    max_duplicate_7gram_share: Share = 0.13
-    max_duplicate_8gram_share: Share = 0.12
-    max_duplicate_9gram_share: Share = 0.11
-    max_duplicate_10gram_share: Share = 0.10
-
-
-class C4(Section):
-    """Raffel et al. 2020, section 2.2; edits the text: lines are removed."""
-
-    require_terminal: bool = True
-    min_words_per_line: int = Field(3, ge=0)
-    max_word_characters: Positive = 1000
-    remove_citations: bool = True
-    remove_javascript: bool = True
-    remove_policy: bool = True
-    reject_lorem_ipsum: bool = True
-    reject_curly_bracket: bool = True
-    min_sentences: int = Field(5, ge=0)
-    min_long_lines: int = Field(0, ge=0)
-    long_line_characters: Positive = 200
+def _limits(name: str) -> Any:
+    """Make the table of a rule set."""
+    fields: dict[str, Any] = {}
+    for limit, facts in SETS[name].items():
+        default = facts.get("default")
+        kind: Any = type(default)
+        if default is None:
+            kind = str | None
+        elif kind is list:
+            kind, default = Words, tuple(default)
+        elif kind is not bool:
+            most = 1.0 if limit.endswith("_share") else None
+            kind = Annotated[kind, Field(ge=facts.get("least", 0), le=most)]
+        fields[limit] = (kind, Field(default, description=facts["means"]))
+    return create_model(name, __base__=Limits, __module__=__name__, **fields)
 
 
-class FineWeb(Section):
-    """Penedo et al. 2024, section 3.6, with the thresholds of datatrove (docs/rules.md says where they differ)."""
-
-    min_terminal_line_share: Share = 0.12
-    max_short_line_share: Share = 0.67
-    short_line_characters: Positive = 30
-    max_duplicate_character_share: Share = 0.01
-    max_line_feeds_per_word: float = Field(0.3, ge=0)
-
-
-class RefinedWeb(Section):
-    """Penedo et al. 2023 (RefinedWeb), as DCLM rebuilt them; edits the text: lines are removed."""
-
-    domains: str | None = None
-    urls: str | None = None
-    url_words: str | None = None
-    url_soft_words: str | None = None
-    min_url_soft_words: Positive = 2
-    url_substrings: str | None = None
-    max_line_upper_share: Share = 0.5
-    remove_numeric_lines: bool = True
-    remove_counter_lines: bool = True
-    min_line_words: int = Field(2, ge=0)
-    remove_phrases: bool = True
-    max_removed_word_share: Share = 0.05
-
-
-class Textbook(Section):
-    """The rules of the textbook exercise on quality filters."""
-
-    min_characters: int = Field(200, ge=0)
-    max_line_feeds_per_character: float = Field(0.3, ge=0)
-    min_distinct_word_share: Share = 0.2
-    max_boilerplate_phrases: int = Field(2, ge=0)
-    boilerplate_phrases: Words = (
-        "cookie",
-        "privacy policy",
-        "terms of service",
-        "subscribe to our",
-        "click here",
-        "all rights reserved",
-    )
-
-
-class Code(Section):
-    """The Stack and StarCoder (bigcode-project/bigcode-dataset), StarCoder2 (Lozhkov et al. 2024, section 2.1)."""
-
-    max_lines: Positive = 100_000
-    max_line_length: Positive = 1000
-    max_mean_line_length: float = Field(100.0, gt=0)
-    min_alphanumeric_share: Share = 0.25
-    min_alphabetic_share: Share = 0.25
-    reject_generated: bool = True
-    generated_markers: Words = (
-        "auto-generated",
-        "autogenerated",
-        "automatically generated",
-        "generated automatically",
-        "this file is generated",
-    )
-    generated_lines: Positive = 5
-    min_encoded_run: Positive = 64
-    max_encoded_run: Positive = 1024
-    max_encoded_share: Share = 0.5
-    reject_xml: bool = True
-    strip_licence: bool = False
-
+if TYPE_CHECKING:
+    C4: TypeAlias = Limits
+    Code: TypeAlias = Limits
+    FineWeb: TypeAlias = Limits
+    GopherQuality: TypeAlias = Limits
+    GopherRepetition: TypeAlias = Limits
+    RefinedWeb: TypeAlias = Limits
+    Textbook: TypeAlias = Limits
+else:
+    C4, Code, FineWeb, RefinedWeb, Textbook = map(_limits, ("c4", "code", "fineweb", "refinedweb", "textbook"))
+    GopherQuality, GopherRepetition = _limits("gopher_quality"), _limits("gopher_repetition")
 
 WEB_FORMATS = ("html", "warc")  # of sources of web pages
 

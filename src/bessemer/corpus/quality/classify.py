@@ -34,6 +34,8 @@ from bessemer.recipe import Quality
 FILE, FOLDER = "quality.json", "quality"
 SCORED_COLUMNS = ("identity", "text")
 VERSION = 1  # of quality.json
+L2, STEPS = 1e-6, 300  # weight of the squared weights beside the mean loss; of L-BFGS at most
+STATISTICS_SCALE = 0.03  # standard deviation of a statistic beside a bag of words of length 1: words decide
 EXAMPLES = 3  # documents shown for each twentieth of the scores, drawn by the hash of their identity
 EXCERPT_CHARACTERS = 400
 SHOWN = 30  # words and pairs of words listed for each side
@@ -80,7 +82,7 @@ def train(settings: Quality, labelled: Labelled) -> tuple[LinearModel, dict[str,
     """Fit a linear model to the training documents; returns it and its part of quality.json."""
     texts, high = labelled.of(is_test=False)
     features = extract(texts, settings.read_bytes, settings.hash_bits)
-    weights, descent = fit(features, high, settings.l2, settings.iterations, settings.statistics_scale)
+    weights, descent = fit(features, high, L2, STEPS, STATISTICS_SCALE)
     narrow = {**weights, "bucket_weights": weights["bucket_weights"].astype(np.float32)}
     model = LinearModel(settings.read_bytes, settings.hash_bits, **narrow)
     return model, {
