@@ -28,7 +28,7 @@ FEWEST = 4  # rungs that a prediction is made from
 RUNGS = 6
 BUDGET = "6e11"  # FLOPs of the rungs: the largest ladder below a quarter of the planned compute
 STEPS = 370
-KEPT = ("name", "group", "parameters", "tokens", "flops", "loss", "steps", "batch_excess")  # of a rung: a Point's own
+KEPT = ("name", "group", "parameters", "tokens", "flops", "loss", "batch_excess")  # of a rung: a Point's own
 RECIPE = """
 [run]
 name = "{name}"
@@ -119,7 +119,7 @@ def scored(kind: str, ladder: dict[str, Any]) -> dict[str, Any]:
     points = [Point(*(rung[key] for key in KEPT)) for rung in runs]
     amounts, planned = sorted({point.flops for point in points}), ladder["planned"]
     size = (planned["parameters"], planned["tokens"], planned["flops"])
-    last = Point("planned", -1, *size, planned["measured"]["loss"], STEPS)
+    last = Point("planned", -1, *size, planned["measured"]["loss"])
     larger = [*points, last]
     predictions = []
     for count in range(FEWEST, len(amounts) + 1):

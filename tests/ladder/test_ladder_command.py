@@ -70,7 +70,6 @@ def test_what_a_ladder_holds(whole: Path) -> None:
     assert left["covered"] == (left["predicted"]["low"] <= losses[-1] <= left["predicted"]["high"])
     assert found["more_runs"]["of_the_same_kind"] == 24
     assert found["learning_rate_rule"] == "dial"
-    assert set(found["fit"]["spreads"]) == {"seed", "shape", "drift", "steepening"}
     assert "off by its seed (measured by 3 runs with other seeds)" in sentences(found)["spread"]
     page = (whole / "ladder.html").read_text()
     for part in ("loss", "rungs", "answers"):

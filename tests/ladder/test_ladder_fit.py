@@ -24,7 +24,7 @@ def ratio_points(count: int, noise: float, seed: int, law: Law = LAW) -> tuple[P
     losses = law.loss(sizes, 20 * sizes) * np.exp(noise * chance.standard_normal(count))
     rows = zip(sizes, losses, strict=True)
     return tuple(
-        Point(f"r{n}", n, size, 20 * size, 120 * size**2, float(loss), STEPS) for n, (size, loss) in enumerate(rows)
+        Point(f"r{n}", n, size, 20 * size, 120 * size**2, float(loss)) for n, (size, loss) in enumerate(rows)
     )
 
 
@@ -36,7 +36,7 @@ def isoflop_points(count: int, levels: int, noise: float, seed: int) -> tuple[Po
         for size in np.sqrt(compute / 120) * np.geomspace(1 / 3, 3, count):
             tokens = compute / 6 / size
             loss = float(LAW.loss(size, tokens)) * float(np.exp(noise * chance.standard_normal()))
-            found.append(Point(f"i{level}-{size:.0f}", level, size, tokens, compute, loss, STEPS))
+            found.append(Point(f"i{level}-{size:.0f}", level, size, tokens, compute, loss))
     return tuple(found)
 
 

@@ -26,7 +26,6 @@ from bessemer.ladder.design import (
     rungs_within,
 )
 from bessemer.ladder.law import FittedLaw, Interval, Point
-from bessemer.ladder.posterior import DRAWN
 from bessemer.ladder.runs import Ground
 from bessemer.run import RunFolder, write_json
 from bessemer.stages import Session
@@ -156,8 +155,7 @@ def result(
         "learning_rate_rule_says": RATE_RULES[rate_rule(recipe)],
         "rungs": [_rung(found, rung, point, scores[rung.name]) for rung, point in zip(rungs, points, strict=True)],
         "compute_share": sum(rung.flops for rung in rungs) / planned.flops,
-        "fit": _law(found) | {"draws": len(found.posterior.law), "spread": found.spread, "freedom": found.freedom,
-                              "spreads": _spreads(found)},
+        "fit": _law(found) | {"draws": len(found.drawn), "spread": found.spread, "freedom": found.freedom},
         "prediction": None,
         "left_out": law.left_out(design, points, recipe.run.seed),
         "more_runs": law.more_runs(found, *at) if on_the_line else None,
@@ -176,7 +174,7 @@ def result(
 
 def _point(planned: Planned, rung: Rung, loss: float) -> Point:
     excess = batch_excess(planned.recipe, rung.batch, rung.flops, planned.flops)
-    return Point(rung.name, rung.group, rung.size.parameters, rung.tokens, rung.flops, loss, rung.steps, excess)
+    return Point(rung.name, rung.group, rung.size.parameters, rung.tokens, rung.flops, loss, excess)
 
 
 def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def _rung(found: FittedLaw, rung: Rung, point: Point, score: runs.Score) -> dict
 
 def _law(found: FittedLaw) -> dict[str, Any]:
     """The law's parameters: the median of each, with its interval."""
-    is_surface, rows = found.design == "isoflop", found.posterior.law
+    is_surface, rows = found.design == "isoflop", found.drawn
     names = ("A", "alpha", "B", "beta") if is_surface else ("K", "gamma")
     powers = len(names) // 2
     drawn = {"E": np.exp(rows[:, 0])}
@@ -201,14 +199,6 @@ def _law(found: FittedLaw) -> dict[str, Any]:
     numbers = {name: Interval.of(float(np.median(values)), values) for name, values in drawn.items()}
     law_text = "E + A / N^alpha + B / D^beta" if is_surface else "E + K / C^gamma"
     return {"law": law_text, "numbers": {name: asdict(interval) for name, interval in numbers.items()}}
-
-
-def _spreads(found: FittedLaw) -> dict[str, dict[str, float]]:
-    """Of log losses: between seeds of a size, of sizes about the curve, and of the curve's slope about the law's; and what the
-    slope of short runs gains."""
-    posterior = found.posterior
-    drawn = np.concatenate([posterior.spreads, posterior.steepening[:, None]], axis=1)
-    return {kind: asdict(Interval.of(float(np.median(drawn[:, at])), drawn[:, at])) for at, kind in enumerate(DRAWN)}
 
 
 def _curves(found: FittedLaw, flops: float) -> list[dict[str, Any]]:

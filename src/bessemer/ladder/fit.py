@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import exp, log
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,11 @@ Array = npt.NDArray[np.float64]
 
 HUBER_DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 EXPONENTS = (0.01, 3.0)  # bounds: with few runs an exponent that does nothing wanders off
+NOISE = 0.006  # standard deviation of log losses between seeds of the smallest models: residuals are at least so large
+LEAST_SPREAD = 0.001  # of log losses about the law, where runs and the prior on E are weighed against each other
+CONSTANT_PRIOR = (1.0, 3.0)  # of E as a share of the lowest loss: a quarter in the mean
+PRIOR_WIDTH = 0.1  # of that share: by how much a refit may leave its draw at the cost of a standard deviation
+DRAWS = 200
 START_EXPONENTS = (0.1, 0.25, 0.4, 0.7, 1.2)
 
 
@@ -88,6 +94,47 @@ def _minimum(starts: Array, x_nT: Array, y_n: Array) -> tuple[Array, float]:
     made = [minimize(objective, start, jac=True, method="BFGS", options=options) for start in free_starts]
     best = min(made, key=lambda one: one.fun)
     return place(best.x), float(best.fun) * HUBER_DELTA**2
+
+
+def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array, Array]:
+    """Refit the law to resampled runs: a residual bootstrap (Efron 1979) with a prior on E.
+
+    A few runs hardly know E, and the best fit of them mostly has too high a one. So each refit draws E as a share of the
+    lowest loss from a beta distribution and pays for leaving it; runs that know E outweigh that.
+
+    Args:
+        best: the best fit.
+        x_nT: logarithms of the sizes about its centre.
+        y_n: log losses.
+        seed: of the random numbers.
+
+    Returns:
+        (DRAWS, P) parameters, and the (n,) residuals that were resampled: scaled up by the degrees of freedom, and to at least
+        NOISE.
+    """
+    from scipy.optimize import least_squares
+
+    chance, lowest = np.random.default_rng([seed, 0]), float(y_n.min())
+    middle_n = predicted(best.parameters, x_nT)[0]
+    off = y_n - middle_n - (y_n - middle_n).mean()
+    spread = float(np.sqrt((off**2).sum() / (len(y_n) - len(best.parameters))))
+    residuals = off * (max(spread, NOISE) / max(float(np.sqrt((off**2).mean())), 1e-12))
+    scale, start = max(spread, LEAST_SPREAD), best.parameters.copy()
+    start[0] = np.clip(start[0], lowest - 3.0, lowest + log(0.5))
+    drawn = []
+    for share in chance.beta(*CONSTANT_PRIOR, DRAWS):
+        sampled = middle_n + chance.choice(residuals, len(y_n))
+
+        def misses(place: Array, sampled: Array = sampled, share: float = share) -> Array:
+            return np.append((predicted(place, x_nT)[0] - sampled) / scale, (exp(place[0] - lowest) - share) / PRIOR_WIDTH)
+
+        def slopes(place: Array) -> Array:
+            prior = np.zeros(len(place))
+            prior[0] = exp(place[0] - lowest) / PRIOR_WIDTH
+            return np.vstack([predicted(place, x_nT)[1] / scale, prior])
+
+        drawn.append(least_squares(misses, start, jac=slopes, method="lm", max_nfev=60).x)
+    return np.array(drawn), residuals
 
 
 def _starts(x_nT: Array, losses_n: Array) -> Array:

@@ -1,24 +1,27 @@
 """What a ladder says: its law with the uncertainty of that, the planned run's loss, the left-out rung, more runs, the best size.
 
-Every interval holds 80% of the draws of `posterior.py`: the law's uncertainty, what its form misses the further the further
-away, and the spread of sizes and of seeds about it.
+Every interval holds 80% of the draws of a residual bootstrap (`fit.bootstrap`), of the spread of runs about the law, and of
+what the law's form misses beyond the largest run.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import inf, log, sqrt
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.ladder.design import Design
-from bessemer.ladder.fit import Array, BestFit, fit, predicted
-from bessemer.ladder.posterior import Posterior, draw
+from bessemer.ladder.fit import Array, BestFit, bootstrap, fit, predicted
 
 WITHIN = 0.80  # share of the draws that an interval holds
+# What the form of the law misses at e times the compute of the largest run, standard deviation of the log loss; it grows with
+# the logarithm of the distance to the power 1.5. Chosen on ten texts (docs/ladder.md).
+DRIFT = 0.02
 SAME_COMPUTE = 0.9  # rungs of at least so much of the largest one's compute are of its amount
+REPEATS = 20  # of each refit, with another residual and another drift
 MOST_MORE = 4  # times the rungs there are: beyond, more runs are not looked for
 # What the log loss gains by e times the batch at the same tokens, in whose stead there are fewer steps: the coefficient of the
 # rounding of small batches to whole sequences on ten ladders of 139 to 370 steps (0.05, standard deviation between texts 0.03).
@@ -36,7 +39,7 @@ def batch_effect(design: Design, excess: float) -> float:
 
 @dataclass(frozen=True)
 class Point:
-    """A run that is done: N, D, C, its held-out loss in nats a token, its steps, and how far its batch is above the law's
+    """A run that is done: N, D, C, its held-out loss in nats a token, and how far its batch is above the law's
     (`design.batch_excess`)."""
 
     name: str
@@ -45,7 +48,6 @@ class Point:
     tokens: float
     flops: float
     loss: float
-    steps: float
     batch_excess: float = 0.0
 
 
@@ -70,12 +72,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """The law of some runs. spread: of their log losses about the best fit; freedom: runs less parameters of the law."""
+    """The law of some runs.
+
+    drawn: (F, P) parameters by bootstrap; residuals: (n,) of the runs, as they were resampled; spread: of the log losses about
+    the best fit; freedom: runs less parameters of the law.
+    """
 
     design: Design
     points: tuple[Point, ...]
     best: BestFit
-    posterior: Posterior
+    drawn: Array
+    residuals: Array
     spread: float
     freedom: int
     seed: int
@@ -83,12 +90,18 @@ class FittedLaw:
     def loss(
         self, parameters: float, tokens: float, flops: float, of_a_run: bool = True, batch_excess: float = 0.0
     ) -> Interval:
-        """The predicted loss, the median, at a size; of_a_run: of one run, whose interval holds the spread of sizes and seeds;
-        batch_excess: of its batch."""
-        logs = np.log(arguments(self.design, [(parameters, tokens, flops)]))[0]
-        drawn = self.posterior.log_loss(logs - self.best.centre, float(np.log(flops)), of_a_run)
-        drawn = np.exp(drawn + batch_effect(self.design, batch_excess))
-        return Interval.of(float(np.median(drawn)), drawn)
+        """Predict the loss at a size: the median, and the interval.
+
+        of_a_run: of one run, whose interval also holds the spread of sizes and seeds; batch_excess: of its batch.
+        """
+        chance = np.random.default_rng([self.seed, 1])
+        x_T = np.log(arguments(self.design, [(parameters, tokens, flops)])) - self.best.centre
+        logs = np.repeat(predicted(self.drawn, x_T)[0][:, 0], REPEATS) + batch_effect(self.design, batch_excess)
+        beyond = max(log(flops / max(point.flops for point in self.points)), 0.0)
+        logs += DRIFT * beyond**1.5 * chance.standard_normal(len(logs))
+        if of_a_run:
+            logs += chance.choice(self.residuals, len(logs))
+        return Interval.of(float(np.exp(np.median(logs))), np.exp(logs))
 
     def slopes(self, sizes_nT: Array) -> Array:
         """(n, P) derivatives of the log loss by the law's parameters."""
@@ -123,13 +136,7 @@ def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLa
     )
     best, freedom = fit(sizes, np.exp(logs)), len(points) - NUM_PARAMETERS[design]
     spread = float(np.sqrt(((logs - best.log_loss(np.log(sizes))) ** 2).sum() / freedom))
-    compute = np.log([point.flops for point in points])
-    numbers = {size: number for number, size in enumerate({(point.parameters, point.tokens) for point in points})}
-    kinds = np.array([numbers[point.parameters, point.tokens] for point in points])
-    # Steepening was measured on ladders of one ratio; on a surface the exponents of N and D would take it.
-    steps = max(point.steps for point in points) if design == "ratio" else inf
-    posterior = draw(best.parameters, np.log(sizes) - best.centre, compute, kinds, logs, steps, seed)
-    return FittedLaw(design, points, best, posterior, spread, freedom, seed)
+    return FittedLaw(design, points, best, *bootstrap(best, np.log(sizes) - best.centre, logs, seed), spread, freedom, seed)
 
 
 def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:
@@ -157,7 +164,7 @@ def optimum(found: FittedLaw, flops: float, flops_per_parameter: float) -> dict[
 
     The minimum of the law under C = k N D (Hoffmann et al. 2022, equation 4).
     """
-    log_a, log_b, alpha, beta = np.concatenate([found.best.parameters[None, 1:], found.posterior.law[:, 1:]]).T
+    log_a, log_b, alpha, beta = np.concatenate([found.best.parameters[None, 1:], found.drawn[:, 1:]]).T
     log_a, log_b = log_a + alpha * found.best.centre[0], log_b + beta * found.best.centre[1]
     share = beta / (alpha + beta)
     log_n = (np.log(alpha / beta) + log_a - log_b) / (alpha + beta) + share * np.log(flops / flops_per_parameter)
@@ -244,8 +251,7 @@ def best_size(found: FittedLaw, flops: float) -> dict[str, Any] | None:
     if value is None:
         return None
     chance, drawn = np.random.default_rng([found.seed, 2]), []
-    middle = float(np.log([point.flops for point in found.points]).mean())
-    for noise in found.posterior.noise(middle)[:200]:
+    for noise in [found.spread] * 200:
         factors = np.exp(noise * chance.standard_normal(len(found.points)))
         pairs = zip(found.points, factors, strict=True)
         again = _through(tuple(replace(point, loss=point.loss * float(by)) for point, by in pairs), flops)

@@ -72,7 +72,7 @@ def _rungs(found: Json) -> list[list[str]]:
 
 
 def _ladder_sentences(found: Json) -> dict[str, str]:
-    said = {"law": _law(found), "spread": _spreads(found), "left out": _left_out(found)}
+    said = {"law": _law(found), "left out": _left_out(found)}
     prediction, measured, planned = found["prediction"], found["planned"]["measured"], found["planned"]
     if prediction is not None:
         said["prediction"] = (
@@ -114,21 +114,6 @@ def _law(found: Json) -> str:
     return (
         f"L = {fit['law']}: {numbers} (80% of {fit['draws']} draws); the runs lie {fit['spread']:.2%} about it "
         f"({fit['freedom']} degrees of freedom){none}"
-    )
-
-
-def _spreads(found: Json) -> str:
-    """What an interval holds on top of the law's own uncertainty."""
-    spreads, seeds = found["fit"]["spreads"], sum(rung["seed"] > 0 for rung in found["rungs"])
-    measured = f"measured by {seeds} runs with other seeds" if seeds else "assumed; --seeds 3 measures it"
-    gain, drift = (
-        spreads["steepening"]["value"],
-        f"drifts by {spreads['drift']['value']:.4f} for every e times the compute",
-    )
-    steepens = f"gains {gain:.4f}, as that of short runs does, and " if gain > 0 else ""
-    return (
-        f"the smallest run's loss lies {spreads['seed']['value']:.2%} off by its seed ({measured}), any run's "
-        f"{spreads['shape']['value']:.2%} by its size; the slope {steepens}{drift}; all intervals hold these"
     )
 
 
