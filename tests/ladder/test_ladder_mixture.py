@@ -94,7 +94,7 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
     assert run_command(given) == 0
     found = json.loads(capsys.readouterr().out)
     keys = {"kind", "keys", "sources", "targets", "given", "proxy", "proxies", "regressions", "left_out_error", "spread_of_targets",
-            "proposed", "gain", "verify", "folder", "page"}  # fmt: skip
+            "proposed", "gain", "verify", "answers", "columns", "rows", "folder", "page"}  # fmt: skip
     assert set(found) == keys
     assert found["sources"] == ["prose", "code"] and sum(found["given"].values()) == pytest.approx(1.0)
     assert len(found["proxies"]) == 5
@@ -112,7 +112,7 @@ def test_a_mixture_search_whole(wide: Path, capsys: pytest.CaptureFixture[str]) 
     gain, checked = found["gain"], found["verify"]
     assert gain["low"] <= gain["value"] <= gain["high"] and gain["inside_noise"] == (gain["low"] <= 0)
     assert checked["error"] == pytest.approx(checked["predicted"] / checked["measured"] - 1)
-    assert '"id":"mixture"' in Path(found["page"]).read_text()
+    assert '"id":"ladder-mixture"' in Path(found["page"]).read_text()
     # The same again, for one source: nothing is trained, and that source gets all it may.
     assert run_command([*given[:-2], "--target", "code", "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)

@@ -29,7 +29,7 @@ def check(args: argparse.Namespace) -> Any:
 
 
 def ladder(args: argparse.Namespace) -> dict[str, Any]:
-    from bessemer.ladder import command, mixture, page
+    from bessemer.ladder import command, mixture, summary
 
     session = runs.open_recipe(args)
     folder = Path(args.folder) if args.folder else None
@@ -44,8 +44,8 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
     else:
         result = command.ladder(session, design=args.design, ratio=args.ratio, seeds=args.seeds, **shared)
     if not args.json:
-        print(page.table(result))
-        say(page.ending(result))
+        print(summary.table(result))
+        say(summary.ending(result))
     return result
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.hashing import digest
-from bessemer.ladder import law, page, runs
+from bessemer.ladder import law, runs, summary
 from bessemer.ladder.design import (
     RATE_RULES,
     RUNGS,
@@ -39,7 +39,7 @@ def ladder(
     session: Session, *, design: Design | None = None, rungs: int | None = None, budget: str | None = None,
     ratio: float | None = None, seeds: int | None = None, folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train the ladder of a recipe, fit its law, predict the recipe's run. Writes ladder.json and ladder.html.
+    """Train the ladder of a recipe, fit its law, predict the recipe's run. Writes ladder.json and the run's report.
 
     design: ratio where it is None; rungs, ratio, seeds: None for the design's own; folder: None for ladder/ in the run folder.
     Goes on where it was stopped: finished rungs are kept, the one in hand resumes. Raises InputError for options that make no
@@ -67,8 +67,9 @@ def ladder(
         scores |= {name: done for name, done in before.items() if done is not None}
         found = result(ground, design, ratio, [rung for rung in [*made, *earlier] if rung.name in scores], scores)
         found |= {"folder": str(folder), "predicted_seconds": seconds}
+        found |= summary.shown(found)
         write_json(folder / "ladder.json", found)
-        found["page"] = str(page.write(folder / "ladder.html", found))
+        found["page"] = runs.reported(session.run, folder)
     return found
 
 

@@ -118,7 +118,7 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
     middle_n = predicted(best.parameters, x_nT)[0]
     off = y_n - middle_n - (y_n - middle_n).mean()
     spread = float(np.sqrt((off**2).sum() / (len(y_n) - len(best.parameters))))
-    residuals = off * (max(spread, NOISE) / max(float(np.sqrt((off**2).mean())), 1e-12))
+    residuals = off * (max(spread, NOISE) / max(float(np.sqrt((off**2).mean())), 1e-300))
     scale, start = max(spread, LEAST_SPREAD), best.parameters.copy()
     start[0] = np.clip(start[0], lowest - 3.0, lowest + log(0.5))
     drawn = []
@@ -126,7 +126,9 @@ def bootstrap(best: BestFit, x_nT: Array, y_n: Array, seed: int) -> tuple[Array,
         sampled = middle_n + chance.choice(residuals, len(y_n))
 
         def misses(place: Array, sampled: Array = sampled, share: float = share) -> Array:
-            return np.append((predicted(place, x_nT)[0] - sampled) / scale, (exp(place[0] - lowest) - share) / PRIOR_WIDTH)
+            return np.append(
+                (predicted(place, x_nT)[0] - sampled) / scale, (exp(place[0] - lowest) - share) / PRIOR_WIDTH
+            )
 
         def slopes(place: Array) -> Array:
             prior = np.zeros(len(place))

@@ -136,7 +136,9 @@ def fitted(design: Design, points: tuple[Point, ...], seed: int = 0) -> FittedLa
     )
     best, freedom = fit(sizes, np.exp(logs)), len(points) - NUM_PARAMETERS[design]
     spread = float(np.sqrt(((logs - best.log_loss(np.log(sizes))) ** 2).sum() / freedom))
-    return FittedLaw(design, points, best, *bootstrap(best, np.log(sizes) - best.centre, logs, seed), spread, freedom, seed)
+    return FittedLaw(
+        design, points, best, *bootstrap(best, np.log(sizes) - best.centre, logs, seed), spread, freedom, seed
+    )
 
 
 def left_out(design: Design, points: tuple[Point, ...], seed: int = 0) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bessemer.errors import InputError
 from bessemer.hashing import digest
-from bessemer.ladder import page, runs, shares
+from bessemer.ladder import runs, shares, summary
 from bessemer.ladder.design import (
     FEWEST_STEPS,
     LARGEST_SHARE,
@@ -43,7 +43,7 @@ def mixture(
     session: Session, *, target: str = MEAN, rungs: int | None = None, budget: str | None = None, verify: bool = False,
     folder: Path | None = None, restart: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and mixture.html.
+    """Train proxies, fit the loss over the shares, propose a mixture. Writes mixture.json and the run's report.
 
     target: a source, or mean; rungs: proxies, None for 4 a source and at least 8; verify: train a proxy on what is proposed;
     folder: None for mixture/ in the run folder.
@@ -76,8 +76,9 @@ def mixture(
         if verify:
             found["verify"] = _verified(ground, names, targets, proxy, found, scores[made[0][0]])
         found["folder"] = str(folder)
+        found |= summary.shown(found)
         write_json(folder / "mixture.json", found)
-        found["page"] = str(page.write(folder / "mixture.html", found))
+        found["page"] = runs.reported(session.run, folder)
     return found
 
 

@@ -23,6 +23,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest
 from bessemer.ladder.design import Budget, Planned, Rung, Size, batch_tokens, size_of, smaller
 from bessemer.recipe import Parallel, Recipe, dump, load, parse
+from bessemer.report import page
 from bessemer.run import RunFolder, read_json, read_steps, write_json
 from bessemer.stages import Session
 from bessemer.terminal import amount, say
@@ -334,3 +335,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
+
+
+def reported(run: RunFolder, folder: Path) -> str | None:
+    """Write the report of the run, which shows what lies in its own folder, and return its path; None for another folder."""
+    if folder.parent.resolve() != run.path.resolve():
+        return None
+    return str(page.write(run))

@@ -144,6 +144,7 @@ class RunData:
     times: Json = field(default_factory=dict)
     stages: list[Json] = field(default_factory=list)
     ladder: Json = field(default_factory=dict)
+    mixture_search: Json = field(default_factory=dict)
     samples: list[Json] = field(default_factory=list)
     last_time: str = ""
     is_open: bool = True  # whether a process writes to the folder, or may do so on another machine
@@ -218,6 +219,7 @@ class RunReader:
             "environment": run.environment, "statistics": run.corpus / "statistics.json", "quality": run.corpus / "quality.json",
             "manifest": run.tokens / "manifest.json", "plan": run.plan, "mixture": run.path / "mixture.json",
             "evaluation": run.evaluation, "export": run.export / "bessemer.json", "ladder": run.path / "ladder" / "ladder.json",
+            "mixture_search": run.path / "mixture" / "mixture.json",
         }  # fmt: skip
 
     def versions(self) -> tuple[FileVersion, ...]:
