@@ -1,4 +1,4 @@
-"""A run whose tokens are published in an object store: it trains on them as on those of a disk, bit for bit."""
+"""A run whose tokens are in `corpus.storage`: it trains on them as on those of its run folder, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ from bessemer.tokens import build, ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
+from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of
 from tests.test_stored_corpus import what_is_said
 
 SHARDS = ["tokens.shard_tokens=3000"]
-PUBLISH = 'tokens.publish="s3://b/tokens"'
-
-
-def objects(bucket: Store) -> list[str]:
-    return sorted(
-        str(path.relative_to(bucket.folder / "b")) for path in (bucket.folder / "b").rglob("*") if path.is_file()
-    )
 
 
 @pytest.fixture
@@ -46,33 +40,36 @@ def command(prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.Captur
 
 
 def same_tokens(one: RunFolder, two: RunFolder, bucket: Store) -> None:
-    """The files of two are those of one, in the run folder and in the store."""
-    theirs = {path.name: path for path in (bucket.folder / "b" / "tokens" / two.path.name).glob("*/*.bin")}
+    """The files of two are those of one, in the run folder and in the storage."""
+    theirs = published(two.tokens, bucket)
     assert theirs and not any(tasks.is_published(path.name) for path in two.tokens.iterdir())
     for path in one.tokens.iterdir():
         if path.suffix != ".json":
-            assert path.read_bytes() == theirs.get(path.name, two.tokens / path.name).read_bytes(), path.name
+            assert path.read_bytes() == (theirs.get(path.name) or (two.tokens / path.name).read_bytes()), path.name
     files = [read_json(run.tokens / "manifest.json")["files"] for run in (one, two)]
     assert files[0] == files[1]
 
 
-def test_the_files_are_those_of_a_disk(
-    command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+@BOTH
+def test_the_files_are_those_of_a_run_folder(
+    kind: str, command: Any, prepared: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    url = storage_of(kind, tmp_path)
     one, two, three = (RunFolder(tmp_path / name / name) for name in ("one", "two", "three"))
     command("tokens", "one")
-    command("tokens", "two", PUBLISH)
+    command("tokens", "two", f'corpus.storage="{url}"')
     same_tokens(one, two, bucket)
-    assert "unchanged" in command("tokens", "two", PUBLISH)
+    assert "unchanged" in command("tokens", "two", f'corpus.storage="{url}"')
     monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
     monkeypatch.setattr(tasks, "TASK_BYTES", 30_000)
-    command("tokens", "three", PUBLISH, 'corpus.work="s3://b/work"')
+    shutil.copytree(prepared / "runs" / "small" / "corpus", three.corpus)
+    put_corpus_into(three, url)
+    command("tokens", "three", f'corpus.storage="{url}"')
     same_tokens(one, three, bucket)
-    fetched = [
-        line for line in bucket.requests() if line.startswith("GET") and "/shards/" in line and "-train-" in line
-    ]
+    requests = [line for line in (bucket.requests() if kind == "s3" else ()) if line.startswith("GET")]
+    fetched = [line for line in requests if "/shards/" in line and "-train-" in line]
     assert not [line for line in fetched if ".bin" in line], "tokens passed through the driver"
-    assert not [name for name in objects(bucket) if name.startswith("work")]
+    assert not [name for name in places(url, bucket) if ".work" in name]
 
     recipe = load(prepared / "small.toml", SHARDS)
     stores = [TokenStore.open(run.tokens) for run in (one, two)]
@@ -83,24 +80,23 @@ def test_the_files_are_those_of_a_disk(
     assert [ledger.token(store, one.corpus, "prose-train-00001:17", True) for store in stores][1]["position"] >= 0
 
 
-def test_shards_that_are_lost_are_written_again(command: Any, tmp_path: Path, bucket: Store) -> None:
-    run = RunFolder(tmp_path / "two" / "two")
-    command("tokens", "two", PUBLISH)
-    there = objects(bucket)
-    shard = next(bucket.folder / "b" / name for name in there if name.endswith("prose-train-00001.bin"))
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-2])
-    with pytest.raises(BessemerError, match=r"prose-train-00001.bin: ends before byte .*write the tokens again"):
+@BOTH
+def test_shards_that_are_lost_are_written_again(kind: str, command: Any, tmp_path: Path, bucket: Store) -> None:
+    url = storage_of(kind, tmp_path)
+    run, key = RunFolder(tmp_path / "two" / "two"), f'corpus.storage="{url}"'
+    command("tokens", "two", key)
+    there = published(run.tokens, bucket)
+    shard = on_disk(published_folder(run.tokens), bucket) / "prose-train-00001.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] if kind == "s3" else shard.read_bytes()[:-1] + b"\1")
+    with pytest.raises(BessemerError, match=r"prose-train-00001.bin: .*again"):
         TokenStore.open(run.tokens).split("prose", "train").shards[1].tokens[:]
-    said = command("tokens", "two", PUBLISH)
+    said = command("tokens", "two", key)
     assert "prose-train-00001.bin" in said and "unchanged" not in said
-    assert shard.read_bytes() == whole and objects(bucket) == there
-    command("tokens", "two", PUBLISH, "tokens.seed=5")
-    assert len({name.split("/")[2] for name in objects(bucket) if name.startswith("tokens")}) == 1, (
-        "the old ones stayed"
-    )
-    command("tokens", "two", "tokens.seed=6")  # on a disk again
-    assert not [name for name in objects(bucket) if name.startswith("tokens")]
+    assert published(run.tokens, bucket) == there
+    command("tokens", "two", key, "tokens.seed=5")
+    assert len(places(url, bucket)) == 1, "the old ones stayed"
+    command("tokens", "two", "tokens.seed=6")  # in the run folder again
+    assert not places(url, bucket) and published_folder(run.tokens) == run.tokens
 
 
 def test_a_store_that_is_away_for_a_while_is_asked_again(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,107 +125,36 @@ def test_a_store_that_is_away_for_a_while_is_asked_again(bucket: Store, monkeypa
         stored[0:500]  # with fewer bytes Arrow has no room for the store's answer, and takes it for a broken one
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (['tokens.packing="best-fit"'], "packed sequences .* are read from disks"),
-        (['tokens.publish="/disk"'], "give s3://BUCKET/PATH"),
-        (['tokens.publish="s3://key:secret@b/x"'], "leave credentials out"),
-    ],
-)
-def test_what_is_not_read_from_a_store_is_refused(prepared: Path, keys: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load(prepared / "small.toml", [PUBLISH, *keys])
+def test_packed_tokens_stay_in_the_run_folder(command: Any, tmp_path: Path, bucket: Store) -> None:
+    run = RunFolder(tmp_path / "two" / "two")
+    command("tokens", "two", 'corpus.storage="s3://b/storage"', 'tokens.packing="best-fit"')
+    assert published_folder(run.tokens) == run.tokens and not places("s3://b/storage", bucket)
 
 
 def test_what_is_there_already_is_not_moved(command: Any, tmp_path: Path, bucket: Store) -> None:
     command("tokens", "one")
-    said = command("tokens", "one", PUBLISH)
-    assert (
-        "unchanged" in said
-        and "tokens.publish: s3://b/tokens was neither tried nor used, as what was made before stays in "
-        f"{tmp_path / 'one' / 'one' / 'tokens'}; to make it anew remove {tmp_path / 'one' / 'one' / 'tokens'}"
-        in said
-    )
-
-
-def test_runs_of_one_name_and_url_do_not_meet(
-    prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Neither the same tokens nor others take those of a run in another folder away, nor does a copy of its folder."""
-
-    def tokens(folder: str, *more: str) -> tuple[str, TokenStore]:
-        if not (run := tmp_path / folder / "same").exists():
-            shutil.copytree(prepared / "runs" / "small" / "corpus", run / "corpus")
-        keys = [f'run.dir="{tmp_path / folder}"', 'run.name="same"', *SHARDS, PUBLISH, *more]
-        said = what_is_said(["tokens", str(prepared / "small.toml")], keys, 0, capsys)
-        return said, TokenStore.open(run / "tokens")
-
-    _, first = tokens("one")
-    said, second = tokens("two")
-    assert f"{published_folder(first.folder)}: published by another run" in said and published_folder(
-        second.folder
-    ) != published_folder(first.folder)
-    for vocabulary in (420, 440):
-        said, second = tokens("two", f"tokenizer.vocabulary={vocabulary}")
-        assert f"{published_folder(first.folder)}: published by another run" in said
-        first.verify()
-    assert len({name.split("/")[2] for name in objects(bucket) if name.startswith("tokens")}) == 2, (
-        "its own were replaced"
-    )
-    shutil.copytree(tmp_path / "two", tmp_path / "copy")
-    _, third = tokens("copy", "tokenizer.vocabulary=420")
-    second.verify()
-    assert published_folder(third.folder) not in (published_folder(first.folder), published_folder(second.folder))
-
-
-def test_tokens_that_another_run_shares_stay_as_long_as_it_does(
-    prepared: Path, tmp_path: Path, bucket: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def tokens(name: str, *more: str) -> str:
-        if not (run := tmp_path / name).exists():
-            shutil.copytree(prepared / "runs" / "small" / "corpus", run / "corpus")
-        keys = [f'run.dir="{tmp_path}"', f'run.name="{name}"', *SHARDS, PUBLISH, *more]
-        return what_is_said(["tokens", str(prepared / "small.toml")], keys, 0, capsys)
-
-    tokens("aw")
-    assert "shared with" in (said := tokens("tr"))
-    shared = TokenStore.open(tmp_path / "tr" / "tokens")
-    place = str(published_folder(shared.folder))
-    assert place.startswith("s3://b/tokens/aw/")
-    assert f"stays in {place}, which run aw published: leave it; a run in another folder" in said
-    said = tokens("aw", "tokenizer.vocabulary=420")
-    assert f"{place} stays while another run has its tokens there (tr)" in said
-    shared.verify()
-    assert "stays while" not in tokens("aw", "tokenizer.vocabulary=420"), "it is said once"
-    shared.verify()
-    assert "shared with" in tokens("aw")  # what it published meanwhile goes
-    assert {"/".join(name.split("/")[:3]) for name in objects(bucket) if name.startswith("tokens")} == {
-        place[len("s3://b/") :]
-    }
-    tokens("aw", "tokenizer.vocabulary=420")
-    tokens("tr", "tokenizer.vocabulary=440")
-    tokens("aw", "tokenizer.vocabulary=420")
-    left = {"/".join(name.split("/")[:3]) for name in objects(bucket) if name.startswith("tokens")}
-    assert left == {str(published_folder(tmp_path / name / "tokens"))[len("s3://b/") :] for name in ("aw", "tr")}
+    said = command("tokens", "one", 'corpus.storage="s3://b/storage"')
+    assert "unchanged" in said and f"stays in {tmp_path / 'one' / 'one' / 'tokens'}" in said
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", [[], ["parallel.replicate=2"]])
+@BOTH
 def test_a_training_reads_ahead_and_is_the_same_bit_for_bit(
-    layout: list[str], command: Any, tmp_path: Path, bucket: Store
+    kind: str, layout: list[str], command: Any, tmp_path: Path, bucket: Store
 ) -> None:
+    key = f'corpus.storage="{storage_of(kind, tmp_path)}"'
     one, two = (RunFolder(tmp_path / name / name) for name in ("one", "two"))
     command("run", "one", *layout)
-    command("tokens", "two", PUBLISH)
-    command("run", "two", PUBLISH, *layout)
+    command("tokens", "two", key)
+    command("run", "two", key, *layout)
     losses = [[(row["step"], row["loss"]) for row in read_steps(run.metrics) if "loss" in row] for run in (one, two)]
     assert losses[0] == losses[1] and len(losses[0]) >= 24
     scores = [read_json(run.evaluation) for run in (one, two)]
     for score in scores:
         del score["seconds"], score["ngram"]["seconds"]
     assert scores[0] == scores[1]
-    assert any("-train-" in line and "bytes=" in line for line in bucket.requests())
+    assert kind == "disk" or any("-train-" in line and "bytes=" in line for line in bucket.requests())
 
 
 def test_where_only_the_tokens_are_the_commands_that_go_on_are_named(prepared: Path, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from bessemer.terminal import say
 HARMLESS = (
     "run.name", "run.dir", "report.", "evaluate.", "export.", "checkpoint.", "guard.", "parallel.", "cluster.",
     "train.log_every", "train.validate_every", "train.recompute", "train.memory_budget", "train.watch_every",
-    "corpus.engine", "corpus.address", "corpus.slurm.", "corpus.workers", "corpus.work", "corpus.publish", "tokens.workers",
-    "tokens.publish",
+    "corpus.engine", "corpus.address", "corpus.slurm.", "corpus.workers", "corpus.storage", "tokens.workers",
 )  # fmt: skip
 SHAPES = tuple(f"model.{key}:" for key in ("family", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width"))
 # Keys that say how long a run is: what changes with them is decided here, and not refused as another recipe.

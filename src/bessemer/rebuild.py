@@ -17,8 +17,6 @@ from pathlib import Path
 from rich.markup import escape
 
 from bessemer import derived
-from bessemer.corpus import owners
-from bessemer.corpus.work import note_replaced
 from bessemer.errors import BessemerError, DamagedFile, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
@@ -32,7 +30,7 @@ from bessemer.run import (
     staging,
     verify_stage,
 )
-from bessemer.store_path import StorePath, is_published, published_folder
+from bessemer.store_path import is_published, path_of, published_folder
 from bessemer.terminal import counted, say, warn
 
 
@@ -66,25 +64,12 @@ def corpus_inputs(recipe: Recipe, run: RunFolder) -> tuple[str, bool]:
     raise _refusal(run, run.corpus, f"{why} ({said})" if said else why)
 
 
-def say_where(stage: Path, url: str | None) -> None:
-    """Say where the large files of a stage are, when the recipe names another place: they are not moved. stage: its folder in the
-    run; url: `corpus.publish`, `tokens.publish`."""
+def say_where(stage: Path, storage: str | None) -> None:
+    """Say where the large files of a stage are, when the recipe names another place: they are not moved."""
     folder = published_folder(stage)
-    wanted = stage if url is None else StorePath(url) / stage.parent.absolute().name
-    if wanted in (folder, folder.parent):
-        return
-    sharing = owners.other_runs(stage, "inputs", stage_facts(stage).get("inputs"))
-    whose, maker = "", folder.parent.name
-    if isinstance(folder, StorePath) and not owners.is_own(stage, folder):
-        whose = f", which {'another run of this name' if maker == stage.parent.absolute().name else f'run {maker}'} published"
-    elif sharing:
-        whose = f", which {counted(len(sharing), 'other run')} shares ({', '.join(sharing)})"
-    if whose:  # another name below the same run.dir would share it again
-        advice = f"{whose}: leave it; a run in another folder (--set run.dir=DIR) makes its own"
-    else:
-        advice = f"; to make it anew remove {' and '.join(dict.fromkeys((str(stage), str(folder))))}"
-    tried = "" if url is None else f"{url} was neither tried nor used, as "
-    say(escape(f"  {stage.name}.publish: {tried}what was made before stays in {folder}{advice}"))
+    is_there = folder == stage if storage is None else folder.is_relative_to(path_of(storage))
+    if not is_there:
+        say(escape(f"  corpus.storage: the {stage.name} stays in {folder}, where it was made"))
 
 
 def _files(word: str, names: list[str]) -> str:
@@ -182,7 +167,6 @@ def _taken(folder: Path, inputs: str) -> Path | None:
                 verify_stage(staged, "")
                 if not (stage_is_current(staged, inputs) and is_published(staged)):
                     raise FileNotFoundError(theirs)
-                note_replaced(folder)
         except (FileNotFoundError, shutil.Error):  # removed or replaced while it was linked
             pass
         except DamagedFile:

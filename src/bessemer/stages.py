@@ -127,7 +127,7 @@ def run_all(session: Session) -> None:
 def corpus(session: Session, reads: bool = False) -> None:
     """Build clean documents from raw sources, again where those there are damaged; with `reads` they are all read for that."""
     from bessemer.corpus.statistics import funnel_lines, loss_warnings, result_line
-    from bessemer.corpus.work import close_work
+    from bessemer.corpus.storage import close_work
     from bessemer.tokens.chat import template_source
 
     if session.recipe.tokens.chat_template is not None:
@@ -151,7 +151,7 @@ def corpus(session: Session, reads: bool = False) -> None:
         return result_line(read_json(statistics))
 
     session.stage("corpus", work, current, result_line(read_json(statistics), not_read=True) if current else "")
-    rebuild.say_where(session.run.corpus, session.recipe.corpus.publish)
+    rebuild.say_where(session.run.corpus, session.recipe.corpus.storage)
     if current:
         return
     for line in funnel_lines(read_json(statistics)):
@@ -172,7 +172,7 @@ def tokens(session: Session) -> None:
 
 
 def _tokens(session: Session, run: RunFolder) -> None:
-    from bessemer.corpus.work import close_work
+    from bessemer.corpus.storage import close_work
     from bessemer.tokens import build
     from bessemer.tokens.chat import chat_line
 
@@ -196,7 +196,7 @@ def _tokens(session: Session, run: RunFolder) -> None:
         )
 
     session.stage("tokens", work, current)
-    rebuild.say_where(run.tokens, session.recipe.tokens.publish)
+    rebuild.say_where(run.tokens, session.recipe.storage_of_tokens)
 
 
 class Prepared(NamedTuple):

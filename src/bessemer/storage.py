@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -356,14 +356,9 @@ def require_writable(place: str) -> None:
     """Raise OSError or BessemerError where no file can be made in a folder, or in the one in which it would be made."""
     files, path = open_filesystem(place)
     if is_remote(place):
-        try:
-            with files.open_output_stream(f"{path}/.writable"):
-                pass
-        except OSError:
-            with suppress(OSError):  # it may have arrived before the answer was lost
-                files.delete_file(f"{path}/.writable")
-            raise
-        files.delete_file(f"{path}/.writable")
+        with answering(place):
+            asked(place, lambda: files.open_output_stream(f"{path}/.writable").close())
+            asked(place, lambda: files.delete_file(f"{path}/.writable"))
         return
     there = next(one for one in (Path(path), *Path(path).parents) if one.exists())
     try:

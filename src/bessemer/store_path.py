@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bessemer import interrupt
 from bessemer.errors import BessemerError, DamagedFile
-from bessemer.run import STAGE_FILE, link, stage_facts, write_atomic
+from bessemer.run import STAGE_FILE, link, stage_facts, stage_is_current, write_atomic
 from bessemer.storage import (
     COPIED_BYTES,
     answering,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # commands that only look at files start without numpy
     import numpy.typing as npt
 
 PIECE_BYTES = 128 << 10  # fetched at a time of files of which small parts are read
-STORED_AT = "store"  # in the receipt of a stage: the folder of a store in which its large files are
+STORED_AT = "store"  # in the receipt of a stage: the folder in `corpus.storage` of its large files
 _AGAIN = "write the tokens again with `bessemer tokens`"
 REQUESTS, AHEAD = 16, 256  # to a store at one time; files whose content waits in memory
 
@@ -207,8 +207,8 @@ def _copy_within(source: StorePath, target: StorePath) -> None:
         raise BessemerError(f"{target}: {arrived} bytes arrived of {size}")
 
 
-def sizes(folder: StorePath) -> dict[str, int]:
-    """The size of each file below a folder of a store, by its path there."""
+def sizes(folder: Path) -> dict[str, int]:
+    """The size of each file below a folder, here or in a store, by its path there."""
     from pyarrow import fs
 
     files, inner = open_filesystem(str(folder))
@@ -239,16 +239,18 @@ def stage_files(stage: Path, folder: str) -> list[Path]:
 
 
 def published_folder(stage: Path) -> Path:
-    """Where the large files of a stage lie: in its folder of the run, or in the store to which they were published."""
+    """Where the large files of a stage are: in its folder of the run, or in `corpus.storage`."""
     stored = stage_facts(stage).get(STORED_AT)
-    return stage if stored is None else StorePath(stored)
+    return stage if stored is None else path_of(stored)
 
 
 def is_published(stage: Path) -> bool:
-    """Whether what a stage has published to a store is there. Where that does not answer it is taken to be, with a warning."""
+    """Whether what a stage has in `corpus.storage` is there. A store that does not answer is taken to have it, with a warning."""
     folder = published_folder(stage)
     try:
-        return folder == stage or (folder / STAGE_FILE).exists()
+        if isinstance(folder, StorePath):
+            return (folder / STAGE_FILE).exists()
+        return folder == stage or stage_is_current(folder, stage_facts(folder).get("inputs", ""))
     except BessemerError as error:
         warn(f"{error}; going on as if {folder} were there")
         return True

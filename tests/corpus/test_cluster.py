@@ -22,6 +22,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import RunFolder
 from tests.corpus.object_store import store
+from tests.storage_folder import places, published
 
 ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'bessemer[ray]')")
 
@@ -105,7 +106,7 @@ def test_corpus_and_shards_are_equal(of: Recipe, address: str, tmp_path: Path, m
 
 
 @pytest.mark.long
-def test_work_in_a_store(of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_in_a_storage(of: Recipe, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bessemer.tokens import build
 
     of = of.changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
@@ -117,15 +118,16 @@ def test_work_in_a_store(of: Recipe, address: str, tmp_path: Path, monkeypatch: 
     with store(tmp_path / "store") as served:
         (served.folder / "b").mkdir()
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.endpoint)
-        stored = on_ray(of, address).changed(corpus={"work": "s3://b/work"})
+        stored = on_ray(of, address).changed(corpus={"storage": "s3://b/storage"})
         pipeline.build(stored, there)
         monkeypatch.setattr(worker, "SMALL_BYTES", 0)
         build.build(stored, there)
         assert all(any(step in line for line in served.requests()) for step in ("partitions", "/encoded/", "/shards/"))
-        assert not [path for path in served.folder.rglob("*") if path.is_file()]
+        mine, theirs = contents(here.corpus), contents(there.corpus) | published(there.corpus, served)
+        assert {**theirs, "stage.json": b""} == {**mine, "stage.json": b""}
+        mine, theirs = contents(here.tokens), contents(there.tokens) | published(there.tokens, served)
+        assert not [name for name in places("s3://b/storage", served) if ".work" in name]
         ray.shutdown()
-    assert contents(there.corpus) == contents(here.corpus)
-    mine, theirs = contents(here.tokens), contents(there.tokens)
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
 

@@ -28,6 +28,7 @@ from bessemer.recipe.corpus import SlurmArray
 from bessemer.run import RunFolder
 from bessemer.tokens import build
 from tests.corpus.object_store import Store
+from tests.storage_folder import BOTH, published, storage_of
 
 
 @pytest.fixture
@@ -268,27 +269,25 @@ def test_corpus_and_shards_are_equal(data: Path, cluster: Path, finely: Callable
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("work", [None, "s3://b/work"])
-def test_jobs_read_documents_that_are_published_in_a_store(
-    data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store, work: str | None
+@BOTH
+def test_jobs_work_in_a_storage(
+    kind: str, data: Path, cluster: Path, finely: Callable[[], None], tmp_path: Path, bucket: Store
 ) -> None:
-    """With `work` they exchange all files there too, and only their queue is on a disk that they share."""
+    """Of a store only their queue is on a disk that they share."""
     finely()
     of = filled(data).changed(tokens={"sequence_length": 32, "held_out": 0.1}, tokenizer={"vocabulary": 400})
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    for recipe_of, run in (
-        (of, here),
-        (on_slurm(of).changed(corpus={"publish": "s3://b/corpora", "work": work}), there),
-    ):
+    stored = on_slurm(of).changed(corpus={"storage": storage_of(kind, tmp_path)})
+    for recipe_of, run in ((of, here), (stored, there)):
         pipeline.build(recipe_of, run)
         build.build(recipe_of, run)
     assert not (there.corpus / "documents").exists()
-    mine, theirs = contents(here.tokens), contents(there.tokens)
+    mine, theirs = contents(here.tokens), contents(there.tokens) | published(there.tokens, bucket)
     shards = [name for name in mine if name.endswith((".bin", ".idx"))]
     assert shards and {name: mine[name] for name in shards} == {name: theirs[name] for name in shards}
     scripts = [path.read_text() for path in cluster.rglob("script")]
     assert any("export AWS_ENDPOINT_URL=" in script for script in scripts)
-    assert all((f"{there.path}/slurm/" in script) is (work is not None) for script in scripts)
+    assert all((f"{there.path}/slurm/" in script) is (kind == "s3") for script in scripts)
     assert not (there.path / "slurm").exists()
 
 

@@ -48,7 +48,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "tokens.chat_template": ({"corpus.sources": '[{ name = "own", paths = ["x"], format = "chat" }]', "tokens.packing": '"document"',
                               "tokens.document_mask": "true"}, '"chatml"'),
     "tokens.sequence_length": ({}, "1024"),
-    "tokens.publish": ({}, '"s3://bucket/tokens"'),
     "model.depth": ({"model.layers": "", "model.width": "", "model.heads": "", "model.depth": "8"}, "4"),
     "model.layers": ({"model.layers": "8"}, "16"),
     "model.width": ({}, "2048"),

@@ -18,7 +18,7 @@ import pytest
 
 from bessemer.corpus import engine, pipeline, worker
 from bessemer.corpus.work import CorpusTask
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import BessemerError
 from bessemer.recipe import Recipe, TokenSource, dump, load, parse
 from bessemer.run import RunFolder, read_json
 from bessemer.tokens import build, tasks
@@ -27,6 +27,7 @@ from bessemer.tokens.shards import ShardWriter
 from bessemer.tokens.tasks import ShardCuts
 from tests.changed_stage import record_again
 from tests.corpus.object_store import Store
+from tests.storage_folder import BOTH, on_disk, places, published, put_corpus_into, storage_of
 from tests.tokens.test_foreign import megatron
 
 
@@ -181,12 +182,15 @@ def test_processes_make_the_same(prepared: Path, corpus: Path, monkeypatch: pyte
     assert contents(two[1].tokens) == contents(one[1].tokens)
 
 
-def in_store(of: Recipe) -> Recipe:
-    return of.changed(corpus={"work": "s3://b/work"})
+def in_storage(of: Recipe, run: RunFolder, kind: str, tmp_path: Path) -> Recipe:
+    """The recipe of a run whose corpus is moved to a storage."""
+    put_corpus_into(run, storage_of(kind, tmp_path))
+    return of.changed(corpus={"storage": storage_of(kind, tmp_path)})
 
 
-def left(bucket: Store) -> list[str]:
-    return sorted(str(path.relative_to(bucket.folder)) for path in bucket.folder.rglob("*") if path.is_file())
+def built(run: RunFolder, bucket: Store) -> dict[str, Any]:
+    """The files of tokens, the published ones too."""
+    return contents(run.tokens) | published(run.tokens, bucket)
 
 
 def hide_from_tasks(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -206,9 +210,16 @@ def hide_from_tasks(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str
     return done
 
 
+@BOTH
 @pytest.mark.parametrize("keys", [["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"], ["compare"]])
-def test_tasks_exchange_files_through_a_store(
-    keys: list[str], prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+def test_tasks_work_in_a_storage(
+    keys: list[str],
+    kind: str,
+    prepared: Path,
+    corpus: Path,
+    tmp_path: Path,
+    bucket: Store,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if keys == ["compare"]:  # a tokenizer of the driver's disk, which the tasks do not see
         shutil.copy(prepared / "runs" / "small" / "tokens" / "tokenizer.json", corpus / "small" / "other.json")
@@ -218,26 +229,24 @@ def test_tasks_exchange_files_through_a_store(
         if (corpus / "small" / "other.json").exists():
             shutil.copy(corpus / "small" / "other.json", run.path / "other.json")
     build.build(*one)
+    of = in_storage(*two, kind, tmp_path)
     by_tasks(monkeypatch, 6000)
     done = hide_from_tasks(two[1], monkeypatch)
-    build.build(in_store(two[0]), two[1])
-    assert contents(two[1].tokens) == contents(one[1].tokens)
+    build.build(of, two[1])
+    assert built(two[1], bucket) == contents(one[1].tokens)
     assert any(name.startswith("text of part-00001") for name in done) and any("shard 0 of" in name for name in done)
-    assert left(bucket) == ["b/others/object"]
-    assert sorted(path.name for path in two[1].path.iterdir() if path.name != "other.json") == ["corpus", "tokens"]
+    assert not [name for name in places(storage_of(kind, tmp_path), bucket) if ".work" in name]
+    left = {path.name for path in two[1].path.iterdir()} - {"other.json"}
+    assert left == {"corpus", "tokens", "storage.json"}
 
 
 def test_what_a_store_refuses_is_not_done_again(
-    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name) for name in ("one", "two"))
     build.build(*one)
     by_tasks(monkeypatch, 6000)
-    two = in_store(two[0]), two[1]
-    bucket.refuse()
-    with pytest.raises(InputError, match=r"corpus.work: s3://b/work/two/.*ACCESS_DENIED.*AWS_ENDPOINT_URL"):
-        build.build(*two)
-    bucket.answer()
+    two = in_storage(*two, "s3", tmp_path), two[1]
     encoded: list[str] = []
     call = Encoder.__call__
 
@@ -249,31 +258,25 @@ def test_what_a_store_refuses_is_not_done_again(
 
     monkeypatch.setattr(Encoder, "__call__", counted)
     is_again = False
-    with pytest.raises(BessemerError, match=r"s3://b/work/two/.*ACCESS_DENIED") as caught:
+    with pytest.raises(BessemerError, match=r"s3://b/storage/two/.*ACCESS_DENIED") as caught:
         build.build(*two)
     assert "a-secret-of-someone" not in str(caught.value)
     lost, is_again = encoded[-1], True
     bucket.refuse_writes_after(None)
     build.build(*two)
     assert encoded.count(lost) == 2 and len([one for one in set(encoded) if encoded.count(one) == 1]) > 20
-    assert contents(two[1].tokens) == contents(one[1].tokens)
-    assert left(bucket) == ["b/others/object"]
+    assert built(two[1], bucket) == contents(one[1].tokens)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("publish", [None, "s3://b/tokens"])
-def test_killed_at_many_moments_over_a_store(
-    publish: str | None, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store
+@BOTH
+def test_killed_at_many_moments_in_a_storage(
+    kind: str, prepared: Path, corpus: Path, tmp_path: Path, bucket: Store
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name, "tokens.shard_tokens=3000") for name in ("one", "two"))
     build.build(*one)
-    file, (of, run) = tmp_path / "two.toml", two
-    file.write_text(dump(in_store(of).changed(tokens={"publish": publish})))
-
-    def built() -> dict[str, Any]:
-        published = (bucket.folder / "b" / "tokens").rglob("*.bin")
-        return contents(run.tokens) | {path.name: path.read_bytes() for path in published}
-
+    file, run = tmp_path / "two.toml", two[1]
+    file.write_text(dump(in_storage(*two, kind, tmp_path)))
     draw, kills, program = random.Random(1), 0, str(Path(__file__).with_name("build_tokens.py"))
     while True:
         moment = [str(draw.randint(2, 90)), draw.choice(["before", "after"])]
@@ -282,42 +285,27 @@ def test_killed_at_many_moments_over_a_store(
             break
         assert process.returncode == -signal.SIGKILL, process.stderr
         kills += 1
-        assert not run.tokens.exists() or built() == contents(one[1].tokens)
+        assert not run.tokens.exists() or built(run, bucket) == contents(one[1].tokens)
     assert kills >= 3
-    assert built() == contents(one[1].tokens)
-    assert [name for name in left(bucket) if not name.startswith("b/tokens/")] == ["b/others/object"]
-    assert any(path.suffix == ".bin" and tasks.is_published(path.name) for path in run.tokens.iterdir()) == (
-        publish is None
-    )
+    assert built(run, bucket) == contents(one[1].tokens)
+    assert not [name for name in places(storage_of(kind, tmp_path), bucket) if ".work" in name]
 
 
-@pytest.mark.long
-def test_processes_over_a_store_make_the_same(
-    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = (recipe_of(prepared, corpus, name, "tokens.workers=2") for name in ("one", "two"))
-    build.build(*one)
-    by_tasks(monkeypatch, 6000)
-    monkeypatch.setattr(worker, "SMALL_BYTES", 0)
-    build.build(in_store(two[0]), two[1])
-    assert contents(two[1].tokens) == contents(one[1].tokens)
-    assert left(bucket) == ["b/others/object"]
-
-
-def test_work_of_other_tokens_in_a_store_goes(
-    prepared: Path, corpus: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
+def test_work_on_other_tokens_in_a_storage_goes(
+    prepared: Path, corpus: Path, tmp_path: Path, bucket: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of, run = recipe_of(prepared, corpus, "two")
+    of = in_storage(of, run, "s3", tmp_path)
     by_tasks(monkeypatch, 60_000)
     with monkeypatch.context() as patched:
         patched.setattr(build, "require_usable", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         for seed in (1, 2):
             with pytest.raises(OSError, match="full"):
-                build.build(in_store(of).changed(tokens={"seed": seed}), run)
-        assert len({name.split("/")[3] for name in left(bucket)[1:]}) == 1
+                build.build(of.changed(tokens={"seed": seed}), run)
+        assert len(list(on_disk("s3://b/storage", bucket).glob("two/*/tokens.work/*/begun"))) == 1
     monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: False)
-    build.build(of, run)
-    assert left(bucket) == ["b/others/object"], "the work of tasks stayed where none are done any more"
+    build.build(of.changed(corpus={"storage": None}), run)
+    assert [name.rpartition("/")[2][:7] for name in places("s3://b/storage", bucket)] == ["corpus-"]
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 7, 30, 1000])

@@ -29,10 +29,10 @@ def sampled(asked: Recipe, resolved: Recipe, run: RunFolder, place: Path) -> Run
     sources = tuple(
         one.model_copy(update={"max_bytes": min(one.max_bytes or size, size)}) for one in asked.corpus.sources
     )
-    corpus: dict[str, Any] = {"sources": sources, "publish": None}
+    corpus: dict[str, Any] = {"sources": sources, "storage": None}
     small = resolved.changed(
         run={"name": "sample", "dir": str(place)}, corpus=corpus, tokens={
-            "publish": None, "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
+            "held_out": max(resolved.tokens.held_out, HELD_OUT), "sources": (),
         })  # fmt: skip
     session = stages.Session(small, RunFolder(place / "sample"))
     session.run.path.mkdir()

@@ -18,7 +18,7 @@ from typing import Any
 
 from bessemer import storage
 from bessemer.checkpoint.format import MANIFEST, load_manifest
-from bessemer.checkpoint.protocol import Damage, verify
+from bessemer.checkpoint.protocol import verify
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe
 from bessemer.run import (
@@ -143,7 +143,7 @@ class Mirror:
         if there:
             self.require_own()
         elif here:
-            self._own(self._owner(self._run.checkpoints) or {"training": secrets.token_hex(8)})
+            self._own(self._owner(self._run.checkpoints))
         new = [step for step in here if step not in there or self._differs(step, there[step])]
         for path in (path for pattern in RUN_FILES if new for path in sorted(self._run.path.glob(pattern))):
             put_hashed(path, self.place / path.name)
@@ -163,35 +163,32 @@ class Mirror:
             remove_tree(there[step])
 
     def restore_newest(self) -> int | None:
-        """Fetch the newest checkpoint that verifies, as `restore`; None where there is none. Raises InputError where none of
-        those there is whole, or they are of another training than this run folder's."""
+        """Fetch the newest checkpoint that verifies, and the run's files that are missing here.
+
+        Returns its step; None where there is none. Raises InputError where none is whole, or they are of another training than
+        this run folder's.
+        """
         if not (steps := self.steps()):
             return None
         if self._owner(self._run.checkpoints) is not None:
             self.require_own()
-        if (step := self.restore(steps, warn)) is None:
-            raise InputError(
-                f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
-                "back, or name another folder"
-            )
-        return step
-
-    def restore(self, steps: list[int], on_damage: Callable[[Damage], None]) -> int | None:
-        """Fetch the newest of these checkpoints that verifies, and the run's files that are missing here. Returns its step."""
-        for step in sorted(steps, reverse=True):
+        for step in reversed(steps):
             try:
                 self.fetch(step)
             except (BessemerError, OSError) as error:
-                on_damage(Damage(f"{self.place}: step {step}: {storage.redacted(error)}", "it is left out"))
+                warn(f"{self.place}: step {step}: {storage.redacted(error)}; it is left out")
                 continue
             for path in entries(self.place):
                 is_of_run = any(fnmatch(path.name, pattern) for pattern in RUN_FILES)
                 if is_of_run and not (self._run.path / path.name).exists():
                     write_atomic(self._run.path / path.name, path.read_bytes())
             write_atomic(self._run.checkpoints / LATEST, checkpoint_name(step))
-            self._own(self._owner(self.place) or {"training": secrets.token_hex(8)})
+            self._own(self._owner(self.place))
             return step
-        return None
+        raise InputError(
+            f"{self.place}: none of its {len(steps)} checkpoints is whole, and none is in {self._run.checkpoints}; put one "
+            "back, or name another folder"
+        )
 
     def fetch(self, step: int) -> None:
         """Fetch a checkpoint in place of the one that is here, verified. Raises BessemerError, OSError."""
@@ -217,8 +214,8 @@ class Mirror:
         return read_json_again(folder / OWNER)
 
     def _own(self, owner: Any) -> None:
-        """Record a training as the one that writes the mirror, and as this one."""
-        write_json(self._run.checkpoints / OWNER, owner)
+        """Record a training, None: a new one, as the one that writes the mirror, and as this one."""
+        write_json(self._run.checkpoints / OWNER, owner or {"training": secrets.token_hex(8)})
         write_file(self.place / OWNER, (self._run.checkpoints / OWNER).read_bytes())
 
     def _upload(self, folder: Path) -> None:

@@ -6,7 +6,6 @@ Light: it is asked before every training, also where the data libraries are not 
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from bessemer.corpus import language, worker
 from bessemer.corpus.files import File, Listing, contents, earlier_files, listing
+from bessemer.corpus.storage import work_folder
 from bessemer.corpus.walk import FOUND, Folder, ListFolders, Place
 from bessemer.corpus.work import LISTING
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Contamination, Corpus, Recipe, Source, without_folders
 from bessemer.run import RunFolder, read_json_again, stage_facts
-from bessemer.store_path import StorePath, remove_tree
+from bessemer.store_path import remove_tree
 
 VERSION = 6  # increased when the same sources would give other documents, or the folder another layout
 CONTENTS = "sources.json"  # of the corpus folder
@@ -81,7 +81,7 @@ def digest_of_files(corpus: Corpus, found: dict[str, list[File]]) -> str:
 def _settings(corpus: Corpus) -> dict[str, Any]:
     """The keys of [corpus] on which the documents depend."""
     section = corpus.model_dump(mode="json", exclude={"sources": {"__all__": {"weight", "max_epochs"}}})
-    for key in ("engine", "address", "slurm", "workers", "work", "publish"):
+    for key in ("engine", "address", "slurm", "workers", "storage"):
         del section[key]
     return section
 
@@ -143,11 +143,9 @@ def listings_of(corpus: Corpus, run: RunFolder | None) -> dict[str, Listing]:
 
     def by_tasks(place: Place, groups: Sequence[tuple[str, ...]]) -> list[list[Folder | str]]:
         assert run is not None
-        if not places and corpus.work is not None:
-            places.append(StorePath(corpus.work) / run.path.absolute().name / f"{LISTING}{secrets.token_hex(4)}")
-        elif not places:
-            run.path.mkdir(parents=True, exist_ok=True)
-            places.append(Path(tempfile.mkdtemp(prefix=LISTING, dir=run.path.absolute())))
+        if not places:
+            above = work_folder(run.corpus, corpus.storage).parent
+            places.append(above.absolute() / f"{LISTING}{secrets.token_hex(4)}")
         tasks = [ListFolders(places[0], place, next(numbers), folders) for folders in groups]
         for _ in worker.run_tasks("listing folders", "folders", tasks, FOLDER_BYTES, corpus):
             pass

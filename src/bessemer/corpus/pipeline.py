@@ -7,8 +7,8 @@
     corpus/sources.json                     name, size and hash of every input file, by source
     corpus/stage.json                       the stage's inputs
 
-With `corpus.publish` documents/, rejected/ and index/ lie in an object store, below URL/RUN/corpus-DIGEST-ID (owners.py);
-stage.json has the address and the sizes (`store`, `stored`), and a stage.json there says that they are all there.
+With `corpus.storage` documents/ and rejected/ are there (storage.py); stage.json has the address and the sizes (`store`,
+`stored`).
 
 Steps: find files; plan units and partitions; clean partitions (clean.py); merge ranges of buckets where there are many
 (merge.py); steps over the whole corpus (whole.py); publish by bucket; assemble. Each step's output in the work folder (work.py)
@@ -54,24 +54,17 @@ from bessemer.corpus.merge import RangeCounts
 from bessemer.corpus.partition import Bucket, Partition, cut, num_buckets, write_context
 from bessemer.corpus.publish import FUNNEL, PublishBucket, assemble
 from bessemer.corpus.statistics import BY_ENDING, Funnel, add_lines, totals
+from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.corpus.units import Unit, plan
 from bessemer.corpus.webpage import check_engine
 from bessemer.corpus.whole import QUALITY_REPORT, run_global_steps
-from bessemer.corpus.work import (
-    CorpusTask,
-    build_once,
-    close_work,
-    end_publishing,
-    open_work,
-    publishing,
-    require_publishable,
-)
+from bessemer.corpus.work import CorpusTask, build_once, open_work
 from bessemer.errors import FileChanged, InputError
 from bessemer.hashing import digest
 from bessemer.recipe import Corpus, Recipe, Source
-from bessemer.run import RunFolder, mark_stage, write_json
+from bessemer.run import RunFolder, mark_stage, staging, write_json
 from bessemer.storage import patient
-from bessemer.store_path import StorePath, get_folder
+from bessemer.store_path import get_folder
 from bessemer.terminal import warn
 
 UNITS = "units.pickle"  # the units of all partitions, in the folder of the plan
@@ -102,8 +95,7 @@ def build(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
     worker.require_engine(corpus)
     if not corpus.sources:
         raise InputError("corpus.sources: the recipe names no source of text; add a [[corpus.sources]] table")
-    if corpus.publish is not None:
-        require_publishable(run.corpus, corpus.publish)
+    require_storage(run.path, corpus.storage)
     with worker.kept_workers(run.path):
         try:
             summary = _build_from_files(recipe, run, started)
@@ -118,7 +110,7 @@ def _build_from_files(recipe: Recipe, run: RunFolder, started: float) -> dict[st
     """Build the corpus of the files that there are now. Raises FileChanged for one that changes meanwhile."""
     listings = listings_of(recipe.corpus, run)
     inputs = digest_of_files(recipe.corpus, {name: files.read for name, files in listings.items()})
-    work = open_work(run, inputs, recipe.corpus.work)
+    work = open_work(run.corpus, inputs, recipe.corpus.storage)
     try:
         return _build(recipe, run, work, listings, inputs, started)
     except InputError:  # another recipe, which starts in another folder, has to be written
@@ -157,8 +149,9 @@ def _build(
     _check_counts(whole.rejected, funnels.values())
     _check_not_empty(funnels)
     total = totals(funnels.values())
-    with _timed(seconds, "put_together"), publishing(run, inputs, corpus.publish) as (staged, place):
-        written = assemble(tasks, place)
+    with _timed(seconds, "put_together"), staging(run.corpus) as staged:
+        place = begin_publishing(run.corpus, inputs, corpus.storage)
+        written = assemble(tasks, place or staged)
         sources = [funnels[name].to_json() for name in sorted(funnels)]
         duplicates = whole.duplicates["statistics"]
         statistics = {
@@ -177,7 +170,7 @@ def _build(
         kept: dict[str, Any] = {"documents": total["documents_kept"], "bytes": total["bytes_kept"]}
         if sum(map(len, files.values())) <= MAX_KEPT_FILES:
             write_json(staged / CONTENTS, files)
-        if isinstance(place, StorePath):
+        if place is not None:
             kept |= end_publishing(place, inputs, written)
         mark_stage(staged, inputs, content=content, version=VERSION, **kept)
     return total | {"steps": {name: round(value, 3) for name, value in seconds.items()}}

@@ -226,7 +226,7 @@ def assemble(tasks: Sequence[PublishBucket], place: Path) -> dict[str, int]:
     outputs = list(each(stage_outputs, [task.folder for task in tasks]))
     if not isinstance(place, StorePath):
         for name in WRITTEN_COLUMNS:
-            (place / name).mkdir()
+            (place / name).mkdir(exist_ok=True)
     for kind, columns in WRITTEN_COLUMNS.items():
         parts = [
             [(task.folder / name, sizes[name]) for name in sorted(sizes) if name.startswith(f"{kind}/")]

@@ -12,7 +12,17 @@ from pydantic import Field, field_validator, model_validator
 
 from bessemer.recipe.cleaning import Contamination, Dedup, Quality
 from bessemer.recipe.rules import Rules
-from bessemer.recipe.section import Memory, Positive, Section, Share, SlurmName, SlurmTime, StoreURL, Words, repeated
+from bessemer.recipe.section import (
+    Memory,
+    Positive,
+    Section,
+    Share,
+    SlurmName,
+    SlurmTime,
+    StoreOrFolder,
+    Words,
+    repeated,
+)
 
 
 class Extract(Section):
@@ -112,8 +122,7 @@ class Work(Section):
     address: str | None = Field(None, min_length=1)
     slurm: SlurmArray = SlurmArray()
     workers: int | None = Field(None, ge=1)
-    work: StoreURL = None
-    publish: StoreURL = None
+    storage: StoreOrFolder = None
     keep_rejected: Literal["excerpt", "text", "none"] = "excerpt"
 
     @property

@@ -176,6 +176,12 @@ class Recipe(Section):
         return frozenset(name for name, source in self.parts.items() if source in self.corpus.chats)
 
     @property
+    def storage_of_tokens(self) -> str | None:
+        """`corpus.storage`, where the tokens to train on are read from there; packed and labelled ones are files of the run."""
+        is_read_from_there = self.tokens.packing == "concatenate" and self.train.objective != "classify"
+        return self.corpus.storage if is_read_from_there else None
+
+    @property
     def source_weights(self) -> dict[str, float | None]:
         """Each source's weight, those of the corpus and those of foreign tokens; None where none is given."""
         return {source.name: source.weight for source in self.sources}
@@ -253,11 +259,12 @@ class Recipe(Section):
                 yield f"{where} has no decay phase to begin with; set train.schedule.kind = wsd"
 
     def _copies_are_elsewhere(self) -> Iterator[str]:
-        folder, url = self.run.folder.absolute(), self.checkpoint.mirror
-        if url is not None and url.startswith(("/", "~")):
-            place = Path(url).expanduser() / self.run.name
-            if place == folder or folder in place.parents:
-                yield f"checkpoint.mirror = {url} would lie in the run's own folder, {folder}; name another disk"
+        folder = self.run.folder.absolute()
+        for key, url in (("checkpoint.mirror", self.checkpoint.mirror), ("corpus.storage", self.corpus.storage)):
+            if url is not None and url.startswith(("/", "~")):
+                place = Path(url).expanduser() / self.run.name
+                if place == folder or folder in place.parents:
+                    yield f"{key} = {url} would lie in the run's own folder, {folder}; name another disk"
 
     def _tokens_fit(self) -> Iterator[str]:
         if self.tokens.gate and self.train.objective != "causal":
@@ -274,8 +281,6 @@ class Recipe(Section):
         for key in (key for key, is_so in needs.items() if self.corpus.chats and not is_so):
             yield f"source {self.corpus.chats[0]!r} holds conversations (format = chat), which need {key}"
         packing, objective = self.tokens.packing, self.train.objective
-        if self.tokens.publish is not None and objective == "classify":
-            yield "tokens.publish: the texts of a classifier are read from disks; leave it out"
         if packing != "concatenate" and objective == "classify":
             yield f"tokens.packing = {packing} has no meaning for a classifier: a text is a sequence there"
         if packing != "concatenate" and objective == "masked" and not self.tokens.document_mask:

@@ -27,26 +27,18 @@ def repeated(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)
 
 
-def in_a_store(url: str | None) -> str | None:
-    """A URL of s3:// or gs:// as it is, or None. Raises ValueError for another place, and for credentials in it."""
-    parts = urlsplit(url or "")
-    if CREDENTIALS.search(url or "") or parts.query:
-        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
-    if url is not None and not (parts.scheme in ("s3", "gs") and parts.netloc):
-        raise ValueError(f"{url!r}: give s3://BUCKET/PATH or gs://BUCKET/PATH; on disks all lies in the run folder")
-    return url
-
-
 def store_or_folder(place: str | None) -> str | None:
-    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place."""
-    if place is None or (urlsplit(place).scheme in ("s3", "gs") and urlsplit(place).netloc):
-        return in_a_store(place)
-    if not Path(place).expanduser().is_absolute():
+    """A URL of s3:// or gs://, or an absolute folder, as it is, or None. Raises ValueError for another place, and for credentials
+    in it."""
+    parts = urlsplit(place or "")
+    if CREDENTIALS.search(place or "") or parts.query:
+        raise ValueError("leave credentials out of the URL; they are taken from the environment or the machine's role")
+    is_store = parts.scheme in ("s3", "gs") and parts.netloc
+    if place is not None and not is_store and not Path(place).expanduser().is_absolute():
         raise ValueError(f"{place!r}: give an absolute folder, s3://BUCKET/PATH or gs://BUCKET/PATH")
     return place
 
 
-StoreURL = Annotated[str | None, AfterValidator(in_a_store)]
 StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]
 DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bessemer.recipe.section import Positive, Section, StoreURL, Words, repeated
+from bessemer.recipe.section import Positive, Section, Words, repeated
 
 TRAINED_ONLY = ("sample", "sample_bytes", "pattern", "digits", "white_space", "prefix_space")
 
@@ -86,7 +86,6 @@ class Tokens(Section):
     sources: tuple[TokenSource, ...] = Field((), strict=False)
     gate: bool = False
     workers: int | None = Field(None, gt=0)
-    publish: StoreURL = None
     packing: Packing = "concatenate"
     chat_template: str | None = Field(None, min_length=1)
     temperature: float | None = Field(None, gt=0)
@@ -94,11 +93,6 @@ class Tokens(Section):
     schedule: tuple[MixturePhase, ...] = Field((), strict=False)
 
     def _complaints(self) -> Iterator[str]:
-        if self.publish is not None and self.packing != "concatenate":
-            yield (
-                f"publish: packed sequences (packing = {self.packing!r}) are read from disks; leave it out, or set "
-                "packing = 'concatenate'"
-            )
         places = [phase.from_ for phase in self.schedule if not isinstance(phase.from_, str)]
         if places != sorted(set(places)) or sum(phase.from_ == "decay" for phase in self.schedule) > 1:
             yield "schedule: its phases must begin one after the other; sort them by from"

@@ -17,8 +17,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from bessemer.corpus.owners import published_place
-from bessemer.corpus.work import begin_publishing, close_work, end_publishing, require_publishable
+from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
 from bessemer.corpus.worker import kept_workers, require_engine
 from bessemer.environment import num_cores
 from bessemer.errors import BessemerError, InputError
@@ -36,7 +35,7 @@ from bessemer.run import (
     write_json,
 )  # fmt: skip
 from bessemer.storage import patient
-from bessemer.store_path import StorePath, copy_files, published_folder
+from bessemer.store_path import copy_files, published_folder
 from bessemer.terminal import counted, progress, warn
 from bessemer.tokens import documents, foreign, pretrained, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
@@ -116,16 +115,15 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
     kept = {name: size for name, size in made_of.items() if name.startswith("documents/")}
-    all_inputs, url = digest(inputs, kept), recipe.tokens.publish
-    work_inputs = all_inputs
-    if url is not None:  # another place needs the shards again, which may have left this machine
-        require_publishable(run.tokens, url)
-        work_inputs = digest(all_inputs, str(published_place(run.tokens, all_inputs, url)))
+    all_inputs = digest(inputs, kept)
+    require_storage(run.path, recipe.corpus.storage)
+    storage = begin_publishing(run.tokens, all_inputs, recipe.storage_of_tokens)
+    # Another place needs the shards again, which may have left this machine.
+    work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
     with kept_workers(run.path), resumable(run.tokens, work_inputs) as work:
         staged, exchange = work / OUT, None
-        place = begin_publishing(run.tokens, all_inputs, url) or staged
         if corpus is not None and by_tasks:
-            exchange = tasks.exchange_of(recipe, run.tokens, all_inputs, corpus, work)
+            exchange = tasks.exchange_of(recipe, run, all_inputs, corpus, work)
         tokenizer = _tokenizer(recipe, corpus, work, exchange)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
@@ -143,7 +141,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
         encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, recipe.tokens.seed, chats)
         if corpus is not None and exchange is not None:
-            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work, place)
+            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work, storage or staged)
         writers, done = _write_shards(recipe, corpus, work, encoder, labels, text_bytes)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
@@ -170,7 +168,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
                 "on. Put the files of the tokens back, or train under another name with --set run.name=NAME"
             )
         write_json(staged / "manifest.json", manifest)
-        stored = _publish(staged, place, inputs, manifest) if isinstance(place, StorePath) else {}
+        stored = {} if storage is None else _publish(staged, storage, inputs, manifest)
         content = inputs_digest(recipe, run, by_content=True)
         mark_stage(staged, inputs, known=manifest["files"], content=content, **stored)
     close_work(run.tokens)
@@ -196,8 +194,8 @@ def _describe_chats(
     manifest["tokenizer"]["ends"] = list(dict.fromkeys([*ends, chats.turn_end]))
 
 
-def _publish(staged: Path, place: StorePath, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Move the files to publish that are still here to the store; returns what the receipt of the stage says of it. Raises
+def _publish(staged: Path, place: Path, inputs: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Move the files to publish that are still here to their place; returns what the receipt of the stage says of it. Raises
     BessemerError where one is not there as a whole."""
     files = [path for path in staged.iterdir() if tasks.is_published(path.name)]
     copy_files([(path, place / path.name) for path in files])

@@ -110,8 +110,9 @@ class TokenStore:
         reads: hash every file, once in a process, and those in a store by their size; else small files only.
         """
         again = tokens_command(self.folder)
-        if reads and isinstance(self._stored, StorePath):
-            stored = {name: {"bytes": self.manifest["files"][name]["bytes"]} for name in self._names_stored}
+        if reads and self._names_stored:
+            keys = ("bytes",) if isinstance(self._stored, StorePath) else ("bytes", "sha256")
+            stored = {name: {key: self.manifest["files"][name][key] for key in keys} for name in self._names_stored}
             verify_files(self._stored, stored, again)
         unread = {} if reads else {name: {"sha256": None} for name in self._written if Path(name).suffix in LARGE}
         written = {name: {**facts, **unread.get(name, {})} for name, facts in self._written.items()}
@@ -121,9 +122,10 @@ class TokenStore:
 
     def check(self, path: Path) -> None:
         """Verify a file of a shard before it is read. Raises DamagedFile."""
-        if self.is_verified or path.name not in self._written:
+        facts = self._written.get(path.name) or self.manifest.get("files", {}).get(path.name)
+        if self.is_verified or facts is None:
             return
-        verify_files(self.folder, {path.name: self._written[path.name]}, tokens_command(self.folder))
+        verify_files(path.parent, {path.name: facts}, tokens_command(self.folder))
         if path.suffix == ".bin":
             dtype = token_dtype(self.vocabulary)
             if (largest := _largest_id(path, dtype, path.stat().st_mtime_ns)) >= self.vocabulary:

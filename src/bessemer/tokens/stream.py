@@ -37,7 +37,7 @@ class Shard:
         """All ids of the shard; of a store an array of which single ids and slices are fetched (`StoredNumbers`)."""
         if isinstance(self.stored, StorePath):
             return cast("npt.NDArray[np.unsignedinteger[Any]]", StoredNumbers(self.stored, self.dtype, self.num_tokens))
-        return self._map(".bin", self.dtype)
+        return self._map(self.stored or self.path, self.dtype)
 
     @cached_property
     def num_tokens(self) -> int:
@@ -56,21 +56,22 @@ class Shard:
     @cached_property
     def labels(self) -> npt.NDArray[np.int32]:
         """Number of each document's label; NO_LABEL for none."""
-        has_labels = self.path.with_suffix(".lbl").exists()
-        return self._map(".lbl", "<i4") if has_labels else np.full(len(self.identities), NO_LABEL, dtype=np.int32)
+        path = self.path.with_suffix(".lbl")
+        return self._map(path, "<i4") if path.exists() else np.full(len(self.identities), NO_LABEL, dtype=np.int32)
 
     @cached_property
     def is_trained(self) -> npt.NDArray[np.bool_] | None:
         """Which ids the loss is of; None: of all."""
-        return self._map(".msk", np.bool_) if self.path.with_suffix(".msk").exists() else None
+        path = self.path.with_suffix(".msk")
+        return self._map(path, np.bool_) if path.exists() else None
 
-    def _map(self, suffix: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        self.check(self.path.with_suffix(suffix))
-        return mapped(self.path.with_suffix(suffix), dtype)
+    def _map(self, path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        self.check(path)
+        return mapped(path, dtype)
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        path, raw = self.path.with_suffix(".idx"), self._map(".idx", np.uint8)
+        path, raw = self.path.with_suffix(".idx"), self._map(self.path.with_suffix(".idx"), np.uint8)
         again = f"write it again with `{tokens_command(path.parent)}`"
         count = int(raw[8:16].view("<u8")[0]) if len(raw) >= 24 and raw[:8].tobytes() == MAGIC else -1
         ends = 16 + 8 * (count + 1)
@@ -118,7 +119,7 @@ class SplitTokens:
 
     def sequences(self, numbers: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         """Training sequences by number, (len(numbers), length + 1) in the stored type: inputs and one token more."""
-        if any(shard.stored is not None for shard in self.shards):
+        if any(isinstance(shard.stored, StorePath) for shard in self.shards):
             out = np.empty((len(numbers), length + 1), dtype=self.shards[0].dtype)
             in_parallel(self.read, (numbers.astype(np.int64) * length).tolist(), out)
             return out

@@ -10,12 +10,11 @@
 The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files are
 those of a build on one machine, byte for byte.
 
-WORK lies in the run folder, or where the tasks of the corpus exchange their files (`corpus.work`).
+WORK is in the run folder, or in `corpus.storage` where the documents are there.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from collections import Counter
@@ -29,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bessemer.corpus import engine, worker
-from bessemer.corpus.work import CorpusTask, open_stored
+from bessemer.corpus.work import CorpusTask, open_work
 from bessemer.environment import num_cores
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
-from bessemer.run import STAGE_FILE
-from bessemer.store_path import StorePath, copy_files, each, open_parquet, sizes, write_file
+from bessemer.run import RunFolder
+from bessemer.store_path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
@@ -66,21 +65,11 @@ def engine_of(recipe: Recipe) -> Work:
     return recipe.corpus if recipe.corpus.engine != "local" else recipe.corpus.changed(workers=recipe.tokens.workers)
 
 
-def exchange_of(recipe: Recipe, stage: Path, inputs: str, corpus: Path, work: Path) -> tuple[Path, Path]:
-    """The documents as the tasks see them, and where these exchange files. stage: the folder of the tokens in the run; work:
-    where its files are while they are made. Raises InputError for a store that cannot be written."""
-    if recipe.corpus.work is None:
+def exchange_of(recipe: Recipe, run: RunFolder, inputs: str, corpus: Path, work: Path) -> tuple[Path, Path]:
+    """The documents as the tasks see them, and where these exchange files. work: where the tokens are while they are made."""
+    if recipe.corpus.storage is None or corpus.parent == run.corpus:
         return corpus.absolute(), work.absolute()
-    stored = open_stored(stage, inputs, recipe.corpus.work)
-    if isinstance(corpus, StorePath):
-        return corpus, stored
-    there, files = sizes(stored / corpus.name), {path: path.stat().st_size for path in documents.part_files(corpus)}
-    copy_files(
-        [(path, stored / corpus.name / path.name) for path, size in files.items() if there.get(path.name) != size]
-    )
-    outputs = {f"{corpus.name}/{path.name}": size for path, size in files.items()}
-    write_file(stored / STAGE_FILE, json.dumps({"inputs": inputs, "outputs": outputs}))  # which files are to be read
-    return stored / corpus.name, stored
+    return corpus, open_work(run.tokens, inputs, recipe.corpus.storage)
 
 
 def new_writers(recipe: Recipe, folder: Path, tokenizer: Tokenizer, labelled: bool, shard_tokens: int) -> Writers:
@@ -200,7 +189,7 @@ class EncodingContext:
 
 
 def is_published(name: str) -> bool:
-    """Whether a file of the tokens is one of those that `tokens.publish` puts into a store: the ids that are trained on."""
+    """Whether a file of the tokens is one of those that `corpus.storage` holds: the ids that are trained on."""
     return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 

@@ -1,0 +1,114 @@
+"""`corpus.storage`: where a run works on its corpus and tokens and publishes them, in an object store or a folder.
+
+    STORAGE/RUN/ID/corpus.work/DIGEST/  work.py, until the corpus is published; tokens.work/ is the same for tokens
+    STORAGE/RUN/ID/corpus-DIGEST/       documents/, rejected/, and stage.json, which is written last
+    STORAGE/RUN/ID/tokens-DIGEST/       SOURCE-train-*.bin, and stage.json
+
+ID is random, and RUN/storage.json lists the folders that this run folder has made. So a run meets no file of another one, and
+removes nothing but what is in a folder that it made. A run folder that was copied or moved makes a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bessemer.errors import BessemerError
+from bessemer.run import STAGE_FILE, read_json_again, stage_facts, write_json
+from bessemer.storage import require_writable, requiring_answer
+from bessemer.store_path import STORED_AT, StorePath, entries, path_of, remove_tree, sizes
+from bessemer.terminal import warn
+
+FOLDERS = "storage.json"  # in a run folder
+BEGUN = "begun"  # in a work folder: written first and removed first, as a part of one is not to be taken for whole
+
+
+def require_storage(run: Path, storage: str | None) -> None:
+    """Raise InputError where a run cannot write to `corpus.storage`."""
+    if storage is not None:
+        with requiring_answer("corpus.storage"):
+            require_writable(f"{storage.rstrip('/')}/{run.absolute().name}")
+
+
+def work_folder(stage: Path, storage: str | None) -> Path:
+    """The folder above the work on a stage. stage: its folder in the run."""
+    above = stage.parent if storage is None else _own_folder(stage.parent, storage)
+    return above / f"{stage.name}.work"
+
+
+def begin_work(folder: Path) -> None:
+    """Make a work folder; what is left of one that was being removed goes first."""
+    if not (folder / BEGUN).exists():
+        _remove(folder)
+        if not isinstance(folder, StorePath):
+            folder.mkdir(parents=True)
+        (folder / BEGUN).write_bytes(b"1")
+
+
+def begin_publishing(stage: Path, inputs: str, storage: str | None) -> Path | None:
+    """The folder in `corpus.storage` for the large files of a stage; None without the key."""
+    if storage is None:
+        return None
+    place = _own_folder(stage.parent, storage) / f"{stage.name}-{inputs[:16]}"
+    (place / STAGE_FILE).unlink(missing_ok=True)
+    if not isinstance(place, StorePath):
+        place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def end_publishing(place: Path, inputs: str, written: dict[str, int]) -> dict[str, Any]:
+    """Mark a published folder as complete; returns what the stage's own receipt says of it. written: the sizes of its files.
+
+    Raises BessemerError for a file that is not there as a whole.
+    """
+    there, stored = sizes(place), dict(sorted(written.items()))
+    for name in (name for name, size in stored.items() if there.get(name) != size):
+        raise BessemerError(
+            f"{place / name}: missing, or not of the {stored[name]} bytes that were written; write it again"
+        )
+    (place / STAGE_FILE).write_bytes(json.dumps({"inputs": inputs, "outputs": stored}).encode())
+    return {STORED_AT: str(place), "stored": stored}
+
+
+def close_work(stage: Path) -> None:
+    """Remove the work on a stage that is published, and what this run published of it and no run under its `run.dir` uses."""
+    shutil.rmtree(work_folder(stage, None), ignore_errors=True)
+    run = stage.parent.absolute()
+    if not (folders := _own_folders(run)):
+        return
+    stages = [folder for name in (stage.name, f".{stage.name}.tmp") for folder in run.parent.glob(f"*/{name}")]
+    used = {stage_facts(folder).get(STORED_AT) for folder in stages}
+    try:
+        for place in (place for folder in folders for place in entries(path_of(folder))):
+            is_unused = place.name.startswith(f"{stage.name}-") and str(place) not in used
+            if is_unused or place.name == f"{stage.name}.work":
+                _remove(place)
+    except BessemerError as error:
+        warn(f"what the {stage.name} left in corpus.storage could not be removed: {error}")
+
+
+def _own_folder(run: Path, storage: str) -> Path:
+    """The folder in `corpus.storage` of this run folder alone."""
+    above, known = f"{storage.rstrip('/')}/{run.absolute().name}/", _own_folders(run)
+    folder = next((folder for folder in known if folder.startswith(above)), None)
+    if folder is None:
+        folder = above + secrets.token_hex(4)
+        run.mkdir(parents=True, exist_ok=True)
+        write_json(run / FOLDERS, {"path": str(run.resolve()), "folders": [*known, folder]})
+    return path_of(folder)
+
+
+def _own_folders(run: Path) -> list[str]:
+    """The folders that a run folder has made; none of them where it was copied or moved."""
+    known = read_json_again(run / FOLDERS) or {}
+    return list(known["folders"]) if known.get("path") == str(run.resolve()) else []
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that this run made; while a part of it is left it is not taken for whole."""
+    for name in (BEGUN, STAGE_FILE):
+        (folder / name).unlink(missing_ok=True)
+    remove_tree(folder)

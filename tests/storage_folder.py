@@ -1,0 +1,64 @@
+"""What a run has in `corpus.storage`, in the store of the tests or in a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bessemer.corpus.storage import begin_publishing, end_publishing
+from bessemer.run import RunFolder, read_json, stage_facts, write_json
+from bessemer.store_path import copy_files, published_folder
+from tests.corpus.object_store import Store
+
+BOTH = pytest.mark.parametrize("kind", ["s3", "disk"])
+
+
+def storage_of(kind: str, tmp_path: Path) -> str:
+    return "s3://b/storage" if kind == "s3" else str(tmp_path / "storage")
+
+
+def on_disk(place: Path | str, bucket: Store) -> Path:
+    """Where the files of a place are on the disk of the tests."""
+    url = str(place)
+    return bucket.folder / url.removeprefix("s3://") if url.startswith("s3://") else Path(url)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, by their paths there, but receipts."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "stage.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def published(stage: Path, bucket: Store) -> dict[str, bytes]:
+    """The large files of a stage, which are in its storage."""
+    place = published_folder(stage)
+    assert place != stage and sorted(stage_facts(stage)["stored"]) == sorted(contents(on_disk(place, bucket)))
+    return contents(on_disk(place, bucket))
+
+
+def places(storage: str, bucket: Store) -> list[str]:
+    """What is below the folders of the runs in a storage, as RUN/ID/NAME; names of work are with their file."""
+    folder = on_disk(storage, bucket)
+    files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
+    return sorted({"/".join(parts[:3]) for parts in files})
+
+
+def put_corpus_into(run: RunFolder, storage: str) -> None:
+    """Move the documents of a run to its storage, as if they had been published there."""
+    facts, large = read_json(run.corpus / "stage.json"), ("documents", "rejected")
+    place = begin_publishing(run.corpus, facts["inputs"], storage)
+    assert place is not None
+    files = [path for name in large for path in (run.corpus / name).iterdir()]
+    for name in large if isinstance(place, Path) and not storage.startswith("s3://") else ():
+        (place / name).mkdir()
+    copy_files([(path, place / path.relative_to(run.corpus)) for path in files])
+    sizes = {str(path.relative_to(run.corpus)): path.stat().st_size for path in files}
+    for name in large:
+        shutil.rmtree(run.corpus / name)
+    for key in ("outputs", "sha256"):
+        facts[key] = {name: value for name, value in facts[key].items() if name not in sizes}
+    write_json(run.corpus / "stage.json", {**facts, **end_publishing(place, facts["inputs"], sizes)})
+    assert json.loads((run.corpus / "stage.json").read_text())["stored"] == sizes
