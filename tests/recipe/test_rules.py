@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
 from bessemer import recipe as recipes
 from bessemer.errors import InputError
+from bessemer.recipe.rules import SETS
 from tests.conftest import recipe_text
 
 
@@ -29,6 +31,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     text = recipe_text(tmp_path) + '\n[corpus.rules.textbook]\n[corpus.rules.adult]\npath = "words"\n'
     recipe = recipes.parse(text, "x")
     assert recipes.parse(recipes.dump(recipe), "y") == recipe
+
+
+def test_a_recipe_with_every_set_is_pickled(tmp_path: Path) -> None:
+    """Tasks of Ray and of the tokens carry it."""
+    sets = "".join(f"[corpus.rules.{name}]\n" for name in SETS)
+    recipe = recipes.parse(f"{recipe_text(tmp_path)}\n{sets}", "x")
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
 
 
 def test_paths_lie_beside_the_recipe(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ class Limits(Section):
             yield f"stop_words: {count} words; at most {MAX_STOP_WORDS} can be looked for"
 
 
-def _limits(name: str) -> Any:
-    """Make the table of a rule set."""
+def _limits(name: str, rule_set: str) -> Any:
+    """Make the table of a rule set; name: of the class in this module, by which it is pickled."""
     fields: dict[str, Any] = {}
-    for limit, facts in SETS[name].items():
+    for limit, facts in SETS[rule_set].items():
         default = facts.get("default")
         kind: Any = type(default)
         if default is None:
@@ -62,8 +62,10 @@ if TYPE_CHECKING:
     RefinedWeb: TypeAlias = Limits
     Textbook: TypeAlias = Limits
 else:
-    C4, Code, FineWeb, RefinedWeb, Textbook = map(_limits, ("c4", "code", "fineweb", "refinedweb", "textbook"))
-    GopherQuality, GopherRepetition = _limits("gopher_quality"), _limits("gopher_repetition")
+    C4, Code, FineWeb = _limits("C4", "c4"), _limits("Code", "code"), _limits("FineWeb", "fineweb")
+    RefinedWeb, Textbook = _limits("RefinedWeb", "refinedweb"), _limits("Textbook", "textbook")
+    GopherQuality = _limits("GopherQuality", "gopher_quality")
+    GopherRepetition = _limits("GopherRepetition", "gopher_repetition")
 
 WEB_FORMATS = ("html", "warc")  # of sources of web pages
 
