@@ -34,7 +34,7 @@ def test_a_plan_is_written_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert str(page) in capsys.readouterr().out
     html = page.read_text(encoding="utf-8")
     assert html.startswith("<!doctype html>")
-    for section in ("facts", "what-if", "memory", "step", "assumptions"):
+    for section in ("facts", "what-if", "memory", "step"):
         assert f'<section id="{section}">' in html
     assert "gpus=32" in html
 

@@ -236,20 +236,20 @@ def _model_tokenizer(recipe: Recipe) -> None:
 
 
 def _exported_tokenizer(resolved: Recipe) -> None:
-    """Raise InputError, with what would work, where `transformers` would change the tokenizer of the export."""
+    """Raise InputError, with one key that would work, where `transformers` would change the tokenizer of the export."""
     if (problem := _export_problem(resolved)) is None:
         return
-    families, own = ENCODERS if resolved.model.family in ENCODERS else DECODERS, resolved.tokenizer.path is None
-    choices = [("tokenizer", "pattern", name) for name in NAMED if own]
+    families = ENCODERS if resolved.model.family in ENCODERS else DECODERS
+    choices = [("tokenizer", "pattern", name) for name in NAMED if resolved.tokenizer.path is None]
     choices += [("model", "family", name) for name in families if resolved.model.from_ is None]
-    works = [
-        f'{table}.{key} = "{name}"' for table, key, name in choices
+    working = (
+        f'use {table}.{key} = "{name}", or '
+        for table, key, name in choices
         if _export_problem(resolved.changed(**{table: {key: name}})) is None
-    ]  # fmt: skip
+    )
     raise InputError(
-        f"model.family = {resolved.model.family}: its export could not be used: {problem}"
-        + (f"; each of these would work: {', '.join(works)}" if works else "")
-        + "; to train nevertheless: --set export.hf=false"
+        f"model.family = {resolved.model.family}: its export could not be used: {problem}; {next(working, '')}to train "
+        "nevertheless: --set export.hf=false"
     )
 
 

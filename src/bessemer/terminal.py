@@ -88,11 +88,6 @@ def _console(silent_for: Sequence[str]) -> Console:
     return Console(stderr=True, highlight=False, quiet=os.environ.get(QUIET) in silent_for)
 
 
-def coloured() -> bool:
-    """Whether results on standard output may have colours: on a terminal that has them, unless NO_COLOR is set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def say(line: str = "") -> None:
     """One line for the person; rich markup is allowed, escape what comes from data."""
     line = printable(line)

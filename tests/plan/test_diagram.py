@@ -13,7 +13,6 @@ from bessemer.layout.pipeline_schedules import NAMES, generate
 from bessemer.plan import pipeline
 from bessemer.plan.timetable import Durations, Timetable, simulate
 
-ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -59,8 +58,7 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
         table = timetable(name, p, m, durations)
         drawn = pipeline.lines(table, width)
         assert max(map(len, drawn)) <= width
-        if "mostly idle" in drawn[-1]:
-            assert len(drawn) == p + 3
+        if "--svg" in drawn[-1]:
             continue
         for rank, row in enumerate(table.slots):
             text = "".join(
@@ -68,27 +66,6 @@ def test_every_action_is_drawn_once_and_no_line_is_too_long(name: str, width: in
             )
             labels = re.findall(r"\d*[FBIW]\d+", text)
             assert labels == [pipeline.label(table, slot.action) for slot in row]
-
-
-def test_colours_change_no_column() -> None:
-    table = timetable("zbv", 4, 8)
-    plain, coloured = pipeline.lines(table, 100), pipeline.lines(table, 100, colour=True)
-    assert [ESCAPE.sub("", line).rstrip() for line in coloured] == plain  # no action of these is longer than its label
-    assert any(ESCAPE.search(line) for line in coloured)
-    shown = ["".join(ESCAPE.sub("", line)) for line in pipeline.lines(timetable("1f1b", 4, 8), 100, colour=True)]
-    assert [line.rstrip() for line in shown] == [
-        line.replace("─", " ").rstrip() for line in pipeline.lines(timetable("1f1b", 4, 8), 100)
-    ]
-
-
-def test_a_large_schedule_is_condensed() -> None:
-    table = timetable("1f1b", 32, 128)
-    drawn = pipeline.lines(table, 100)
-    assert len(drawn) == 1 + 32 + 2 and max(map(len, drawn)) <= 100
-    last = drawn[32].removeprefix("rank 31  ")
-    idle = last.count("·") / len(last)
-    assert idle == pytest.approx(1 - table.active_of[31] / table.timesteps, abs=0.03)
-    assert drawn[1].removeprefix("rank 0   ").startswith("F") and drawn[1].endswith("B")
 
 
 @pytest.mark.parametrize("name", NAMES)

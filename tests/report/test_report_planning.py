@@ -22,7 +22,7 @@ from bessemer.report.template import PAGE_MARK
 from bessemer.run import writable
 from tests.report.conftest import Reader
 
-SECTIONS = ["facts", "what-if", "memory", "step", "layouts", "assumptions"]
+SECTIONS = ["facts", "what-if", "memory", "step", "layouts"]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7 * 7 }} ' \""
 
 
@@ -62,11 +62,6 @@ def test_the_numbers_of_the_plan_stand_in_the_text() -> None:
     assert f"{out.memory.total / 1e9:.1f} GB" in said
     assert f"MFU {out.step.mfu:.1%}" in said
     assert "16 x H100 SXM" in said
-    # Each assumption is named with its source, the price with its date.
-    device = out.job.cluster.device
-    assert device.source in said
-    assert out.bill.price_date is not None and f"asked on {out.bill.price_date}" in said
-    assert "Llama 3, H100: Grattafiori et al. 2024" in said
 
 
 def test_the_page_loads_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
 from bessemer.errors import InputError
-from bessemer.terminal import coloured, counted, rate, size
+from bessemer.terminal import counted, rate, size
 
 if TYPE_CHECKING:
     import argparse
@@ -48,7 +48,7 @@ def schedule(args: argparse.Namespace) -> dict[str, Any]:
     if args.svg is not None:
         write_atomic(Path(args.svg), pipeline.svg(planned.timetable))
     if not args.json:
-        print(pipeline.table(planned, shutil.get_terminal_size((100, 24)).columns, coloured()))
+        print(pipeline.table(planned, shutil.get_terminal_size((100, 24)).columns))
         if args.svg is not None:
             print(f"{'drawn in':<12} {args.svg}")
     return pipeline.to_dict(planned)

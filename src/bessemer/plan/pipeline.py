@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,7 @@ from bessemer.terminal import counted, rendered
 
 WORDS = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights"}
 MAX_PANEL_LINES = 120
-"""A terminal drawing that would be longer is drawn without numbers, a column a moment."""
-
-# Of the 256 colours that terminals share, near those below; the first sixteen look different in every theme.
-ANSI = {
-    "F": ((25, 231), (153, 16)),
-    "B": ((214, 16), (223, 16)),
-    "I": ((175, 16), (225, 16)),
-    "W": ((29, 231), (115, 16)),
-    "+": ((250, 16), (250, 16)),
-}
+"""Of a terminal drawing at most."""
 
 # Okabe and Ito's palette (2008), told apart with every kind of colour blindness: (background, ink) of a rank's first stage,
 # and of its others.
@@ -50,11 +41,10 @@ def number(value: float) -> str:
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
-def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
-    """The picture for a terminal of a given width; in panels one under the other where one does not hold it.
+def lines(of: Timetable, width: int) -> list[str]:
+    """Return the picture for a terminal of a given width, in panels one under the other where one does not hold it.
 
-    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MAX_PANEL_LINES
-    is condensed into one panel without numbers.
+    An action is its label and dashes for as long as it lasts; a dot is idle. A picture of more than MAX_PANEL_LINES is left out.
     """
     names = [f"rank {rank}" for rank in range(of.schedule.ranks)]
     margin = max(map(len, names)) + 2
@@ -66,7 +56,7 @@ def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
     most = max(int((room - longest_label) / scale), 1)  # time-steps of a panel; its last label may stand out
     panels = ceil(of.timesteps / most)
     if panels * (len(names) + 2) > MAX_PANEL_LINES:
-        return _condensed(of, names, margin, room, colour)
+        return ["too large: use --svg FILE"]
     each = ceil(of.timesteps / panels)
     found: list[str] = []
     for first in range(0, ceil(of.timesteps), each):
@@ -74,7 +64,7 @@ def lines(of: Timetable, width: int, colour: bool = False) -> list[str]:
         start, end = round(first * scale), round(last * scale)
         found.append(" " * margin + _axis(first, last, scale, room))
         for name, row in zip(names, of.slots, strict=True):
-            cells = "".join(_cell(of, *cell, start, end, colour) for cell in _cells(row, scale, end))
+            cells = "".join(_cell(of, *cell, start, end) for cell in _cells(row, scale, end))
             found.append(f"{name:<{margin}}{cells}".rstrip())
         found.append("")
     return found[:-1]
@@ -93,7 +83,7 @@ def _cells(row: tuple[Slot, ...], scale: float, end: int) -> Iterator[tuple[Slot
         yield None, at, end
 
 
-def _cell(of: Timetable, slot: Slot | None, begin: int, stop: int, start: int, end: int, colour: bool) -> str:
+def _cell(of: Timetable, slot: Slot | None, begin: int, stop: int, start: int, end: int) -> str:
     """The part of a cell that lies between two columns; its last column is a gap, a label stands where the cell begins."""
     if begin >= end or stop <= start:
         return ""
@@ -106,44 +96,7 @@ def _cell(of: Timetable, slot: Slot | None, begin: int, stop: int, start: int, e
     else:
         name = label(of, slot.action)
         text = (name + "─" * line)[: max(line, min(len(name), stop - begin - 1), 1)]
-    gap = " " * (size - len(text))
-    if not colour or not text:
-        return text + gap
-    if slot is None:
-        return f"\x1b[2m{text}\x1b[0m{gap}"
-    return _painted(text.replace("─", " "), slot.action.kind, _chunk(of, slot.action) > 0) + gap
-
-
-def _painted(text: str, mark: str, later: bool = False) -> str:
-    ground, ink = ANSI[mark][later]
-    return f"\x1b[48;5;{ground};38;5;{ink}m{text}\x1b[0m"
-
-
-def _condensed(of: Timetable, names: list[str], margin: int, room: int, colour: bool) -> list[str]:
-    """A column a moment: its letter where one kind of action fills it, + where several do, a dot where idle time does."""
-    scale = room / of.timesteps  # columns a time-step
-    found = [" " * margin + _axis(0, of.timesteps, scale, room)]
-    for name, row in zip(names, of.slots, strict=True):
-        shares: list[dict[str, float]] = [{} for _ in range(room)]  # of each column, by kind
-        for slot in row:
-            begin, end = slot.start * scale, slot.end * scale
-            for column in range(int(begin), min(ceil(end), room)):
-                share = min(end, column + 1) - max(begin, column)
-                shares[column][slot.action.kind] = shares[column].get(slot.action.kind, 0.0) + share
-        shown = ""
-        for mark, several in groupby(map(_mark, shares)):
-            text = "".join(several)
-            shown += text if not colour else f"\x1b[2m{text}\x1b[0m" if mark == "·" else _painted(text, mark)
-        found.append(f"{name:<{margin}}{shown}")
-    return [*found, "", "· mostly idle, + several kinds"]
-
-
-def _mark(shares: dict[str, float]) -> str:
-    active = sum(shares.values())
-    if active < 0.5:
-        return "·"
-    kind = max(shares, key=shares.__getitem__)
-    return kind if shares[kind] > 0.9 * active else "+"
+    return text.ljust(size)
 
 
 def _axis(first: float, last: float, scale: float, room: int) -> str:
@@ -273,7 +226,7 @@ def to_dict(of: PipelinePlan) -> dict[str, Any]:
     return found
 
 
-def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
+def table(of: PipelinePlan, width: int) -> str:
     """The picture and its numbers, for a terminal of a given width."""
     time, schedule = of.timetable, of.timetable.schedule
     whole = time.timesteps * schedule.ranks
@@ -297,7 +250,7 @@ def table(of: PipelinePlan, width: int, colour: bool = False) -> str:
     if schedule.name in ("gpipe", "1f1b") and of.cut is None:
         p, m = schedule.ranks, schedule.micro_batches
         rows["utilisation"] += f" = m / (p + m - 1) = {m} / {p + m - 1}"
-    shown = [*lines(time, width, colour), "", *(f"{name:<12} {value}" for name, value in rows.items())]
+    shown = [*lines(time, width), "", *(f"{name:<12} {value}" for name, value in rows.items())]
     if of.cut is not None and of.shares is not None:
         shown.append("")
         for stage, (blocks, share) in enumerate(zip(of.cut, of.shares, strict=True)):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bessemer.model.config import ModelConfig
-from bessemer.plan import failures, laws, money, shapes
-from bessemer.plan.estimate.job import PHYSICS, Job
-from bessemer.plan.estimate.memory import HEADROOM, out_of_memory
+from bessemer.plan import laws, money, shapes
+from bessemer.plan.estimate.job import Job
+from bessemer.plan.estimate.memory import out_of_memory
 from bessemer.plan.intervals import PlanInterval, evidence, extrapolation
 from bessemer.plan.mixture import MixtureConfig
 from bessemer.plan.money import dollars
-from bessemer.plan.outcome import DAYS_A_YEAR, STEP_PARTS, PlanResult, batch_by_laws
+from bessemer.plan.outcome import STEP_PARTS, PlanResult, batch_by_laws
 from bessemer.plan.search import Candidate, LayoutSearchResult, layout_line, layout_parts
 from bessemer.plan.splits import as_given
 from bessemer.terminal import amount, counted, duration, durations_like, percent, rate, size, text_table
@@ -332,53 +332,3 @@ def models_table() -> str:
         for name, shape in shapes.shapes().items()
     ]
     return "\n".join(text_table(("model", "parameters", "sequence", "also"), rows, "lrrl"))
-
-
-def assumptions(of: PlanResult) -> list[tuple[str, str, str]]:
-    """What a plan takes for granted, in the order in which it enters: what, its value with the unit, and the source, with a date
-    where it ages."""
-    job, asked, bill = of.job, of.goal.recipe.cluster, of.bill
-    cluster, device, framework = job.cluster, job.cluster.device, job.framework
-    entry = f"the catalogue's entry for {device.name}"
-    peak, rated = device.peak(job.precision), asked.failures_per_node_year
-    published, of_rate = failures.published_rate(device.generation)
-    state = [f"{framework.weight_bytes:g} bytes a weight", f"{framework.gradient_bytes:g} a gradient"]
-    state += [f"{framework.master_bytes:g} for its wider copy"] if framework.master_bytes else []
-    state += [f"{framework.moment_bytes:g} for both moments", f"attention {framework.attention}"]
-    routed = []
-    if isinstance(job.model, MixtureConfig):
-        routed = [(
-            "Balance of experts",
-            f"the fullest rank has {framework.imbalance:g} times the mean's tokens; {framework.expert_overlap:.0%} of the "
-            "exchange is hidden", "plan/estimate/frameworks.toml",
-        )]  # fmt: skip
-    priced = f"the catalogue, asked on {bill.price_date}" if bill.price_date else "the recipe"
-    return [
-        ("Peak of a device", f"{rate(peak)} in {job.precision}, dense", f"{entry}: {device.source}"),
-        ("Best large matmul",
-         f"{device.achievable_flops(job.precision) / peak:.0%} of the peak; {device.sustained:.0%} of that over whole steps",
-         entry),
-        ("Memory of a device",
-         f"{size(device.memory)} at {size(device.bandwidth)}/s; a chosen layout leaves {HEADROOM:.0%} free", entry),
-        ("Links",
-         f"{size(cluster.intra_bandwidth)}/s in a {'node' if cluster.near == cluster.per_node else 'domain'} of "
-         f"{cluster.near:,}, {size(cluster.inter_bandwidth)}/s out of it, one way",
-         "the recipe" if asked.inter_bandwidth else entry),
-        ("Reached in a step",
-         f"{PHYSICS.matmuls:.0%} of the best matmul, {PHYSICS.bandwidth:.0%} of the memory's bandwidth, "
-         f"{PHYSICS.intra:.0%} and {PHYSICS.inter:.0%} of the links", "plan/estimate/job.py"),
-        ("Training program", f"{framework.name}: {', '.join(state)}", "plan/estimate/frameworks.py"),
-        *routed,
-        ("FLOPs", "every matmul, and the causal half of attention; MFU without what is recomputed, HFU with it",
-         "Chowdhery et al. 2022, appendix B"),
-        ("Failures", f"{rated or DAYS_A_YEAR * published:.3g} of a node in a year", "the recipe" if rated else of_rate),
-        ("After a failure",
-         f"{failures.DETECTION_SECONDS / 60:.0f} min until it is found, {failures.RESTART_SECONDS / 60:.0f} min to restart",
-         "Jiang et al. 2024 (MegaScale), section 4; the restart is assumed"),
-        ("Storage of checkpoints",
-         f"{size(device.storage_bandwidth)}/s from a node; training waits for the copy to its host only", entry),
-        ("Price", "none" if bill.price is None else f"${bill.price:.2f} a device-hour",
-         "cluster.price sets one" if bill.price is None else priced),
-        ("Energy", f"{device.watts:,.0f} W a device, {money.POWER_SHARE:.0%} of it drawn, PUE {money.PUE:g}",
-         f"{entry}; Morrison et al. 2025; OLMo 2's report, table 19"),
-    ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from bessemer.plan import pictures
 from bessemer.plan.outcome import PlanResult
 from bessemer.plan.search import layout_line
-from bessemer.plan.tables import assumptions, plan_rows, what_if_columns
+from bessemer.plan.tables import plan_rows, what_if_columns
 from bessemer.report import plan_figures
 from bessemer.report.data import Json, as_object
 from bessemer.report.parts import short_time, tile
@@ -31,7 +31,6 @@ def render(of: PlanResult, *, name: str, beside: Sequence[PlanResult] = (), titl
         name, pictures.pictures(of), headline=_headline(of), tiles=_tiles(of), rows=plan_rows(of), what_if=what_if,
         notes=[] if of.verdict.fits else ["This layout does not fit: " + "; ".join(of.verdict.reasons) + "."],
         origin=f"{layout_line(of.job)}; framework profile {of.job.framework.name}",
-        assumed=assumptions(of),
     )  # fmt: skip
 
 
@@ -51,12 +50,12 @@ def write_here(path: Path, plan: Json, rows: dict[str, str], *, name: str) -> Pa
 
 def compose(
     name: str, drawn: Json, *, headline: str = "", origin: str = "", notes: Sequence[str] = (), tiles: Sequence[Json] = (),
-    rows: dict[str, str] | None = None, assumed: Sequence[Sequence[str]] = (),
+    rows: dict[str, str] | None = None,
     what_if: tuple[Sequence[str], Sequence[Sequence[str]]] = ((), ()),
 ) -> str:  # fmt: skip
     """The page from plain values; what is missing or empty leaves its section out. drawn: the series of plan/pictures.py;
     what_if: columns and rows of the table of plans side by side."""
-    values: Json = {"drawn": drawn, "rows": rows, "assumed": assumed, "what_if": what_if}
+    values: Json = {"drawn": drawn, "rows": rows, "what_if": what_if}
     values["figures"] = plan_figures
     return render_page("plan.html", name, "plan", headline, values, origin=origin, notes=notes, tiles=tiles)
 

@@ -211,10 +211,7 @@ def scratch(config: ModelConfig, rank: PipelineRank, tensor: int) -> float:
     2.3), which autograd is handed where the sum goes to the fp32 buffer."""
     if isinstance(config, MixtureConfig):
         return (config.attention_parameters / tensor + config.one_expert) * (rank.blocks > 0)
-    heads, both = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    attention = config.width * (2 * heads + both)
-    mlp = config.width * config.mlp_width * (3 if config.gated else 2)
-    return (attention + mlp) / tensor * (rank.blocks > 0)
+    return config.block_matrix_parameters / tensor * (rank.blocks > 0)
 
 
 def _fully_sharded(job: Job, own: PartParameters, n: int, narrow: int) -> StateBytes:
