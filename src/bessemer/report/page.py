@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bessemer.report import corpus, ladder, parts, plan_figures, planned, quality, results, story, summary
+from bessemer.report import corpus, ladder, parts, planned, quality, results, story, summary
 from bessemer.report import data as run_data
 from bessemer.report.curves import DEFAULT_WINDOW, LISTED_INCIDENTS, curves, smoothing_labels
 from bessemer.report.data import RunData
@@ -33,7 +33,7 @@ def render(data: RunData) -> str:
     values = {
         "data": data, "drawn": curves(data), "smoothing": smoothing_labels(len(data.train)),
         "tell": story.story, "ink": lambda source: parts.source_ink(data, source), "summary": summary, "results": results,
-        "corpus": corpus, "ladder": ladder, "quality": quality, "figures": plan_figures,
+        "corpus": corpus, "ladder": ladder, "quality": quality,
         "listed": LISTED_INCIDENTS, "default_window": DEFAULT_WINDOW,
     }  # fmt: skip
     return render_page(
