@@ -172,13 +172,3 @@ def test_without_keep_best_only_the_newest_stay(runs: Path, recipe_file: Path, m
     scored_as(monkeypatch, LOSSES)
     folder = train(recipe_file, runs, *KEEP[:-1])
     assert published(folder / "checkpoints") == [24]
-
-
-def test_a_training_that_is_set_aside_is_a_run_for_these_commands(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = train(recipe_file, runs)
-    eighth = said(capsys, "evaluate", folder, "--step", 8)["loss"]
-    train(recipe_file, runs, "train.optimizer.learning_rate=0.02", options=("--restart",))
-    earlier = said(capsys, "evaluate", folder / "previous-1", "--step", 8)
-    assert earlier["loss"] == eighth != said(capsys, "evaluate", folder, "--step", 8)["loss"]

@@ -22,7 +22,6 @@ from bessemer import logfile
 from bessemer.cli import run_command
 from bessemer.guard.goodput import accounts, sessions
 from bessemer.run import read_json_lines
-from bessemer.train.measure import RunTiming
 from tests.changed_stage import record_again
 from tests.conftest import recipe_text, write_text
 from tests.newest import weights_hash
@@ -348,41 +347,20 @@ def test_another_recipe_in_the_same_folder_is_refused(
     said = capsys.readouterr().err
     assert "holds a run of another recipe (" in said
     assert "train.z_loss: 0.0 -> 0.1" in said
-    assert "--accept-changes" in said
+    assert "train.start" in said
     assert command("run", recipe_file, "--set", here, "--set", "corpus.rules.min_characters=21") == 2
     assert "its checkpoints were trained on the old one" in capsys.readouterr().err
     assert command("train", recipe_file, "--set", here, "--set", "evaluate.top_k=3", "--set", "checkpoint.keep=2") == 0
 
 
-def test_a_finished_run_takes_no_change(
-    whole: Path, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No step would be trained under it, and the record would be of another training."""
+def test_a_restart_removes_the_earlier_training(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "runs")
     here, folder = ["--set", f"run.dir={tmp_path / 'runs'}"], tmp_path / "runs" / "small"
-    before = {path: path.read_bytes() for path in (folder / "recipe.toml", folder / "incidents.jsonl") if path.exists()}
-    assert command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--accept-changes") == 2
-    assert (
-        "all 24 steps are done, so none would be trained under the changed recipe (train.z_loss"
-        in capsys.readouterr().err
-    )
-    assert before == {path: path.read_bytes() for path in before}
-    assert command("train", recipe_file, *here) == 0
-
-
-def test_changes_can_be_accepted_and_runs_started_over(whole: Path, recipe_file: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "runs")
-    here = ["--set", f"run.dir={tmp_path / 'runs'}"]
-    assert (
-        command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--set", "train.steps=30", "--accept-changes")
-        == 0
-    )
-    folder = tmp_path / "runs" / "small"
-    assert trained(folder)[1][:24] == trained(whole / "small")[1]
-    assert read_json_lines(folder / "incidents.jsonl")[-1]["what"] == "recipe_changed"
+    assert command("train", recipe_file, *here, "--set", "train.z_loss=0.1", "--restart") == 0
+    assert not (folder / "export").exists() and (folder / "corpus").exists()
+    assert trained(folder) != trained(whole / "small")
     assert command("train", recipe_file, *here, "--restart") == 0
     assert trained(folder) == trained(whole / "small")
-    assert (folder / "previous-1" / "checkpoints" / "latest").exists()
 
 
 def test_the_same_recipe_twice_gives_the_same_bits(whole: Path, tmp_path: Path, prepared: Path) -> None:
@@ -413,7 +391,7 @@ def test_non_finite_steps_are_skipped_and_recorded(
 
     monkeypatch.setattr(Trainer, "forward_backward", poisoned)
     # The plan's measurement takes steps too, so the count starts with the training.
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     assert command("train", recipe_file, "--set", f"run.dir={runs}") == 0
     incidents = read_json_lines(runs / "small" / "incidents.jsonl")
     assert [(row["step"], row["what"], row["action"]) for row in incidents] == [
@@ -508,7 +486,7 @@ def test_a_full_disk_costs_no_training(
         append(path, data)
 
     # The plan times a checkpoint too, so the count starts with the training.
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     monkeypatch.setattr(shutil, "disk_usage", scarce)
     monkeypatch.setattr(logfile, "_append_whole", full)
     sets = ("--set", f"run.dir={runs}", "--set", f"checkpoint.asynchronous={beside}")
@@ -539,7 +517,7 @@ def test_a_disk_that_stays_full_is_said_with_the_way_on(
         calls.append(path)
         return usage._replace(free=usage.free if len(calls) == 1 else 10)
 
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", scarce)
         assert command("train", recipe_file, "--set", f"run.dir={runs}") == 1
@@ -593,7 +571,7 @@ def test_a_run_folder_stands_for_its_recipe(
 ) -> None:
     shutil.copytree(whole / "small", tmp_path / "moved")
     folder = tmp_path / "moved"
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     plans = []
     for reference in (recipe_file, folder):
         assert command("plan", reference, "--json") == 0

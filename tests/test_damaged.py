@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import pytest
 
 from bessemer.cli import run_command
 from bessemer.recipe import dump, load
-from bessemer.run import RunFolder, read_json, read_json_lines
-from bessemer.train.measure import RunTiming
+from bessemer.run import read_json, read_json_lines
 from tests.changed_stage import record_again
 from tests.newest import weights_hash
 
@@ -27,7 +25,7 @@ CHANGES_ANYHOW = {".lock", "stages.json", "log.txt"}
 
 def quickly(patch: pytest.MonkeyPatch) -> None:
     """No steps are timed for the plan."""
-    patch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    patch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,8 @@ def made(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(prepared / "runs", runs)
     with pytest.MonkeyPatch.context() as patch:
         quickly(patch)
-        assert run_command(["train", str(prepared / "small.toml"), "--set", f"run.dir={runs}"]) == 0
+        given = "--set", f"run.dir={runs}", "--set", "train.schedule.kind=constant"
+        assert run_command(["train", str(prepared / "small.toml"), *given]) == 0
         assert run_command(["report", str(runs / "small")]) == 0
     shutil.copytree(runs, runs.with_name("kept"))
     return runs
@@ -212,31 +211,6 @@ def test_a_file_beside_the_shards_is_missed(trained: Path, capsys: pytest.Captur
     assert "token_bytes.npy: missing" in said and "write it again with `bessemer tokens" in said
 
 
-def test_an_earlier_result_that_cannot_be_set_aside(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under a limit on the size of files: the metrics, which are copied, are larger."""
-    before, limits = files(trained), resource.getrlimit(resource.RLIMIT_FSIZE)
-    with open(trained / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"kind": "note", "step": 0, "text": "x" * 200_000}) + "\n")
-    before = files(trained)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
-    try:
-        assert train(trained, *LONGER) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "previous-1: setting the earlier result aside failed (File too large)" in capsys.readouterr().err
-    after = files(trained)
-    assert after == before
-
-
-def test_what_is_set_aside_is_linked_but_for_logs(trained: Path) -> None:
-    report = (trained / "report.html").stat().st_ino
-    assert train(trained, *LONGER) == 0
-    kept = RunFolder(trained / "previous-1")
-    assert kept.report.stat().st_ino == report
-    assert kept.metrics.stat().st_nlink == 1
-    shutil.rmtree(kept.path)
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -279,10 +253,8 @@ def test_weights_of_another_shape_are_refused_before_anything_moves(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(trained)
-    for flags in ((), ("--accept-changes",)):
-        assert train(trained, *LONGER, "--set", "model.mlp_width=96", *flags) == 2
-        said = capsys.readouterr().err
-        assert "holds weights of other shapes (model.mlp_width: 64 -> 96)" in said and "accept" not in said
+    assert train(trained, *LONGER, "--set", "model.mlp_width=96") == 2
+    assert "model.mlp_width: 64 -> 96" in capsys.readouterr().err
     assert files(trained) == before
 
 
@@ -297,16 +269,14 @@ def test_a_recipe_that_was_edited_by_hand_is_refused_as_any_other_change(
         recipe.write_text(recipe.read_text().replace(rate, "learning_rate = 0.02"))
     else:
         recipe.unlink()
-        given = [str(recipe_file), "--set", f"run.dir={trained.parent}", "--set", "train.optimizer.learning_rate=0.02"]
+        keys = f"run.dir={trained.parent}", "train.schedule.kind=constant", "train.optimizer.learning_rate=0.02"
+        given = [str(recipe_file), *(part for key in keys for part in ("--set", key))]
     before = files(trained)
     for command in ("train", "check"):
         assert run_command([command, *given]) == 2
         said = capsys.readouterr().err
         assert f"another recipe (train.optimizer.learning_rate: {rate.partition(' = ')[2]} -> 0.02)" in said, command
     assert files(trained) == before
-    assert run_command(["train", *given, "--accept-changes"]) == 0
-    (row,) = [row for row in read_json_lines(trained / "incidents.jsonl") if row["what"] == "recipe_changed"]
-    assert row["step"] == 16 and "0.02" in row["cause"]
 
 
 def test_a_harmless_edit_and_a_comment_are_no_change(trained: Path) -> None:
@@ -315,27 +285,6 @@ def test_a_harmless_edit_and_a_comment_are_no_change(trained: Path) -> None:
     recipe.write_text("# mine\n" + recipe.read_text().replace("tensorboard = true", "tensorboard = false"))
     assert train(trained) == 0
     assert "recipe_changed" not in {row["what"] for row in read_json_lines(trained / "incidents.jsonl")}
-
-
-def test_an_attempt_of_another_recipe_that_left_no_checkpoint_is_set_aside(
-    runs: Path, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["train", str(recipe_file), "--set", f"run.dir={runs}"]
-    sick = (
-        "checkpoint.every=24",
-        "train.optimizer.learning_rate=0.9",
-        "train.schedule.warmup_steps=0",
-        "train.optimizer.kind=lion",
-    )
-    assert run_command([*given, *(part for one in sick for part in ("--set", one))]) == 1
-    run = runs / "small"
-    assert not list((run / "checkpoints").glob("step-*")), "it ended before the first"
-    assert run_command(given) == 0
-    assert "of another recipe, ended without a checkpoint" in capsys.readouterr().err
-    assert "diverged" in (run / "previous-1" / "incidents.jsonl").read_text()
-    (row,) = read_json_lines(run / "incidents.jsonl")
-    assert (row["what"], row["step"]) == ("recipe_changed", 0)
-    assert "train.optimizer.learning_rate: 0.9 -> " in row["cause"] and "previous-1" in row["action"]
 
 
 def test_what_is_asked_of_a_run_is_not_answered_by_an_edited_recipe(

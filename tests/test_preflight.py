@@ -23,7 +23,6 @@ from bessemer.train import device
         (["train.optimizer.embedding_rate=200"], "learning_rate = 0.01, times embedding_rate: each step would move weights"),
         (["train.optimizer.batch_scaling=linear", "train.optimizer.reference_batch_tokens=2"], "times batch_scaling: each step"),
         (["guard.hang_seconds=0.1"], "hang_seconds = 0.1: 5 or more"),
-        (["train.schedule.rewarm_at=25"], "train.schedule.rewarm_at = 25 lies after the 24 steps of the run"),
         (["train.schedule.warmup_steps=25"], "train.schedule.warmup_steps = 25 is more than the 24 steps of the run"),
         (["train.tokens=2560", "train.schedule.warmup_steps=11"], "warmup_steps = 11 is more than the 10 steps of the run"),
         (["train.steps=5", "train.minutes=2"], "train.steps = 5 and train.minutes = 2 exclude each other"),
@@ -74,7 +73,6 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
     keys = [
         "optimizer.muon_rate=0.1",
         "schedule.decay_share=0.5",
-        "schedule.rewarm_from=0.2",
         "optimizer.reference_batch_tokens=512",
     ]
     offloads = ["train.optimizer.offload=true", "parallel.offload=true"]
@@ -82,11 +80,10 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
     said = " ".join(capsys.readouterr().err.split())
     assert "train.optimizer.muon_rate has no effect with kind = 'adamw'" in said
     assert "train.schedule.decay_share has no effect with kind = 'cosine'" in said
-    assert "train.schedule.rewarm_from has no effect without rewarm_at" in said
     assert "train.optimizer.reference_batch_tokens has no effect with batch_scaling = 'none'" in said
     assert "parallel.offload has no effect without parallel.shard" in said
     assert torch.cuda.is_available() or "train.optimizer.offload has no effect on a CPU" in said
-    read = ["optimizer.kind=muon", "schedule.kind=wsd", "schedule.rewarm_at=3", "optimizer.batch_scaling=sqrt"]
+    read = ["optimizer.kind=muon", "schedule.kind=wsd", "optimizer.batch_scaling=sqrt"]
     preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))
     assert not capsys.readouterr().err
 

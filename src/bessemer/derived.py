@@ -87,15 +87,10 @@ def _recorded(run: RunFolder) -> dict[str, Any] | None:
 
 
 def _as_trained(recipe: Recipe, old: dict[str, Any]) -> Recipe:
-    """The recipe with what was derived when its run began to train; training longer does not change it. Where the horizon was
-    given then and none is given now, it follows from the text."""
-    has_horizon, choices = recipe.train.has_horizon, old["choices"]
-    if not has_horizon and not recipe.model.has_size and all("minutes" not in one["values"] for one in choices):
-        minutes = sizing.default_minutes(old["basis"]["text_bytes"])
-        choices = [*choices, {"table": "train", "values": {"minutes": minutes, "max_epochs": sizing.MAX_EPOCHS}}]
-    for choice in choices:
+    """The recipe with what was derived when its run began to train, but for how long it trains: a run keeps that itself."""
+    for choice in old["choices"]:
         section = attrgetter(choice["table"])(recipe)
-        explicit = section.model_fields_set | ({"minutes", "max_epochs"} if has_horizon else set())
+        explicit = section.model_fields_set | {"minutes", "max_epochs"}
         values = {key: value for key, value in choice["values"].items() if key not in explicit}
         recipe = Choice(choice["table"], values, "").applied(recipe)
     return recipe

@@ -1,8 +1,7 @@
-"""What a run will take on this machine: its own steps, validation and saving timed, or those of its first layers."""
+"""What a run will take on this machine, from its own steps, timed."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from bessemer.layout.memory import Memory
     from bessemer.model.config import ModelConfig
     from bessemer.train.device import Device
-    from bessemer.train.measure import RunTiming
 
 MEASURE_SECONDS = 8.0  # of training steps before a run, to say how long it will take
 MEASURABLE_SECONDS = 10.0  # micro-batches expected to take longer are not timed
@@ -31,7 +29,6 @@ FREE_SHARE = 0.8  # of the device's free memory that a plan counts on
 # and what the bf16 of a CPU needs as well, numba with LLVM.
 DATA_HALF, NUMBA = 220_000_000, 150_000_000
 DataHalf = Literal["", "made here", "to come"]
-SCALED_ERROR = 0.2  # of a step that was scaled up from a few layers
 COMPILED_BF16_SPEED = (
     0.46  # of a compiled step in bf16 on a CPU, of an eager one's: benchmarks/results/step_cpu_bf16.json
 )
@@ -43,7 +40,6 @@ def plan_only(
     """What a recipe will take, without a run folder: for `bessemer plan`."""
     from bessemer import changed_recipe, longer
 
-    has_horizon = recipe.train.has_horizon
     recipe = derived.filled(recipe, run, show=True)
     vocabulary, labels = outlook.vocabulary(recipe, run.tokens), outlook.labels(recipe, run.tokens)
     known = derived.expected_tokens(recipe, run)
@@ -52,8 +48,7 @@ def plan_only(
         return derived_keys.resolve(one, vocabulary, steps, micro_batch_tokens(one), labels, **known)
 
     stored, done = changed_recipe.stored_recipe(run), published(run.checkpoints)
-    held_out_tokens = known.get("held_out_tokens", 0)
-    recipe, resolved = longer.resolved_for(recipe, stored, run, done, held_out_tokens, has_horizon, resolve)
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, known.get("held_out_tokens", 0), resolve)
     preflight.require_rate(resolved)
     preflight.warn_of_unused(resolved)
     if recipe.train.minutes is None or recipe.train.steps is not None:
@@ -96,7 +91,7 @@ def planned_run(
             say(f"  [yellow]{busy}: times are of now[/]")
         timing = planner.timing(resolved, measure_seconds)
     if timing is not None and not planner.device.is_cuda:  # the peak's measurement may have met a busy moment
-        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing.step
+        rate = hardware_flops(resolved.train, planner.config, planner.recomputed_total(resolved)) / timing
         planner = replace(planner, peak=max(planner.peak, rate))
     fits = planner.memory(resolved).total < planner.free
     if recipe.train.minutes is not None and recipe.train.steps is None and resolved.train.steps is not None:
@@ -126,7 +121,7 @@ def compare_machines(recipe: Recipe, plan: dict[str, Any]) -> None:
     if (before := plan.get("device", device.name)) != device.name:
         say(f"  planned on {before}; on {device.name} times are others, and sums may differ in their last bits")
     if not device.is_cuda and device.precision.autocast is not None:
-        advice = "the run keeps it; --accept-changes --set train.precision=fp32 leaves it"
+        advice = "the run keeps it; a new run with train.start may take fp32"
         warn_of_slow(device.precision, advice)
 
 
@@ -187,11 +182,10 @@ class Planner:
         recomputed = blocks_recomputed(resolved.train, resolved.parallel, config, device, base)
         return cls(config, device, base, free, peak, recomputed, held_out_tokens)
 
-    def memory(self, recipe: Recipe, config: ModelConfig | None = None, recomputed: int | None = None) -> Memory:
+    def memory(self, recipe: Recipe) -> Memory:
         from bessemer.train.recompute import memory_of
 
-        again = self.recomputed if recomputed is None else recomputed
-        return memory_of(recipe.train, recipe.parallel, config or self.config, self.device, again, self.base)
+        return memory_of(recipe.train, recipe.parallel, self.config, self.device, self.recomputed, self.base)
 
     @property
     def compiles_cpu_bf16(self) -> bool:
@@ -212,74 +206,41 @@ class Planner:
             return asked
         alone = recipe.changed(parallel=Parallel())
         fits_twice = 2 * self.memory(alone).total < self.free
-        is_timed = fits_twice and self._micro_batch_seconds(recipe, self.config, self.recomputed) < MEASURABLE_SECONDS
+        is_timed = fits_twice and self._micro_batch_seconds(recipe) < MEASURABLE_SECONDS
         name, why = faster_precision(alone, self.config, seconds if is_timed else 0.0)
         say(f"  train.precision = {name}: {why}")
         return name
 
-    def timing(self, recipe: Recipe, seconds: float) -> RunTiming | None:
-        """The run timed within `seconds`, about, on one process; by its first layers where the whole model is too slow or
-        too large for it; None where they are too."""
-        from bessemer.train.measure import FEW_LAYERS, time_layers, time_run
+    def timing(self, recipe: Recipe, seconds: float) -> float | None:
+        """Seconds of a step, timed within about `seconds` on one process; None where the model is too slow or too large."""
+        from bessemer.train.measure import step_seconds
 
         alone = recipe.changed(parallel=Parallel())
-        few = replace(self.config, layers=FEW_LAYERS[-1])
-        few_again = few.layers if self.recomputed == self.config.layers else 0
-        for config, again, timed in ((self.config, self.recomputed, time_run), (few, few_again, time_layers)):
-            is_small = self.memory(alone, config, again).total < self.free
-            is_small = is_small and config.layers <= self.config.layers
-            if is_small and self._micro_batch_seconds(recipe, config, again) < MEASURABLE_SECONDS:
-                return timed(recipe, self.config, self.device, seconds, self.recomputed, recipe.run.folder)
-        return None
+        is_small = self.memory(alone).total < self.free
+        if not is_small or self._micro_batch_seconds(recipe) >= MEASURABLE_SECONDS:
+            return None
+        return step_seconds(recipe, self.config, [self.device], seconds, self.recomputed)
 
-    def _micro_batch_seconds(self, recipe: Recipe, config: ModelConfig, recomputed: int) -> float:
+    def _micro_batch_seconds(self, recipe: Recipe) -> float:
         """Seconds that a micro-batch is expected to take, from the usual share of the peak."""
-        sequences = (recipe.train.global_batch_tokens or 1) // config.sequence_length
+        sequences = (recipe.train.global_batch_tokens or 1) // self.config.sequence_length
         micro_batches = sequences // (recipe.train.micro_batch or 1)
-        return hardware_flops(recipe.train, config, recomputed) / micro_batches / (here.ASSUMED_MFU * self.peak)
+        flops = hardware_flops(recipe.train, self.config, self.recomputed)
+        return flops / micro_batches / (here.ASSUMED_MFU * self.peak)
 
-    def plan(self, recipe: Recipe, timing: RunTiming | None) -> dict[str, Any]:
-        source, interval, saving = "", None, 0.0
-        if timing is not None:
-            source, saving = "measured on this machine", self._saving_seconds(recipe, timing)
-            if timing.layers < self.config.layers:
-                source += f" with {timing.layers} of its {self.config.layers} layers and scaled up"
-                interval = timing.step * (1.0 - SCALED_ERROR), timing.step * (1.0 + SCALED_ERROR)
+    def plan(self, recipe: Recipe, step_seconds: float | None) -> dict[str, Any]:
         return here.plan(
             recipe, self.config, device=self.device.name, peak=self.peak, memory=self.memory(recipe),
-            step_seconds=None if timing is None else timing.step, devices=self.devices(recipe), source=source,
-            interval=interval, validation_share=self._validation_share(recipe, timing), saving_seconds=saving,
+            step_seconds=step_seconds, devices=self.devices(recipe),
+            validation_share=derived_keys.validation_share(recipe, self.held_out_tokens),
         )  # fmt: skip
 
-    def steps_of_minutes(self, recipe: Recipe, minutes: float, timing: RunTiming | None) -> int:
-        """Steps whose time, with that of validation and saving, add up to the minutes given."""
-        planned, batches = self.plan(recipe, timing), recipe.batches
-        saving = 60 * minutes * derived_keys.SAVING_SHARE if timing is None else planned["saving_seconds"]
-        budget = max(60 * minutes - saving, 30 * minutes)
-        share = self._validation_share(recipe, timing)
-        full_steps = budget / (planned["step_seconds"] * (1.0 + share))
-        return max(batches.step_of(int(full_steps * batches.full)), 1)
-
-    def _validation_share(self, recipe: Recipe, timing: RunTiming | None) -> float:
-        """Time of the validations as a share of that of the steps; where nothing was timed, by their tokens."""
-        train = recipe.train
-        by_tokens = derived_keys.validation_share(recipe, self.held_out_tokens)
-        if timing is None or not by_tokens:
-            return by_tokens
-        assert train.steps is not None and train.validate_every is not None, "the recipe is resolved"
-        tokens = by_tokens / derived_keys.FORWARD_SHARE * train.validate_every * (train.global_batch_tokens or 1)
-        count = math.ceil(train.steps / train.validate_every) + recipe.is_continued
-        step_seconds = timing.step * recipe.batches.tokens_before(train.steps) / (train.global_batch_tokens or 1)
-        return tokens * timing.scored_token * count / step_seconds
-
-    def _saving_seconds(self, recipe: Recipe, timing: RunTiming) -> float:
-        """Seconds of a run's checkpoints; asynchronous ones cost none, but for the last."""
-        train, settings = recipe.train, recipe.checkpoint
-        assert train.steps is not None, "the recipe is resolved"
-        is_beside = self.device.is_cuda if settings.asynchronous is None else settings.asynchronous
-        count = 1 if is_beside else math.ceil(train.steps / (settings.every or train.steps))
-        count += not is_beside and train.schedule.kind == "wsd"  # the decay's start is saved too
-        return count * timing.saving
+    def steps_of_minutes(self, recipe: Recipe, minutes: float, step_seconds: float | None) -> int:
+        """Steps whose time, with that of validation and saving, adds up to the minutes given."""
+        share = derived_keys.validation_share(recipe, self.held_out_tokens)
+        budget = 60 * minutes * (1.0 - derived_keys.SAVING_SHARE)
+        full_steps = budget / (self.plan(recipe, step_seconds)["step_seconds"] * (1.0 + share))
+        return max(recipe.batches.step_of(int(full_steps * recipe.batches.full)), 1)
 
 
 def micro_batch_tokens(recipe: Recipe) -> int:

@@ -106,11 +106,6 @@ def require_warmup(resolved: Recipe) -> None:
             f"guard.skip_batches = {resolved.guard.skip_batches} is more than the {steps} steps of the run, so a rollback would "
             f"skip more data than the run reads; leave it out{f' ({usual})' * (usual <= steps)}"
         )
-    if (again := resolved.train.schedule.rewarm_at or 0) > steps:
-        raise InputError(
-            f"train.schedule.rewarm_at = {again} lies after the {steps} steps of the run, so that nothing would be warmed up "
-            "again; leave it out, or name an earlier step"
-        )
 
 
 def warn_of_warmup(train: Train) -> None:

@@ -141,7 +141,7 @@ def _refusal(run: RunFolder, folder: Path, why: str) -> InputError:
     return InputError(
         f"{run.path}: {why}, but its checkpoints were trained on the old one. Give the new run a name of its own with "
         "--set run.name=NAME, go on with what was built by `bessemer train` and the stages after it, or start this one over "
-        "with --restart (what was trained is set aside, not removed)"
+        "with --restart, which removes what was trained"
     )
 
 

@@ -71,7 +71,6 @@ class RunFolder:
     path: Path
 
     recipe = _Place("recipe.toml")  # with every derived value filled in
-    given = _Place("given.json")  # keys that else are derived and the recipe itself gave (changed_recipe.GIVEN)
     derived = _Place("derived.json")  # what was derived, and from what
     environment = _Place("environment.json")  # versions, device, git state
     source = _Place("source")  # an imported model's own files, without its weights

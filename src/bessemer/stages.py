@@ -36,11 +36,9 @@ from bessemer.run import (
     write_json,
 )
 from bessemer.terminal import amount, counted, duration, say, size, warn, working
-from bessemer.tokens.loader import loader_of
 from bessemer.tokens.outlook import num_tokens, outlook
 from bessemer.tokens.shards import TokenStore
 
-FEW_STEPS_SHARE = 0.5  # of the planned steps: fewer are warned of
 EXPORT_FORMAT = 3  # of what an export holds; another one is written anew
 
 
@@ -50,9 +48,6 @@ class Session:
 
     recipe: Recipe
     run: RunFolder
-    accept_changes: bool = False
-    is_of_folder: bool = False  # the recipe is the run's own, resolved
-    has_horizon: bool = True  # whether the recipe says how long it trains, before anything is filled in
     results: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # on the stage that runs
     began: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -210,7 +205,6 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
     """Resolve the recipe, compare it with the one the run folder was made with, and plan the run. measure_seconds: of training
     steps, to say how long it will take."""
     from bessemer import changed_recipe, longer
-    from bessemer.guard.journal import Journal
 
     run, store = session.run, TokenStore.open(session.run.tokens)  # without tokens there is nothing to derive from
     longer.restore_checkpoint(session.recipe, run)
@@ -225,24 +219,12 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
             one, store.vocabulary, steps, forecast.micro_batch_tokens(one), len(store.labels), **known
         )
 
-    recipe, resolved = longer.resolved_for(
-        recipe, stored, run, done, store.held_out_tokens, session.has_horizon, resolve
-    )
-    extension, note, finished = None, None, bool(done) and done[-1] == resolved.train.steps
+    recipe, resolved = longer.resolved_for(recipe, stored, run, done, store.held_out_tokens, resolve)
+    start, finished = None, bool(done) and done[-1] == resolved.train.steps
     if stored is not None and done:
-        longer.require_own_checkpoints(stored, run, done)
         longer.report_missing_lines(run, done)
-        has_micro_batch = session.recipe.train.micro_batch is not None
-        note = changed_recipe.refuse_other_recipe(stored, resolved, run, has_micro_batch, session.accept_changes)
-        extension = longer.extension(stored, resolved, run, done, session.accept_changes)
-        if extension is not None or not finished:
-            longer.require_continuable(run, store, extension.newest if extension else None)
-        if extension is not None:
-            orders = loader_of(stored, store).mixture, loader_of(resolved, store).mixture
-            samples = stored.batches.without(Journal.read(run.journal).omitted).after(extension.start)
-            longer.require_same_order(*orders, samples, run, session.accept_changes)
-            longer.report_kept_batch(resolve(session.recipe, resolved.train.steps).train, resolved.train)
-        resolved = resolved if extension is None else extension.applied(resolved)
+        changed_recipe.require_same_recipe(stored, resolved, run, done[-1])
+        start = longer.extension_start(stored, resolved, run, store, done)
         recipe = recipe.changed(train={"steps": resolved.train.steps})
     preflight.warn_of_warmup(resolved.train)
     same = stored is not None and digest(stored.train, stored.model) == digest(resolved.train, resolved.model)
@@ -268,26 +250,16 @@ def prepare(session: Session, measure_seconds: float = forecast.MEASURE_SECONDS)
         preflight.require_memory(prepared.plan, prepared.recipe)
         if current:
             forecast.compare_machines(*prepared)
-    if extension is not None:  # until here a refusal changes nothing
-        if not session.has_horizon:
-            say(f"  train.minutes = {recipe.train.minutes:g}: for its text, as no other time is given now")
-        extension.begin(run, resolved.train.schedule.kind, is_same=not session.accept_changes)
-    if note is not None:
-        note(extension is not None and extension.rewarm is not None)
-    if stored is not None and not done:
-        changed_recipe.set_aside_other_attempt(stored, prepared.recipe, run)
+    if start is not None and stored is not None:  # until here an error changes nothing
+        longer.extend(run, stored.train.steps or 0, resolved.train.steps or 0, start)
     _write_plan(session, prepared)
     return prepared
 
 
 def _write_plan(session: Session, prepared: Prepared) -> None:
-    """The resolved recipe with what was derived, the keys that were given, and the plan."""
-    from bessemer.changed_recipe import given_keys
-
+    """The resolved recipe with what was derived, and the plan."""
     run = session.run
     write_atomic(run.recipe, dump(prepared.recipe, derived.reasons(run)))
-    if not session.is_of_folder:
-        write_json(run.given, {"keys": given_keys(session.recipe)})
     write_json(run.plan, {**prepared.plan, **outlook(prepared.recipe, run.tokens)})
 
 
@@ -323,11 +295,6 @@ def train(session: Session, prepared: Prepared, profile: bool = False) -> None:
         predicted = read_json(run.plan)["memory_bytes"]["total"]  # with what the training process itself held
         if made.resumed_at == made.step:
             return None
-        if steps is not None and made.step < FEW_STEPS_SHARE * steps:
-            warn(
-                f"only {made.step:,} of {steps:,} planned steps fitted into the time, as the machine was slower than when the "
-                "plan timed it; for more, give train.steps or more train.minutes"
-            )
         share = (recipe.evaluate.max_tokens or 1) / max(num_tokens(run.tokens)["held_out_tokens"], 1)
         text = "held-out text" if share >= 1 else f"{share:.0%} of the held-out text"
         parts = [

@@ -18,7 +18,6 @@ from bessemer.guard.journal import Journal
 from bessemer.parallel.mesh import SINGLE_PROCESS
 from bessemer.recipe import load, parse
 from bessemer.run import RunFolder, read_json_lines
-from bessemer.train.measure import RunTiming
 from bessemer.train.session import run_checkpoint
 from tests.corpus.object_store import Store
 from tests.newest import weights_hash
@@ -208,7 +207,7 @@ def test_a_mirror_that_cannot_be_is_refused_with_its_line(url: str, says: str) -
 def test_a_fresh_machine_goes_on(
     recipe_file: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     fresh, straight = tmp_path / "fresh", tmp_path / "straight"
     shutil.copytree(runs, fresh)
     shutil.copytree(runs, straight)
@@ -265,7 +264,7 @@ def test_a_fresh_machine_goes_on(
     # A damaged checkpoint comes back before training longer, too.
     newest = runs / "small" / "checkpoints" / "step-00000030"
     (newest / "model.safetensors").write_bytes(b"x")
-    said = train(runs, mirrored, "train.steps=36", "train.schedule.kind=wsd", flags=("--accept-changes",))
+    said = train(runs, mirrored, "train.steps=36")
     assert "the checkpoint of step 30 was fetched again from" in said
     # One that fails later stops nothing.
     said = train(straight, expected=0)

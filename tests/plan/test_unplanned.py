@@ -69,7 +69,6 @@ EXAMPLES: dict[str, tuple[dict[str, str], str]] = {
     "model.rope_theta": ({}, "20000.0"),
     "model.window_rope_theta": ({}, "20000.0"),
     "train.start_step": ({"train.start": '"elsewhere"'}, "2"),
-    "train.revised": ({}, "[{ at = 10, planned = 100 }]"),
     "train.optimizer.betas": ({}, "[0.8, 0.9]"),
     "train.optimizer.batch_scaling": ({"train.optimizer.reference_batch_tokens": "1048576"}, '"sqrt"'),
     "train.batch_ramp.start_tokens": (RAMP, "131072"),

@@ -18,7 +18,6 @@ from bessemer.model.huggingface.families import FAMILIES
 from bessemer.recipe import dump, load
 from bessemer.run import RunFolder, read_json_lines, write_atomic
 from bessemer.tokens.tokenizer import Tokenizer
-from bessemer.train.measure import RunTiming
 from tests.conftest import recipe_text, write_text
 from tests.model.samples import config, stirred
 
@@ -114,7 +113,7 @@ def test_a_continued_training_is_validated_before_its_first_step(
     runs: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the same held-out text it begins with the score that the run ended with, and a start over says it once."""
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
     assert run_command(["train", str(recipe_file), "--set", f"run.dir={runs}"]) == 0
     base, on = runs / "small", tmp_path / "on" / "runs" / "small"
     on.mkdir(parents=True)

@@ -130,16 +130,12 @@ def test_a_run_that_was_not_watched_has_no_such_figures(tmp_path: Path) -> None:
     assert "loss" in shown and not shown & {"activations", "logits", "updates"}
 
 
-def test_where_the_number_of_steps_changed_the_learning_rate_says_why(make_run: Callable[..., RunFolder]) -> None:
+def test_the_learning_rate_shows_where_a_run_was_extended(make_run: Callable[..., RunFolder]) -> None:
     run = make_run(steps=60)
-    run.recipe.write_text(
-        'export = {}\n[run]\nname = "x"\n[[train.revised]]\nat = 20\nplanned = 90\n', encoding="utf-8"
-    )
     longer = '{"step": 40, "what": "recipe_changed", "cause": "train.steps: 60 in the run, 90 now"}\n'
     run.incidents.write_text(longer, encoding="utf-8")
     rate = next(figure for figure in curves.curves(data.read(run)) if figure["id"] == "rate")
-    assert "decided again by the measured time of a step, or training went on under another" in rate["note"]
-    assert [shape["x0"] for shape in rate["shapes"]] == [20, 40]
+    assert [shape["x0"] for shape in rate["shapes"]] == [40]
 
 
 def test_a_curve_of_a_part_of_the_held_out_text_says_so(make_run: Callable[..., RunFolder]) -> None:

@@ -55,14 +55,3 @@ def test_a_reader_that_gives_something_else_is_found_out(tmp_path: Path) -> None
     assert not found["follows_the_order"]
     assert found["sources"]["a"]["drawn_share"] == 1.0
     assert found["largest_deviation"] > 0.5
-
-
-def test_an_older_checkpoint_is_counted_by_the_order(tmp_path: Path) -> None:
-    recipe = recipe_of("concatenate")
-    loader = loader_of(recipe, store_of(tmp_path, recipe, {"a": documents(1, 12), "b": documents(2, 40)}))
-    assert MixtureCounts.from_dict({}) == MixtureCounts()
-    counted = MixtureCounts.zero(loader.mixture)
-    for step in range(5):
-        counted = counted.plus(loader.batch(8 * step, 8), loader.mixture)
-    assert counted == MixtureCounts.of_order(loader.mixture, 40, 16)
-    assert np.array(counted.tokens).sum() == 40 * 16

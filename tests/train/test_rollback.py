@@ -22,7 +22,6 @@ from bessemer.tokens.loader import Batch
 from bessemer.tokens.shards import TokenStore
 from bessemer.train import rollback
 from bessemer.train.horizon import Horizon
-from bessemer.train.measure import RunTiming
 from bessemer.train.trainer import StepStats, Trainer
 from tests.choose import long_but
 from tests.newest import weights_hash
@@ -35,7 +34,7 @@ POISONED = range(8 * 70, 8 * 82)  # samples of the steps 71 to 82
 
 @pytest.fixture(autouse=True)
 def _no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bessemer.train.measure.time_run", lambda *arguments: RunTiming(0.01, 0.0, 0.0, 2))
+    monkeypatch.setattr("bessemer.train.measure.step_seconds", lambda *arguments: 0.01)
 
 
 def train(recipe_file: Path, runs: Path, *overrides: str, expected: int = 0) -> Path:

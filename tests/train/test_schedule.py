@@ -52,15 +52,6 @@ def test_constant_stays() -> None:
     assert shares(Schedule(kind="constant", warmup_steps=1, final_share=0.1), 5) == pytest.approx([1 / 2, 1, 1, 1, 1])
 
 
-@pytest.mark.parametrize("kind", ["cosine", "linear", "inverse_sqrt", "wsd", "constant"])
-def test_rewarming_multiplies_the_schedule(kind: str) -> None:
-    plain = shares(Schedule(kind=kind, warmup_steps=3), 40)
-    found = shares(Schedule(kind=kind, warmup_steps=3, rewarm_at=10, rewarm_steps=5, rewarm_from=0.2), 40)
-    # rewarm_at counts steps as the metrics do, from 1: step 10 is the tenth update.
-    factors = [1.0] * 9 + [0.2, 0.36, 0.52, 0.68, 0.84] + [1.0] * 26
-    assert found == pytest.approx([share * factor for share, factor in zip(plain, factors, strict=True)])
-
-
 def test_the_rate_follows_the_batch_as_asked() -> None:
     def factor(kind: str, tokens: int) -> float:
         return batch_factor(Optimizer(batch_scaling=kind, reference_batch_tokens=1000), tokens)  # type: ignore[arg-type]

@@ -35,11 +35,9 @@ class Subject:
         preflight.check(asked, run, reference, exports=asked.export.hf)
         rebuild.require_unchanged(asked, run)
         with silent():
-            elsewhere = asked.changed(run={"dir": str(place)})  # where a checkpoint is written to time it
-            self.plan, self.resolved = forecast.plan_only(elsewhere, run, MEASURE_SECONDS)
+            self.plan, self.resolved = forecast.plan_only(asked, run, MEASURE_SECONDS)
         if published(run.checkpoints) and (stored := changed_recipe.stored_recipe(run)) is not None:
-            has_micro_batch = asked.train.micro_batch is not None
-            changed_recipe.refuse_other_recipe(stored, self.resolved, run, has_micro_batch, accept=False)
+            changed_recipe.require_same_recipe(stored, self.resolved, run, published(run.checkpoints)[-1])
         self.built = sample.sampled(asked, self.resolved, run, place)
         self.store = TokenStore.open(self.built.tokens)
         self.store.verify()

@@ -79,9 +79,9 @@ def scaled(recipe: Recipe, config: ModelConfig, peak: float, free: float) -> tup
                 model[key] = tuple(number for number in numbers if number < small.layers)
         said.append(f"{small.layers} of {counted(config.layers, 'layer')}, width {small.width} of {config.width}")
     ramp = train.batch_ramp
-    schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None, "rewarm_at": None})
+    schedule = train.schedule.model_copy(update={"warmup_steps": STEPS // 8, "decay_at": None})
     changes: dict[str, Any] = {
-        "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "revised": (), "log_every": 1,
+        "steps": STEPS, "minutes": None, "tokens": None, "max_epochs": None, "log_every": 1,
         "global_batch_tokens": sequences * length, "micro_batch": micro, "schedule": schedule,
         "validate_every": STEPS // 2, **({"start": None, "start_step": None} if small is not config else {}),
         "batch_ramp": None if ramp is None else BatchRamp(

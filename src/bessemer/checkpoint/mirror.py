@@ -36,7 +36,7 @@ from bessemer.store_path import entries, get_file, path_of, put_hashed, remove_t
 from bessemer.terminal import say, warn
 
 # Files of the run, in the order in which they are copied: a journal may know more rollbacks than the logs, but not fewer.
-RUN_FILES = ("recipe.toml", "given.json", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
+RUN_FILES = ("recipe.toml", "derived.json", "plan.json", "[!j]*.jsonl", "journal.jsonl")
 OWNER = "mirror.json"
 FINISH_SECONDS = 600.0  # that the end of a run waits for the copy in the background
 

@@ -229,7 +229,7 @@ def latest(
         if not steps:
             raise InputError(
                 f"{folder}: `{LATEST}` names {named}, but no checkpoint folder is there; put them back, or start over with "
-                "--restart (what is left of the old training is set aside, not removed)"
+                "--restart, which removes what is left of the old training"
             )
         cause = f"{folder}: `{LATEST}` names {named or 'nothing'}, which is not there"
         on_damage(Damage(cause, "going on from the newest checkpoint that is", of_pointer=True))
@@ -243,7 +243,7 @@ def latest(
     if steps and newest_verified is None:
         raise InputError(
             f"{folder}: none of its {len(steps)} checkpoints is whole ({causes[0]}); restore one from a backup, or start over "
-            "with --restart (what is left of the old training is set aside, not removed)"
+            "with --restart, which removes what is left of the old training"
         )
     return newest_verified
 

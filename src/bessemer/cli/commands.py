@@ -88,10 +88,7 @@ OVERRIDES = option(
 )  # fmt: skip
 OF_RECIPE = (option("recipe", RECIPE), OVERRIDES)
 OF_RUN = (option("run", "a run folder, or the recipe of a run"), OVERRIDES)
-CHANGES = (
-    flag("--accept-changes", "continue although the recipe has changed"),
-    flag("--restart", "train from the start; the earlier training is set aside"),
-)
+RESTART = flag("--restart", "remove the earlier training, and train from the start")
 AVERAGE = option(
     "--average", "use the mean of the weights of the N newest checkpoints", type=int, default=1, metavar="N"
 )
@@ -109,8 +106,8 @@ SAMPLING = (
 )  # fmt: skip
 
 COMMANDS = (
-    Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, *CHANGES)),
-    Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, *CHANGES)),
+    Command("demo", "the whole way, end to end, on text already on this machine, in minutes", run.demo, (OVERRIDES, RESTART)),
+    Command("run", "every stage of a recipe; what is done already is skipped", run.run, (*OF_RECIPE, RESTART)),
     Command("corpus", "raw sources to clean documents", run.corpus, (
         *OF_RECIPE,
         option("--sample", "take so many documents through the rules instead, and show what goes and why", type=int, metavar="N"),
@@ -163,7 +160,7 @@ COMMANDS = (
     }, usage="bessemer plan [RECIPE] [options]"),
     Command("check", "the launch checklist of a recipe, executed on small trainings: go, or no-go", experiments.check, OF_RECIPE),
     Command("train", "train on the token shards; continues from the newest checkpoint", train.train, (
-        *OF_RECIPE, *CHANGES,
+        *OF_RECIPE, RESTART,
         flag("--profile", "profile a few steps: a trace, and the profiler's table of operators"),
         option("--nnodes", "be one node of several; the same command runs on each (`bessemer launch` writes it for a cluster)",
                metavar="MIN:MAX"),

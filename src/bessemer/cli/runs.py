@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.errors import InputError
-from bessemer.terminal import say
 
 if TYPE_CHECKING:
     import argparse
@@ -37,18 +36,16 @@ def open_recipe(args: argparse.Namespace, fill_derived: bool = True, *, may_be_u
             args.recipe = str(RunFolder(Path(args.recipe)).recipe)
             return open_recipe(args, fill_derived, may_be_unnamed=may_be_unnamed)
         args.run = args.recipe
-        session = open_run(args)
-        session.accept_changes = getattr(args, "accept_changes", False)
-        return session
+        return open_run(args)
     recipe = followed(load(args.recipe, args.overrides, may_be_unnamed=may_be_unnamed))
-    folder, has_horizon = RunFolder(recipe.run.folder), recipe.train.has_horizon
+    folder = RunFolder(recipe.run.folder)
     if fill_derived and folder.derived.exists():
         recipe = derived.filled(recipe, folder)
     if recipe.parallel.auto:
         from bessemer.chosen_layout import with_chosen_layout
 
         recipe = with_chosen_layout(recipe, folder)
-    return Session(recipe, folder, getattr(args, "accept_changes", False), has_horizon=has_horizon)
+    return Session(recipe, folder)
 
 
 def names_another_run(args: argparse.Namespace) -> bool:
@@ -92,7 +89,7 @@ def open_run(args: argparse.Namespace) -> Session:
         raise InputError(
             f"{error}; put the run's recipe back, or give the recipe that the run was made of instead of its folder"
         ) from None
-    return Session(recipe, run, is_of_folder=True)
+    return Session(recipe, run)
 
 
 def folder_of(place: str, overrides: list[str], command: str) -> RunFolder:
@@ -173,8 +170,8 @@ def require_stage(args: argparse.Namespace, made: Path, what: str, command: str)
 
 
 def restart(args: argparse.Namespace, session: Session) -> None:
-    """Set the earlier training aside where --restart asks for it. Raises InputError where its mirror would restore it."""
-    from bessemer.changed_recipe import set_aside
+    """Remove the earlier training where --restart asks for it. Raises InputError where its mirror would restore it."""
+    from bessemer.changed_recipe import remove_training
     from bessemer.checkpoint.mirror import Mirror
 
     if args.restart and (url := session.recipe.checkpoint.mirror) is not None:
@@ -185,8 +182,8 @@ def restart(args: argparse.Namespace, session: Session) -> None:
                 "give the new one a name of its own with --set run.name=NAME, name another folder with --set "
                 "checkpoint.mirror=URL, or remove them"
             )
-    if args.restart and (place := set_aside(session.run)) is not None:
-        say(f"what was trained before is in {place}")
+    if args.restart:
+        remove_training(session.run)
 
 
 def corpus_statistics(run: RunFolder) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _train_on_node(args: argparse.Namespace) -> Any:
         recipe, run = session.recipe, session.run
     except InputError:
         pass  # the processes report it, once for all nodes
-    flags = [f"--{name}" for name in ("accept-changes", "restart", "profile") if getattr(args, name.replace("-", "_"))]
+    flags = [f"--{name}" for name in ("restart", "profile") if getattr(args, name)]
     sets = [part for override in args.overrides for part in ("--set", override)]
     arguments = ("-m", "bessemer", "train", args.recipe, *sets, *flags)
     spec = start.LaunchSpec.of_node(

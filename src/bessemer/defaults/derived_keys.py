@@ -44,7 +44,7 @@ MIN_VALIDATIONS, MAX_VALIDATIONS = 4, 10
 VALIDATION_SHARE, FORWARD_SHARE = 0.08, 1 / 3  # of the steps' time; of a step, for as many tokens
 VALIDATION_TOKENS = 2_000_000
 CHECKPOINT_SECONDS = 30  # between the checkpoints of a run that is given minutes, at the least
-SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, until one was timed
+SAVING_SHARE = 0.02  # of train.minutes that checkpoints take, about
 
 
 def resolve(

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
 
 from bessemer.guard.incidents import DIVERGED, EXPLOSION, PLATEAU, SPIKE, IncidentKind
 
@@ -89,13 +88,9 @@ class History:
     level: float | None = None
     level_spread: float = 0.0
 
-    def restarted(self, *, keeps_level: bool = False) -> History:
-        """Return the history without its windows: where the loss may rise for a good reason, as at another mixture of sources.
-        keeps_level: the same text is read on, so that much of what was learned must not be lost."""
-        emptied: dict[str, Any] = dict.fromkeys(("losses", "log_norms", "recent"), ())
-        if not keeps_level:
-            emptied |= {"level": None, "level_spread": 0.0}
-        return replace(self, **emptied)
+    def restarted(self) -> History:
+        """Return the history without windows and level: where the loss may rise for a good reason, as at another mixture."""
+        return replace(self, losses=(), log_norms=(), recent=(), level=None, level_spread=0.0)
 
 
 @dataclass(frozen=True)
@@ -120,16 +115,14 @@ class GuardReference:
 
 def observe(
     history: History, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
-    exclude_from_history: bool = False, loss_may_rise: bool = False,
+    exclude_from_history: bool = False,
 ) -> tuple[History, Alarm | None]:  # fmt: skip
     """Judge a finite step (1-based). Returns the history with it, and the most serious alarm that it raises.
 
     exclude_from_history: judge the step without adding it to the windows, since its learning rate, and so perhaps its loss, is
-    lower than those of later steps; plateau is off; loss_may_rise: the same, and spike is off too, since the schedule raises the
-    learning rate again.
+    lower than those of later steps; plateau is off.
     """
-    exclude_from_history = exclude_from_history or loss_may_rise
-    spike = None if loss_may_rise else _spike(history, step, loss, grad_norm)
+    spike = _spike(history, step, loss, grad_norm)
     after = replace(
         history,
         recent=(*history.recent, loss)[-RECENT:],

@@ -44,9 +44,9 @@ class GuardState:
     num_rollbacks: int = 0
     healthy_until: int = 0
 
-    def restarted(self, *, keeps_level: bool) -> GuardState:
+    def restarted(self) -> GuardState:
         """Without the windows of the history."""
-        return replace(self, history=self.history.restarted(keeps_level=keeps_level))
+        return replace(self, history=self.history.restarted())
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GuardState:
@@ -76,19 +76,18 @@ class Judgement:
 def judge(
     guard: Guard, state: GuardState, step: int, loss: float, grad_norm: float, reference: GuardReference, *,
     overflow: bool = False, was_skipped: bool = False, skipped_on_device: bool = False, exclude_from_history: bool = False,
-    loss_may_rise: bool = False, mesh: ProcessMesh = SINGLE_PROCESS,
+    mesh: ProcessMesh = SINGLE_PROCESS,
 ) -> Judgement:  # fmt: skip
     """Judge step number `step` (1-based) by its loss and global gradient norm. Collective; every process gets the same verdict.
 
     overflow: fp16's loss scale was too large for the step; was_skipped: its update, by the journal; skipped_on_device: by the
-    device, since the step is a spike; exclude_from_history, loss_may_rise: as `detection.observe`.
+    device, since the step is a spike; exclude_from_history: as `detection.observe`.
     """
     is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
     history, alarm = state.history, None
     if is_finite:
         history, alarm = observe(
             history, step, loss, grad_norm, reference, exclude_from_history=exclude_from_history,
-            loss_may_rise=loss_may_rise,
         )  # fmt: skip
         alarm = alarm and replace(alarm, loss=loss, grad_norm=grad_norm)
     spike_to_skip = mesh.is_main and alarm is not None and alarm.kind.response == "skip" and guard.skip_spikes

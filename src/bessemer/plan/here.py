@@ -22,12 +22,11 @@ ASSUMED_MFU = 0.40
 
 def plan(
     recipe: Recipe, config: ModelConfig, *, device: str, peak: float, memory: Memory, step_seconds: float | None,
-    devices: int = 1, source: str = "measured on this machine", interval: tuple[float, float] | None = None,
-    validation_share: float = 0.0, saving_seconds: float = 0.0,
+    devices: int = 1, validation_share: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, known from `source`
-    within `interval`; None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for their
-    communication. validation_share: time of the validations as a share of the steps'; saving_seconds: of all checkpoints.
+    """Plan a resolved recipe; peak, memory: of one of `devices`. step_seconds: of a step on one device, measured;
+    None: from ASSUMED_MFU of the peak. Several are said to take their share of it, with nothing for their communication.
+    validation_share: time of the validations as a share of the steps'.
     """
     steps, batch = recipe.train.steps, recipe.train.global_batch_tokens
     assert steps is not None and batch is not None, "the recipe is resolved"
@@ -37,7 +36,7 @@ def plan(
         basis = f"{ASSUMED_MFU:.0%} of the peak" + (f" of each of {devices:,} devices" if devices > 1 else "")
         step_seconds = per_token * batch / (peak * ASSUMED_MFU)
     else:
-        basis = source + (f", over {devices:,} devices" if devices > 1 else "")
+        basis = "measured on this machine" + (f", over {devices:,} devices" if devices > 1 else "")
     seconds = step_seconds / devices
     in_steps = seconds * tokens / batch  # a smaller batch takes its part of a full step
     return {
@@ -56,12 +55,10 @@ def plan(
         "peak_flops": peak,
         "step_seconds": seconds,
         "step_seconds_from": basis,
-        "seconds": in_steps * (1.0 + validation_share) + saving_seconds,
+        "seconds": in_steps * (1.0 + validation_share),
         "tokens_per_second": batch / seconds,
         "mfu": per_token * batch / seconds / (peak * devices),
         "validation_seconds": in_steps * validation_share,
-        "saving_seconds": saving_seconds,
-        "step_interval": None if interval is None else (interval[0] / devices, interval[1] / devices),
     }
 
 

@@ -19,6 +19,7 @@ from bessemer.recipe.section import DESCRIPTIONS
 
 REMOVED = DESCRIPTIONS["removed"]  # what replaces keys that earlier versions had
 OTHER_NAMES = DESCRIPTIONS["other_names"]  # of other programs, by the last part of the name or the whole of it
+MAY_CHANGE, EXTENDS = DESCRIPTIONS["resume"]["may_change"], DESCRIPTIONS["resume"]["extends"]
 DEFAULT_WIDTH = 16  # of the column of a table's defaults
 MAX_LISTED_KEYS = 8  # of a table that an error lists
 COMMON = (
@@ -78,7 +79,7 @@ def nearest(key: str, known: Sequence[str]) -> str | None:
     table, _, last = key.rpartition(".")
     siblings = [name for name in known if name.rpartition(".")[0] == table]
     if OTHER_NAMES.get(last) in known:  # before names that are spelt alike: hidden_dim is no head_dim
-        return OTHER_NAMES[last]
+        return str(OTHER_NAMES[last])
     if near := _misspelt(last, siblings):
         return near
     by_table = sorted(known, key=lambda name: _similarity(table, name.rpartition(".")[0]), reverse=True)

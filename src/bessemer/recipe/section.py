@@ -40,7 +40,7 @@ def store_or_folder(place: str | None) -> str | None:
 
 
 StoreOrFolder = Annotated[str | None, AfterValidator(store_or_folder)]
-DESCRIPTIONS: dict[str, dict[str, str]] = tomllib.loads(
+DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
 )
 

@@ -60,7 +60,6 @@ UPDATE_RULES = {
 # Keys that only some kinds of optimizer, or of schedule, read.
 OF_OPTIMIZERS = {"muon_momentum": ("muon",), "muon_rate": ("muon",), "muon_scale": ("muon",), "eps": ("adamw", "muon")}
 OF_SCHEDULES = {"decay_share": ("wsd",), "final_share": ("cosine", "linear", "inverse_sqrt", "wsd")}
-OF_REWARMING: dict[str, tuple[str, ...]] = {"rewarm_steps": ("rewarm",), "rewarm_from": ("rewarm",)}
 
 
 def _unused(section: Section, kind: str, readers: dict[str, tuple[str, ...]]) -> dict[str, str]:
@@ -128,36 +127,18 @@ class Schedule(Section):
     decay_share: Share = 0.2
     decay_at: int | None = Field(None, ge=0)
     final_share: Share = 0.1
-    rewarm_at: int | None = Field(None, ge=1)
-    rewarm_steps: Positive = 100
-    rewarm_from: Share = 0.1
 
     @property
     def unused(self) -> dict[str, str]:
         """Keys that are set and that, with the others as they are, nothing reads, and why."""
-        found = _unused(self, self.kind, OF_SCHEDULES)
-        if self.rewarm_at is None:
-            found |= dict.fromkeys(_unused(self, "", OF_REWARMING), "without rewarm_at")
-        return found
+        return _unused(self, self.kind, OF_SCHEDULES)
 
-    def is_rewarming(self, step: int) -> bool:
-        """Whether update `step` (0-based) belongs to the second warm-up, in which the loss may rise."""
-        return self.rewarm_at is not None and self.rewarm_at <= step + 1 < self.rewarm_at + self.rewarm_steps
-
-    def decay_start(self, steps: int, step: int | None = None) -> int:
-        """The first step (0-based) of the decay phase of a run of so many steps (wsd), as update `step` (None: the last) sees
-        it: before decay_at that was not decided."""
-        if self.decay_at is not None and self.decay_at < steps and (step is None or step >= self.decay_at):
+    def decay_start(self, steps: int) -> int:
+        """The first step (0-based) of the decay phase of a run of so many steps (wsd)."""
+        if self.decay_at is not None:
             return self.decay_at
         warmup = min(self.warmup_steps or 0, steps)
         return max(warmup, steps - max(round(steps * self.decay_share), 1))
-
-
-class Revision(Section):
-    """A decision, in a run that is given minutes, on how many steps there are."""
-
-    at: Positive
-    planned: Positive
 
 
 class BatchRamp(Section):
@@ -183,7 +164,6 @@ class Train(Section):
     steps: int | None = Field(None, gt=0)
     tokens: int | None = Field(None, gt=0)
     minutes: float | None = Field(None, gt=0)
-    revised: tuple[Revision, ...] = Field((), strict=False)
     max_epochs: float | None = Field(None, gt=0)
     global_batch_tokens: int | None = Field(None, gt=0)
     batch_ramp: BatchRamp | None = None
@@ -209,11 +189,6 @@ class Train(Section):
         """Keys that are set and that, with the others as they are, nothing reads, by their names in this table, and why."""
         parts = {"optimizer": self.optimizer.unused, "schedule": self.schedule.unused}
         return {f"{part}.{key}": why for part, found in parts.items() for key, why in found.items()}
-
-    def steps_at(self, step: int) -> int:
-        """The number of steps that the run had at update `step` (0-based), which its learning rate follows."""
-        assert self.steps is not None, "the recipe is resolved"
-        return next((revision.planned for revision in self.revised if step < revision.at), self.steps)
 
     @property
     def is_frozen(self) -> bool:

@@ -24,7 +24,7 @@ from bessemer.run import RunFolder
 from bessemer.terminal import amount, counted, duration, interval, size, step_time
 from bessemer.terminal import score as shown_score
 
-NO_DIFFERENCE = ("run.name", "run.dir", "train.revised")
+NO_DIFFERENCE = ("run.name", "run.dir")
 
 Table = tuple[list[str], list[list[str]]]
 """Titles of the columns as templates/parts.html reads them, and rows of cells."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from bessemer.guard.incidents import RECIPE_CHANGED, RECORDED
 from bessemer.report import parts
-from bessemer.report.data import Column, RunData, as_number, as_object, as_objects, as_text, number_or_0
+from bessemer.report.data import Column, RunData, as_number, as_object, as_text
 from bessemer.report.parts import Block, Figure
 from bessemer.terminal import amount
 
@@ -132,8 +132,6 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
         return None
     values, axis = values * metric.factor, metric.axis
     traces = [curve(metric.name, data.train.step, values, "train", metric.hover, width=1.5)]
-    if metric.id == "rates":
-        traces += _planned_rates(data)
     level = as_number(vars(data), *metric.level_at)
     if level is not None:
         traces.append(_level(metric.level, data.train.step, level * metric.factor, metric.hover))
@@ -147,20 +145,10 @@ def _metric(data: RunData, metric: Metric) -> Figure | None:
 
 
 def _other_steps(data: RunData) -> tuple[list[float], str]:
-    """Where the number of steps changed, which the decay follows, and why."""
-    revised = [as_number(one, "at") for one in as_objects(data.recipe, "train", "revised")]
+    """Return the steps from which the run was extended, and a note."""
     changed = [one for one in data.incidents if one.get("what") == RECIPE_CHANGED.name]
-    is_longer = ["train.steps" in as_text(one, "cause") for one in changed]
-    steps = [step for step in [*revised, *(as_number(one, "step") for one in changed)] if step is not None]
-    if not steps:
-        return [], ""
-    said = [
-        "the number of steps was decided again by the measured time of a step" if revised else "",
-        "training went on under another number of steps" if any(is_longer) else "",
-        "the recipe was changed" if not all(is_longer) else "",
-    ]
-    follows = "; the decay follows the number of steps" if revised or any(is_longer) else ""
-    return steps, f"Dotted lines: {', or '.join(filter(None, said))}{follows}."
+    steps = [step for one in changed if (step := as_number(one, "step")) is not None]
+    return steps, "Dotted lines: the run was extended." if steps else ""
 
 
 def _loss(data: RunData) -> Figure | None:
@@ -356,16 +344,6 @@ def curve(
 def _smoothed(name: str, x: Column, y: Column, ink: str, **style: Any) -> Block:
     """A trace that becomes one curve for each position of the smoothing control."""
     return {**curve(name, x, y, ink, ".4f", **style), "smoothed": True}
-
-
-def _planned_rates(data: RunData) -> list[Block]:
-    """Between which rates the plan expects a step; none where it was measured on this machine."""
-    ends = data.plan.get("step_interval")
-    tokens, seconds = as_number(data.plan, "tokens_per_second"), as_number(data.plan, "step_seconds")
-    low, high = map(number_or_0, ends) if isinstance(ends, list) and len(ends) == 2 else (0.0, 0.0)
-    if not (low and high and tokens and seconds):
-        return []
-    return _band("planned, interval", data.train.step, tokens * seconds / high, tokens * seconds / low, ".4s")
 
 
 def _band(name: str, x: Column, low: float, high: float, hover: str) -> list[Block]:

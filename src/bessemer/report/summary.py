@@ -85,14 +85,13 @@ def origin(data: RunData) -> str:
 
 
 def finished(data: RunData) -> bool:
-    """Whether the run's last step was trained: that of its recipe, which follows the pace of a run that is given minutes, else
-    of the plan; true when there is neither."""
+    """Whether the run's last step was trained: that of its recipe, else of the plan; true when there is neither."""
     steps = as_number(data.recipe, "train", "steps") or as_number(data.plan, "steps")
     return len(data.train) > 0 and (steps is None or data.train.step[-1] >= steps)
 
 
 def planned_tokens(data: RunData) -> float | None:
-    """Tokens of the whole run: those of the plan, times how the number of steps was revised since (train.minutes)."""
+    """Tokens of the whole run: those of the plan, scaled to the number of steps of the recipe (train.minutes may change it)."""
     tokens, steps = as_number(data.plan, "tokens"), as_number(data.plan, "steps")
     now = as_number(data.recipe, "train", "steps")
     return tokens * now / steps if tokens and steps and now else tokens

@@ -31,12 +31,6 @@ class MixtureCounts:
         zeros = ((0,) * len(mixture.names),) * (mixture.phases[-1].asked + 1)
         return cls(zeros, zeros)
 
-    @classmethod
-    def of_order(cls, mixture: Mixture, samples: int, length: int) -> MixtureCounts:
-        """Counts of the order's first samples, for a checkpoint without counts."""
-        drawn = (mixture.drawn(samples), *cls.zero(mixture).sequences[1:])
-        return cls(drawn, tuple(tuple(count * length for count in row) for row in drawn))
-
     def plus(self, batch: Batch, mixture: Mixture) -> MixtureCounts:
         """With one more batch of this process."""
         firsts = np.array([phase.first for phase in mixture.phases])

@@ -165,7 +165,7 @@ def train(training: Training) -> TrainSummary:
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            validated = _revise_log_validate(training, step, step.update, stop)
+            validated = _log_and_validate(training, step, step.update, stop)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
             if state.step != horizon.steps and stopped_by is None:
@@ -201,12 +201,10 @@ def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoRe
     raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}")
 
 
-def _revise_log_validate(
-    training: Training, step: CompletedStep, update: Update, stop: StopSignal
-) -> Validation | None:
-    """Revise the number of steps, log and validate, each where it is due. Returns the scores of a validation."""
+def _log_and_validate(training: Training, step: CompletedStep, update: Update, stop: StopSignal) -> Validation | None:
+    """Begin the decay, log and validate, each where it is due. Returns the scores of a validation."""
     horizon, log, state = training.horizon, training.log, step.state
-    if horizon.revise(state.step):
+    if horizon.begin_decay(state.step):
         training.trainer.settings = horizon.recipe.train
         training.saver.follow(horizon.recipe)
         log.write("steps", state.step, steps=horizon.steps)

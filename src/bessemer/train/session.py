@@ -71,7 +71,7 @@ class Training:
     planned_memory: bytes; observe: wraps the iterator of batches, for the
     profiler; heartbeat: for the watchdog; gate_log: documents whose targets tokens.gate ignores.
 
-    recipe is the one the training began with: where train.minutes revises the number of steps, horizon.recipe is the current one.
+    recipe is the one the training began with: where train.minutes set another number of steps, horizon.recipe is the current one.
     rates: speeds of steps and the wait for data; clock: the wall time by what it went to; watch: activations, logits and updates
     inside the model; trends: what grows or slows down; stragglers: slow ranks; replicas: which are compared with one another.
     """
@@ -148,7 +148,6 @@ def set_up(
     )
     trends = Trends(run.incidents if mesh.is_main else None, (row for row in rows if row.get("step", 0) <= state.step))
     sizes = recipe.batches.without(journal.omitted).going_on(state.step, state.samples)
-    num_scored = sum(part.inputs.size for part in held_out)
     flops, in_all = step_flops_per_token(recipe.train, config), recomputed_total(config, recipe.parallel, recomputed)
     recomputed_flops = recomputed_flops_per_token(recipe.train.recompute, config, in_all)
     return Training(
@@ -161,7 +160,7 @@ def set_up(
         start_state=state,
         planned_memory=planned_memory,
         observe=observe,
-        horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, num_scored, started, sizes, clock),
+        horizon=Horizon(recipe, run, mesh, state.step, store.train_tokens, started, sizes, clock),
         saver=Saver(recipe, run, trainer, store),
         journal=journal,
         reference=GuardReference(math.log(len(store.labels) or config.vocabulary), recipe.train.optimizer.clip_norm),
@@ -181,13 +180,9 @@ def _start_state(
     recipe: Recipe, trainer: Trainer, loader: Loader, checkpoint: SavedCheckpoint | None, store: TokenStore, journal: Journal
 ) -> TrainState:  # fmt: skip
     """The state of a checkpoint, which is loaded, or of a fresh start."""
-    mixture = loader.mixture
-    state = TrainState(counts=MixtureCounts.zero(mixture))
+    state = TrainState(counts=MixtureCounts.zero(loader.mixture))
     if checkpoint is not None:
         state = restore(trainer, checkpoint, store)
-    if len(state.counts.tokens) != len(mixture.aims):  # an older checkpoint, or --accept-changes
-        counts = MixtureCounts.of_order(mixture, state.samples, recipe.batches.length).on_rank_zero(trainer.mesh)
-        state = replace(state, counts=counts)
     return replace(state, guard=replace(state.guard, num_rollbacks=journal.num_rollbacks))
 
 
@@ -264,26 +259,22 @@ def judge_step(training: Training, state: TrainState, stats: StepStats) -> Judge
         overflow=stats.overflow, was_skipped=training.journal.skips_step(state.step + 1),
         skipped_on_device=limits is not None and limits.exceeded_by(stats.loss, stats.grad_norm),
         exclude_from_history=_rewarm_factor(training.journal, state.step) < 1.0,
-        loss_may_rise=training.trainer.settings.schedule.is_rewarming(state.step), mesh=training.trainer.mesh,
+        mesh=training.trainer.mesh,
     )  # fmt: skip
 
 
 def limits_of_step(training: Training, state: TrainState) -> SpikeLimits | None:
     """The loss and gradient norm beyond which the guard skips the step after `state`; None where it skips no spikes."""
-    if not training.recipe.guard.skip_spikes or training.trainer.settings.schedule.is_rewarming(state.step):
+    if not training.recipe.guard.skip_spikes:
         return None
     return spike_limits(_guard_before(training, state).history)
 
 
 def _guard_before(training: Training, state: TrainState) -> GuardState:
-    """The state that judges the step after `state`: with another history at the start of a data phase, and after a scheduled
-    re-warm-up."""
-    sizes, schedule = training.horizon.sizes, training.trainer.settings.schedule
-    first, end = state.samples, sizes.after(state.step + 1)
+    """The state that judges the step after `state`: with another history at the start of a data phase."""
+    first, end = state.samples, training.horizon.sizes.after(state.step + 1)
     begins_phase = any(first <= phase.first < end for phase in training.loader.mixture.phases[1:])
-    if begins_phase or (schedule.is_rewarming(state.step - 1) and not schedule.is_rewarming(state.step)):
-        return state.guard.restarted(keeps_level=not begins_phase)
-    return state.guard
+    return state.guard.restarted() if begins_phase else state.guard
 
 
 def update_weights(

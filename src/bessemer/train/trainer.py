@@ -243,9 +243,9 @@ class Trainer:
     ) -> float:
         """Clip to the global norm and take the optimizer step number `step` (0-based). skip: a scalar on the device, 1 where
         weights and states must stay as they are, which the host need not know. Returns the learning rate, with the factor."""
-        config = self.settings.optimizer
-        assert config.learning_rate is not None, "the recipe is resolved"
-        rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, self.settings.steps_at(step))
+        config, steps = self.settings.optimizer, self.settings.steps
+        assert config.learning_rate is not None and steps is not None, "the recipe is resolved"
+        rate = config.learning_rate * learning_rate_share(self.settings.schedule, step, steps)
         rate *= batch_factor(config, self.batches.tokens(step)) * rate_factor
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
