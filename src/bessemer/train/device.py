@@ -9,9 +9,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -24,13 +24,12 @@ from bessemer.errors import InputError
 from bessemer.layout.devices import peak_flops
 from bessemer.model.kernels import linear_kernel, prefers_onednn
 from bessemer.recipe import Train
-from bessemer.terminal import counted, warn
+from bessemer.terminal import counted
 from bessemer.train.precision import Precision, apply_flags, chosen
 
 CPU_MATMUL_EDGES = (256, 512, 1024)
 MATMUL_SECONDS, MAX_REPEATS = 0.06, 300  # of one size and library
-AGREEING, AGREEMENT = 3, 1.05  # the fastest repeats of a measurement, and their largest ratio, where it is settled
-PATIENCE = 5.0  # times its budget that an unsettled measurement takes at most
+MIN_REPEATS = 3
 BUSY_LOAD = 1.5  # processes that want to run, by core: above, a measured time is of a busy machine
 
 
@@ -179,27 +178,16 @@ def freeze_loaded() -> None:
 def fastest(work: Callable[[], object], device: Device, budget: float) -> float:
     """Return the seconds of the fastest of repeated calls of `work`.
 
-    It is repeated for about `budget` seconds, and up to PATIENCE times as long until repeats agree; a warning says where they do
-    not. The fastest, because other programs only slow work down.
+    It is repeated for about `budget` seconds. The fastest, because other programs only slow work down.
     """
     seconds: list[float] = []
-    while len(seconds) < AGREEING or (
-        len(seconds) < MAX_REPEATS and sum(seconds) < budget * (1.0 if is_steady(seconds) else PATIENCE)
-    ):
+    while len(seconds) < MIN_REPEATS or (len(seconds) < MAX_REPEATS and sum(seconds) < budget):
         synchronize(device)
         started = perf_counter()
         work()
         synchronize(device)
         seconds.append(perf_counter() - started)
-    if budget and not is_steady(seconds):
-        warn_of_busy()
     return min(seconds)
-
-
-def is_steady(seconds: Sequence[float]) -> bool:
-    """True once the fastest of repeated measurements agree."""
-    low = sorted(seconds)[:AGREEING]
-    return len(low) == AGREEING and low[-1] <= AGREEMENT * low[0]
 
 
 def busy_note() -> str:
@@ -210,12 +198,6 @@ def busy_note() -> str:
         if load > BUSY_LOAD * cores
         else ""
     )
-
-
-@cache
-def warn_of_busy() -> None:
-    """Warn, once in a process, that measurements do not settle."""
-    warn(f"{busy_note() or 'this machine is busy'}: repeated measurements of its speed do not agree")
 
 
 def matmul_rate(device: Device) -> float:
