@@ -84,7 +84,8 @@ def test_added_tokens_start_as_the_mean_of_their_pieces(
     name: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml, run = recipe(place, name), place / "runs" / name
-    assert run_command(["run", str(toml), "--set", "train.steps=1"]) == 0, capsys.readouterr().err
+    constant = "--set", "train.schedule.kind=constant"
+    assert run_command(["run", str(toml), *constant, "--set", "train.steps=1"]) == 0, capsys.readouterr().err
     settings = json.loads((run / "export" / "config.json").read_text())
     assert settings["vocab_size"] == VOCABULARY[name]
     before, after = (load_file(folder / "model.safetensors") for folder in (place / name, run / "export"))
@@ -104,7 +105,7 @@ def test_added_tokens_start_as_the_mean_of_their_pieces(
     commands: list[list[Any]] = [["evaluate", run, "--set", "evaluate.max_tokens=64"], ["export", run, run / "again"]]
     if name != "bert":
         commands += [["generate", run, "The", "--max-tokens", "3"], ["export", run, run / "gguf", "--to", "gguf"]]
-        commands += [["run", toml, "--set", "train.steps=2"]]
+        commands += [["run", toml, *constant, "--set", "train.steps=2"]]
     for command in commands:
         assert run_command(list(map(str, command))) == 0, capsys.readouterr().err
     if name != "bert":

@@ -31,13 +31,14 @@ def test_nodes_meet_without_a_look_at_every_loaded_module(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 def test_one_line_more_and_the_same_losses_from_checkpoints_of_any_layout(made: Path) -> None:
-    given = another(made, "shards")
+    constant = "--set", "train.schedule.kind=constant"
+    given = *another(made, "shards"), *constant
     done = bessemer("train", *given, "--set", "parallel.shard=2", "--set", "train.steps=4")
     assert done.returncode == 0, done.stderr
     assert "on 2 processes: shard 2" in done.stderr
     assert not (made.parent / "runs" / "shards" / ".training").exists()
-    # Four steps of the schedule of four: another run of one process to hold it against, then on with copies.
-    alone = another(made, "alone")
+    # Four steps: another run of one process to compare it with, then on with copies.
+    alone = *another(made, "alone"), *constant
     assert bessemer("train", *alone, "--set", "train.steps=4").returncode == 0
     one, two = losses(made, "alone"), losses(made, "shards")
     assert one.keys() == two.keys() == set(range(1, 5))
@@ -146,7 +147,7 @@ def test_the_documented_command_for_two_processes_runs_with_what_is_derived(made
         .replace("micro_batch = 2\n", "")
         .replace("global_batch_tokens = 256", "global_batch_tokens = 128")
     )
-    small.write_text(text.replace("steps = 12", "steps = 2"))
+    small.write_text(text.replace("steps = 12", 'steps = 2\nschedule = { kind = "constant" }'))
     alone, two = another(small, "four-alone"), another(small, "four-two")
     assert bessemer("train", *alone).returncode == 0
     # Another layout of the run needs another micro-batch, which the recipe leaves open.

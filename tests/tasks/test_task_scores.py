@@ -140,6 +140,8 @@ def test_tasks_are_scored_while_training_and_after(
         f"evaluate.tasks={json.dumps(tasks)}",
         "--set",
         "evaluate.task_items=7",
+        "--set",
+        "train.schedule.kind=constant",
     ]
     assert run_command(["train", *given]) == 0
     logged = [row for row in read_json_lines(runs / "small" / "metrics.jsonl") if row["kind"] == "tasks"]

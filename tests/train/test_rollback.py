@@ -186,15 +186,15 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
 
     Without its journal the run is refused: nothing else says which data it skipped.
     """
-    again = copied(runs, "again")
+    again, kind = copied(runs, "again"), "train.schedule.kind=constant"
     with monkeypatch.context() as patch:
         faulty(patch, lambda call: call in (20, 60, 61, 62))
-        folder = train(recipe_file, runs)
+        folder = train(recipe_file, runs, kind)
     journal = Journal.read(folder / "journal.jsonl")
     assert [(found.what, found.onset, found.to) for found in journal.rollbacks] == [("nonfinite", 61, 50)]
     assert journal.skips_step(21) and not journal.skips_step(61), "that one was undone"
     shutil.copy(folder / "journal.jsonl", again / "small" / "journal.jsonl")
-    repeated = train(recipe_file, again)
+    repeated = train(recipe_file, again, kind)
     assert weights(repeated) == weights(folder)
     (taken_over,) = read_json_lines(repeated / "incidents.jsonl")
     assert (taken_over["what"], taken_over["step"], taken_over["action"][:10]) == ("nonfinite", 63, "taken over")
@@ -202,22 +202,22 @@ def test_the_journal_repeats_a_run_whose_faults_do_not_come_again(
     kept = (folder / "incidents.jsonl").read_text()
     (folder / "incidents.jsonl").unlink()  # as by a kill between the journal's line and this one's
     longer = copied(runs, "longer")
-    train(recipe_file, longer, f"train.steps={STEPS + 10}")
+    train(recipe_file, longer, kind, f"train.steps={STEPS + 10}")
     (found,) = [row for row in incidents(longer / "small") if "rollback" in row]
     assert (found["what"], found["onset"], found["action"]) == ("nonfinite", 61, "rolled back to step 50")
     assert "rolled back to step 50, before the training was killed" in capsys.readouterr().err
     (folder / "incidents.jsonl").write_text(kept)
     (folder / "journal.jsonl").unlink()
     before = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    train(recipe_file, runs, f"train.steps={STEPS + 10}", expected=2)
+    train(recipe_file, runs, kind, f"train.steps={STEPS + 10}", expected=2)
     assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == before
     shutil.rmtree(folder / "checkpoints")  # of a run that has no checkpoint which knows
     (folder / "mixture.json").unlink()
-    train(recipe_file, runs, expected=2)
+    train(recipe_file, runs, kind, expected=2)
     assert "was trained, but no checkpoint is there" in capsys.readouterr().err, "it does not begin at step 1 again"
     (folder / "time.jsonl").unlink()
-    train(recipe_file, runs, expected=2)
+    train(recipe_file, runs, kind, expected=2)
     assert "records 1 rollback, the journal 0: lines are missing" in capsys.readouterr().err
 
 

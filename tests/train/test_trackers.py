@@ -15,7 +15,7 @@ from bessemer.train import trackers
 
 
 def train(recipe_file: Path, runs: Path, *sets: str) -> int:
-    values = (f"run.dir={runs}", "train.steps=12", *sets)
+    values = (f"run.dir={runs}", "train.schedule.kind=constant", "train.steps=12", *sets)
     return run_command(["train", str(recipe_file), *(part for value in values for part in ("--set", value))])
 
 
