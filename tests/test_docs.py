@@ -133,10 +133,7 @@ SHORTENED = (
 
 def commands_to_run() -> dict[str, list[str]]:
     """By page, each command once; pages without any are left out."""
-    seen, found = (
-        {"bessemer study precision"},
-        dict[str, list[str]](),
-    )  # which tests/studies/test_precision.py runs whole
+    seen, found = set[str](), dict[str, list[str]]()
     for page in PAGES[:-1]:  # those of benchmarks/ take hours
         lines = [line for line in commands(page) if line in BEFORE_OTHERS or line not in seen]
         seen.update(lines)

@@ -32,7 +32,7 @@ FLOORS = [
     ("watch",),
     ("longer", "changed_recipe", "derived"),
     ("rebuild", "preflight", "forecast", "stages", "chosen_layout"),
-    ("check", "studies"),
+    ("check",),
     ("ladder",),
     ("calibrate",),
     ("cli",),

@@ -29,7 +29,6 @@ MODULES = {
     "plan": ("jobs", "search", "intervals", "here", "sizing", "laws", "failures", "money"),
     "evaluate": ("final", "ngram", "chat"),
     "tasks": ("files", "scoring"),
-    "studies": ("layouts", "detection", "pipeline", "precision", "mup"),
 }
 """The modules of the API reference, by package."""
 

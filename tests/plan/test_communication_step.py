@@ -1,4 +1,4 @@
-"""A step's bytes by formula, against sums by hand; against what is counted: tests/studies/test_layouts_study.py."""
+"""A step's bytes by formula, compared with sums written out."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ REMOVED = {
     "diagnose": "use `bessemer trace RUN --replay --step N`",
     "fetch": "a training resumes from checkpoint.mirror; copy a run folder with the tools of the store",
     "schedule": "use `bessemer plan --schedule NAME:RANKSxMICROBATCHES`",
+    "study": "see the notebooks in examples/ (docs/studies.md)",
 }
 RECIPE = "a recipe file, the name of a shipped one (`bessemer recipe`), a run folder, or a folder of text"
 
@@ -233,14 +234,6 @@ COMMANDS = (
         flag("--verify", "train a proxy on the proposed mixture (with --mixture)"),
         option("--folder", "of its runs (default: ladder/, or mixture/, in the run folder)", metavar="DIR"),
         flag("--restart", "start over; the earlier training is set aside"),
-    )),
-    Command("study", "an experiment that teaches, run here and now; without NAME: list them", experiments.study, (
-        option("name", "the study; left out: list them", nargs="?", metavar="NAME"),
-        flag("--short", "a small part of a long study, in a minute (layouts, detection)"),
-        option("--html", "write its page, with a picture, as well", metavar="FILE"),
-        flag("--all", "run all of them, long ones in short, and write a page of each and index.html"),
-        option("--folder", "--all: of the pages (default runs/studies); layouts: where it keeps its runs and writes tables; "
-               "detection: runs to replay too", metavar="DIR"),
     )),
     Command("recipe", "show a shipped recipe, or explain a key", inspection.recipe, (
         option("name", "the shipped recipe to print; left out: list them", nargs="?"),

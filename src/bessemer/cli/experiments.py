@@ -1,14 +1,13 @@
 """Commands that train small models: `bessemer check` runs the launch checklist of a recipe, `ladder` predicts a large run or a
-better mixture, `study` teaches."""
+better mixture."""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bessemer.cli import runs
-from bessemer.errors import BessemerError, InputError
+from bessemer.errors import InputError
 from bessemer.terminal import say
 
 if TYPE_CHECKING:
@@ -47,54 +46,3 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
         print(summary.table(result))
         say(summary.ending(result))
     return result
-
-
-def study(args: argparse.Namespace) -> Any:
-    from bessemer import studies
-
-    folder = None if args.folder is None else Path(args.folder)
-    if args.all:
-        return _all_studies(args, folder)
-    if args.name is None:
-        if args.html is not None or args.short or folder is not None:
-            raise InputError(
-                "study: --html, --short and --folder are of one study; give its NAME, or --all with --folder"
-            )
-        rows = {name: study.what for name, study in studies.STUDIES.items()}
-        if not args.json:
-            print("\n".join(f"{name:<26} {what}" for name, what in rows.items()))
-        return rows
-    page = None
-    if args.html is not None:
-        from bessemer.report.template import PAGE_MARK
-        from bessemer.run import writable
-
-        page = writable(Path(args.html), "--html", PAGE_MARK)
-    result, table = studies.run(args.name, args.short, folder)
-    if page is not None:
-        from bessemer.studies import pages
-
-        pages.write(page, args.name, result, table)
-    if not args.json:
-        print(table)
-        sentences = (f"Expected: {result['expected']}", *(f"- {sentence}" for sentence in result["shows"]))
-        print("\n".join(["", *(textwrap.fill(line, 120, subsequent_indent="  ") for line in sentences)]))
-        if page is not None:
-            say(f"written: {page}")
-    if missed := result.get("missed"):
-        more = f"; and {len(missed) - 1} more" if len(missed) > 1 else ""
-        raise BessemerError(f"study {args.name}: {missed[0]}{more}; all of it is in {result['folder']}")
-    return result
-
-
-def _all_studies(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
-    from bessemer.studies import pages
-
-    if args.name is not None or args.html is not None or args.short:
-        raise InputError("study --all: it takes neither a NAME nor --html nor --short; leave them out")
-    place = folder or Path("runs/studies")
-    done = pages.run_all(place)
-    say(f"written: {place / 'index.html'}")
-    if failed := [name for name, entry in done.items() if "error" in entry]:
-        raise BessemerError(f"study --all: failed: {', '.join(failed)}; the rest is in {place / 'index.html'}")
-    return done

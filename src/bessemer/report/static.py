@@ -158,36 +158,3 @@ def _legend(traces: Sequence[Block], ink: Callable[[str], str]) -> list[str]:
         parts.append(_text(x + 23, 20, trace["name"], ink("ink"), "start"))
         x += width
     return parts
-
-
-def bar_chart(title: str, bars: Sequence[tuple[str, float | None, str]]) -> str:
-    """Horizontal bars from 0 as SVG in the colours of the page around it. bars: name, value (None: no bar) and its text."""
-    largest = max((value for _, value, _ in bars if value is not None), default=0.0) or 1.0
-    step, left, right = 28, 190, 90
-    parts = [_open_svg(title, TOP + step * len(bars)), _text(left, 16, title, "var(--soft)", "start")]
-    for number, (name, value, text) in enumerate(bars):
-        y, width = TOP + step * number, (WIDTH - left - right) * max(value or 0.0, 0.0) / largest
-        ink = f"var(--source-{number % 6 + 1})"
-        parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{step - 9}" fill="{ink}"/>')
-        parts.append(_text(left - 10, y + 14, name, "var(--ink)", "end"))
-        parts.append(_text(left + width + 8, y + 14, text, "var(--ink)", "start"))
-    return "".join([*parts, "</svg>"])
-
-
-def heat_map(title: str, rows: Sequence[Sequence[float]], x: str, y: str) -> str:
-    """A grid of values as SVG in the colours of the page around it, the lowest darkest, each of nine levels as many cells."""
-    edge = (HEIGHT - 60) / len(rows)
-    left = (WIDTH - edge * len(rows[0])) / 2
-    levels = np.quantile([value for row in rows for value in row], np.linspace(0, 1, 10)[1:-1])
-    parts = [_open_svg(title, HEIGHT)]
-    for i, row in enumerate(rows):
-        for j, value in enumerate(row):
-            opacity = 1 - int(np.searchsorted(levels, value)) / 9
-            parts.append(
-                f'<rect x="{left + j * edge:.1f}" y="{20 + i * edge:.1f}" width="{edge:.1f}" height="{edge:.1f}" '
-                f'fill="var(--source-1)" fill-opacity="{opacity:.2f}"/>'
-            )
-    parts.append(_text(WIDTH / 2, 12, title, "var(--soft)", "middle"))
-    parts.append(_text(WIDTH / 2, HEIGHT - 18, x, "var(--soft)", "middle"))
-    parts.append(_text(left - 12, HEIGHT / 2 - 10, y, "var(--soft)", "middle", turned=True))
-    return "".join([*parts, "</svg>"])

@@ -83,7 +83,7 @@ PRECISIONS = {
 
 
 def available(device: torch.device) -> list[str]:
-    """The precisions a device can compute in. A CPU can do bf16 and fp16 too, slowly: for tests and studies."""
+    """The precisions a device can compute in. A CPU can do bf16 and fp16 too, slowly: for tests."""
     if device.type != "cuda":
         return ["fp32", "bf16", "fp16", "fp64"]
     capability = torch.cuda.get_device_capability(device)

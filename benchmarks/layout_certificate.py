@@ -1,0 +1,339 @@
+"""The certificate of layouts: one small model trained on every way to split it, compared with one process.
+
+The same weights, batches and schedule everywhere; only `[parallel]` differs, and `micro_batch` where a part of the batch is
+smaller. In exact arithmetic every difference of losses and final weights would be 0: what is left is the order of sums.
+
+    python benchmarks/layout_certificate.py --folder runs/layouts      # two cores: 100 minutes; finished runs are kept
+    python benchmarks/layout_certificate.py --docs                     # the page and the picture, from the results file
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bessemer import __version__
+from bessemer.checkpoint import latest, save
+from bessemer.defaults.derived_keys import resolve
+from bessemer.environment import num_cores
+from bessemer.launch.group import ALONE, run_group, work_as_member
+from bessemer.model.huggingface.config import model_config
+from bessemer.model.transformer import build_model, meta_model
+from bessemer.parallel.mesh import ProcessMesh
+from bessemer.parallel.tied import owned_parameters
+from bessemer.recipe import Parallel, Recipe, parse
+from bessemer.run import read_json, write_json
+from bessemer.terminal import progress
+from bessemer.tokens.loader import Batch
+from bessemer.train import device as devices
+from bessemer.train.split import initial_weights
+from bessemer.train.trainer import Trainer
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "layouts.json"
+REFERENCE = "1"
+SEED, VOCABULARY, END_OF_TEXT, MAX_BYTES = 7, 256, 0, 400_000
+LONGEST = 40  # tokens of a ragged document; the shortest has one
+SECONDS = 3600.0  # limit of one layout with all its runs
+PRECISIONS = ("fp64", "fp32", "bf16")
+TARGETS = {"fp64": 1e-9, "fp32": 1e-5}  # of the largest difference of losses, nats a token; bf16 has none
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1, in a group": {},
+    "dp2": {"replicate": 2},
+    "dp4": {"replicate": 4},
+    "fsdp2, zero 1": {"shard": 2, "zero": 1},
+    "fsdp2, zero 2": {"shard": 2, "zero": 2},
+    "fsdp2, zero 3": {"shard": 2},
+    "fsdp4": {"shard": 4},
+    "hsdp 2 x 2": {"replicate": 2, "shard": 2},
+    "tp2": {"tensor": 2},
+    "tp4": {"tensor": 4},
+    "pp2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
+    "pp2, 1f1b": {"pipeline": 2},
+    "pp2, interleaved": {"pipeline": 2, "schedule": "interleaved"},
+    "pp2, zbv": {"pipeline": 2, "schedule": "zbv"},
+    "pp2, dualpipev": {"pipeline": 2, "schedule": "dualpipev"},
+    "pp4, 1f1b": {"pipeline": 4},
+    "cp2": {"context": 2},
+    "cp4": {"context": 4},
+    "fsdp2 x tp2": {"shard": 2, "tensor": 2},
+    "pp2 x cp2": {"pipeline": 2, "context": 2},
+    "pp2 x fsdp2": {"pipeline": 2, "shard": 2},
+    "dp2 x tp2 x pp2": {"replicate": 2, "tensor": 2, "pipeline": 2},
+    "fsdp2 x tp2 x cp2": {"shard": 2, "tensor": 2, "context": 2},
+}
+
+MEANINGS = {
+    "plain": "Sequences of one document each; embedding and head are two matrices; a process's part of the batch goes through in "
+    "one micro-batch, with a pipeline in micro-batches of two sequences.",
+    "hard": "Packed documents of 1 to 40 tokens, attention within documents, the last token of each without a target, a third of "
+    "the sequences padded; one matrix for embedding and head; gradients accumulated over two micro-batches, with a pipeline over "
+    "micro-batches of one sequence.",
+    "dropout": "As hard, with a tenth of the embeddings, of the attention weights and of what attention and MLP give dropped.",
+}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is run: names of LAYOUTS, MEANINGS and PRECISIONS, and steps of each run."""
+
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    cases: tuple[str, ...] = ("plain", "hard")
+    precisions: tuple[str, ...] = PRECISIONS
+    settings: dict[str, Any] = field(
+        default_factory=lambda: {
+            "steps": 100, "sequences": 8, "length": 64, "layers": 4, "width": 32, "heads": 8, "kv_heads": 4, "mlp_width": 96,
+            "learning_rate": 2e-3,
+        }
+    )  # fmt: skip
+
+
+def recipe_of(sizes: dict[str, Any], layout: Parallel, case: str, precision: str) -> Recipe:
+    is_hard = case != "plain"
+    each = sizes["sequences"] // layout.data
+    micro = (1 if is_hard else 2) if layout.pipeline > 1 else each // (2 if is_hard else 1)
+    dropout = 0.1 if case == "dropout" else 0.0
+    values = {
+        "tokens.sequence_length": sizes["length"], **{f"model.{key}": sizes[key] for key in
+        ("layers", "width", "heads", "kv_heads", "mlp_width")}, "model.tie_embeddings": is_hard, "train.steps": sizes["steps"],
+        "train.global_batch_tokens": sizes["sequences"] * sizes["length"], "train.micro_batch": micro,
+        "train.precision": precision, "train.compile": "off", "train.dropout.hidden": dropout, "train.dropout.attention": dropout,
+        "train.optimizer.learning_rate": sizes["learning_rate"],
+        "train.schedule.warmup_steps": max(sizes["steps"] // 10, 1), "run.name": "layouts",
+    }  # fmt: skip
+    recipe = resolve(parse("", "layouts", [f"{key}={json.dumps(value)}" for key, value in values.items()]), VOCABULARY)
+    return recipe.changed(parallel=layout)
+
+
+@lru_cache(maxsize=1)
+def python_text() -> npt.NDArray[np.uint8]:
+    """Return bytes of the standard library's modules in a fixed order without a theme."""
+    text = bytearray()
+    paths = Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
+    for file in sorted(paths, key=lambda path: hashlib.blake2b(path.name.encode()).digest()):
+        if len(text) >= MAX_BYTES:
+            break
+        text += file.read_bytes().replace(b"\0", b"") + bytes([END_OF_TEXT])
+    return np.frombuffer(bytes(text[: len(text) * 9 // 10]), dtype=np.uint8)
+
+
+def batch_of(sizes: dict[str, Any], case: str, number: int) -> Batch:
+    """Return the global batch of a step."""
+    length, sequences, text = sizes["length"], sizes["sequences"], python_text()
+    begins = np.random.default_rng(number).integers(0, len(text) - length, sequences)
+    tokens = np.stack([text[begin : begin + length + 1] for begin in begins]).astype(np.int64)
+    whole = Batch.next_token(number * sequences, tokens, np.zeros(sequences, dtype=np.int64))
+    if case == "plain":
+        return whole
+    inputs, targets = whole.inputs.copy(), whole.targets.copy()
+    starts, real = np.zeros(inputs.shape, dtype=np.bool_), np.full(len(inputs), length, dtype=np.int64)
+    draw = np.random.default_rng((number, 1))
+    for row in range(len(inputs)):
+        ends = np.cumsum(draw.integers(1, LONGEST + 1, length))
+        ends = ends[ends < length]
+        starts[row, 0], starts[row, ends], targets[row, ends - 1] = True, True, -1
+        if row % 3 == 0 and len(ends):  # padding follows the last document that fits
+            real[row], inputs[row, ends[-1] :], targets[row, ends[-1] :] = ends[-1], END_OF_TEXT, -1
+    return Batch(whole.first, inputs, targets, whole.source, starts, real)
+
+
+def train(sizes: dict[str, Any], layout: Parallel, case: str, precision: str, mesh: ProcessMesh, folder: Path) -> None:
+    """Train on this process's part, and save the weights and the losses in `folder`."""
+    recipe = recipe_of(sizes, layout, case, precision)
+    config = model_config(recipe, VOCABULARY)
+    model = build_model(config, SEED) if mesh.is_single else meta_model(config)
+    device = devices.choose(recipe.train)
+    trainer = Trainer(recipe, model, device, END_OF_TEXT, 1, mesh, initial_weights(config, SEED))
+    losses, targets = list[float](), list[int]()
+    for number in range(sizes["steps"]):
+        results = trainer.forward_backward(batch_of(sizes, case, number).part(mesh.data_rank, mesh.layout.data))
+        trainer.update(number, results.grad_norm)
+        losses.append(results.loss)
+        targets.append(sum(results.targets))
+    named = {name: parameter.detach() for name, parameter in owned_parameters(trainer.model)}
+    save(folder, sizes["steps"], {"model": named}, {}, 1, mesh)
+    if mesh.is_main:
+        write_json(folder / "run.json", {"losses": losses, "targets": targets})
+
+
+def member(folder: Path, name: str, runs: Sequence[str]) -> None:
+    """Be one process of a layout, and do its runs."""
+    warnings.simplefilter("ignore")
+    sizes, layout = read_json(folder / "settings.json"), Parallel(**LAYOUTS.get(name, {}))
+    devices.make_deterministic()
+
+    def work(mesh: ProcessMesh) -> None:
+        for each in runs:
+            if mesh.is_main:
+                place(folder, name, each).mkdir(parents=True, exist_ok=True)
+            mesh.barrier()
+            case, precision = each.split("-")
+            train(sizes, layout, case, precision, mesh, place(folder, name, each))
+            gc.collect()  # a wrapped model and its hooks hold each other
+            mesh.barrier()
+
+    work_as_member(layout, torch.device("cpu"), work)
+
+
+def place(folder: Path, name: str, run: str) -> Path:
+    return folder / "runs" / name / run
+
+
+def certify(scope: Scope, folder: Path) -> dict[str, Any]:
+    """Run what has not been run in `folder`, and compare all of it with one process.
+
+    Returns settings, targets, cases, when and where it was made, and rows, one for each layout, case and precision: `loss`, the
+    largest difference over the steps, and `weight`, the largest at the end, or `why` there are none.
+    """
+    settings = folder / "settings.json"
+    if settings.exists() and read_json(settings) != scope.settings:
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    write_json(settings, scope.settings)
+    wanted, failures = (
+        [f"{case}-{precision}" for case, precision in product(scope.cases, scope.precisions)],
+        dict[str, str](),
+    )
+    with progress("layouts", len(scope.layouts) + 1, "layouts") as advance:
+        for name in (REFERENCE, *scope.layouts):
+            missing = [run for run in wanted if not (place(folder, name, run) / "run.json").exists()]
+            processes = ALONE if name == REFERENCE else Parallel(**LAYOUTS[name]).world
+            arguments = (str(Path(__file__).resolve()), "--member", str(folder.resolve()), name, *missing)
+            variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            if missing and (
+                why := run_group(arguments, processes, folder / "logs" / name, seconds=SECONDS, variables=variables)
+            ):
+                failures[name] = why
+            advance(1, note=name)
+    if REFERENCE in failures:
+        raise SystemExit(f"one process failed: {failures[REFERENCE]}")
+    rows = []
+    for name, run in product(scope.layouts, wanted):
+        case, precision = run.split("-")
+        row = {"layout": name, "processes": Parallel(**LAYOUTS[name]).world, "case": case, "precision": precision}
+        rows.append(row | ({"why": failures[name]} if name in failures else differences(folder, name, run)))
+    made = {"day": str(datetime.now(UTC).date()), "bessemer": __version__, "torch": str(torch.__version__),
+            "python": platform.python_version(), "machine": f"{num_cores()} CPU cores, gloo"}  # fmt: skip
+    return {**asdict(scope), "targets": TARGETS, "rows": rows, "made": made}
+
+
+def differences(folder: Path, name: str, run: str) -> dict[str, float]:
+    """Return the largest differences of losses and weights between a layout's run and one process's."""
+    places = place(folder, name, run), place(folder, REFERENCE, run)
+    ours, theirs = (read_json(each / "run.json") for each in places)
+    assert ours["targets"] == theirs["targets"], "the layouts read other batches"
+    losses = np.abs(np.array(ours["losses"], dtype=float) - np.array(theirs["losses"], dtype=float))
+    found, wanted = (checkpoint.tensors("model") for each in places if (checkpoint := latest(each)) is not None)
+    assert found.keys() == wanted.keys(), "the layouts save other tensors"
+    weight = max(float((found[key].double() - wanted[key].double()).abs().max()) for key in wanted)
+    return {"loss": float(np.nan_to_num(losses, nan=np.inf).max()), "weight": weight}
+
+
+def missed(results: dict[str, Any]) -> list[str]:
+    """Name the rows that failed or are over their target."""
+    return [
+        f"{row['layout']}, {row['case']}, {row['precision']}: "
+        + (row.get("why") or f"{row['loss']:.1e} is over the target")
+        for row in results["rows"]
+        if "why" in row or not row["loss"] <= results["targets"].get(row["precision"], np.inf)
+    ]
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the certificate as Markdown."""
+    sizes, made, rows = results["settings"], results["made"], results["rows"]
+    precisions, worst = dict.fromkeys(row["precision"] for row in rows), []
+    for precision in precisions:
+        row = max((row for row in rows if row["precision"] == precision), key=lambda row: row.get("loss", np.inf))
+        target = results["targets"].get(precision)
+        worst.append(f"{precision} {row.get('loss', np.inf):.1e} ({row['layout']}, {row['case']}; "
+                     f"{'no target' if target is None else f'target {target:.0e}'})")  # fmt: skip
+    failed = missed(results)
+    verdict = "Every target is met." if not failed else f"Missed: {'; '.join(failed)}"
+    lines = [
+        "# The certificate of layouts", "", "Written by `python benchmarks/layout_certificate.py`.", "",
+        f"{made['day']}, Bessemer {made['bessemer']}, torch {made['torch']}, Python {made['python']}, {made['machine']}.", "",
+        f"One model on every layout, compared with one process: {sizes['layers']} layers, width {sizes['width']}, "
+        f"{sizes['heads']} heads, {sizes['kv_heads']} key/value heads; {sizes['steps']} steps of {sizes['sequences']} x "
+        f"{sizes['length']} tokens, AdamW at {sizes['learning_rate']:g}, the same start and the same batches.", "",
+        f"Largest difference of losses: {', '.join(worst)}. {verdict}",
+        "", "![Largest difference of the losses from one process, for each layout and precision](layouts.svg)", "",
+        "loss: largest difference over the steps, nats a token. weights: largest difference of any weight at the end, both read "
+        "from checkpoints.",
+    ]  # fmt: skip
+    for case in dict.fromkeys(row["case"] for row in rows):
+        titles = " | ".join(f"{precision}: loss | weights" for precision in precisions)
+        lines += ["", f"## {case.capitalize()}", "", MEANINGS[case], "", f"| layout | processes | {titles} |",
+                  "|---|---|" + "---|" * (2 * len(precisions))]  # fmt: skip
+        for name in dict.fromkeys(row["layout"] for row in rows):
+            mine = [row for row in rows if (row["layout"], row["case"]) == (name, case)]
+            cells = [row.get("why") or f"{row['loss']:.1e} | {row['weight']:.1e}" for row in mine]
+            lines.append(f"| {name} | {mine[0]['processes']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw each layout's largest difference of losses; equal losses are at the left edge."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"], mpl.rcParams["svg.fonttype"] = "bessemer", "none"
+    names = list(dict.fromkeys(row["layout"] for row in results["rows"]))
+    figure = Figure(figsize=(8.5, 0.27 * len(names) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for precision, colour in {"fp64": "#1f6feb", "fp32": "#0f8a5f", "bf16": "#c2570c"}.items():
+        worst = dict.fromkeys(names, 0.0)
+        for row in results["rows"]:
+            if row["precision"] == precision:
+                worst[row["layout"]] = max(worst[row["layout"]], row.get("loss", np.inf))
+        axes.plot([max(worst[name], 1e-17) for name in names], names, "o", color=colour, label=precision)
+        if precision in results["targets"]:
+            axes.axvline(results["targets"][precision], color=colour, linestyle="--")
+    axes.set(xscale="log", xlim=(5e-18, 0.1), xlabel="largest difference of a step's loss from one process, nats a token; "
+             "dashed: the targets")  # fmt: skip
+    axes.invert_yaxis()
+    axes.legend()
+    figure.savefig(drawn := StringIO(), format="svg", metadata={"Date": None})
+    # The site takes pictures without references to the outside.
+    text = re.sub(r"<!DOCTYPE[^>]*>\s*|<metadata>.*?</metadata>\s*", "", drawn.getvalue(), flags=re.DOTALL)
+    path.write_text(text.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "").replace("xlink:href", "href"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("runs/layouts"), help="of the runs")
+    parser.add_argument("--docs", action="store_true", help="write only the page and the picture of the docs")
+    given = parser.parse_args()
+    if not given.docs:
+        write_json(RESULTS, certify(Scope(), given.folder))
+    results = read_json(RESULTS)
+    (ROOT / "docs" / "parallel-certificate.md").write_text(page(results))
+    draw(results, ROOT / "docs" / "layouts.svg")
+    sys.exit("\n".join(missed(results)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--member"]:
+        member(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main()

@@ -1,0 +1,71 @@
+"""Every way to split a model trains it equally: the certificate of layouts, short here, with all layouts in the long tests."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bessemer.run import read_json, write_json
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+try:
+    import layout_certificate as certificate
+finally:
+    sys.path.pop(0)
+
+SHORT = certificate.Scope(
+    ("dp2", "fsdp2, zero 3", "tp2", "pp2, 1f1b", "cp2"), ("hard", "dropout"), ("fp64",),
+    certificate.Scope().settings | {"steps": 4},
+)  # fmt: skip
+
+
+def test_five_layouts_train_like_one_process(tmp_path: Path) -> None:
+    results = certificate.certify(SHORT, tmp_path)
+    assert [(row["layout"], row["case"]) for row in results["rows"]] == [
+        (layout, case) for layout in SHORT.layouts for case in SHORT.cases
+    ]
+    for row in results["rows"]:
+        assert row["loss"] <= 1e-12 and row["weight"] <= 1e-12, row
+    assert certificate.missed(results) == []
+    # Finished runs are kept, and a changed number is noticed.
+    kept = tmp_path / "runs" / "tp2" / "hard-fp64" / "run.json"
+    values = read_json(kept)
+    write_json(kept, values | {"losses": [loss + 1e-6 for loss in values["losses"]]})
+    assert len(certificate.missed(certificate.certify(SHORT, tmp_path))) == 1
+    write_json(kept, values | {"losses": [None, *values["losses"][1:]]})
+    assert certificate.certify(SHORT, tmp_path)["rows"][4]["loss"] == np.inf
+
+
+@pytest.mark.long
+def test_all_layouts_train_like_one_process(tmp_path: Path) -> None:
+    scope = replace(certificate.Scope(), settings=certificate.Scope().settings | {"steps": 3})
+    results = certificate.certify(scope, tmp_path)
+    assert len(results["rows"]) == 138 and certificate.missed(results) == []
+
+
+def test_ragged_batches_are_ragged() -> None:
+    sizes = SHORT.settings
+    batches = [certificate.batch_of(sizes, "hard", number) for number in range(20)]
+    counts = [int((batch.targets >= 0).sum()) for batch in batches]
+    assert len(set(counts)) > 10 and max(counts) < sizes["sequences"] * sizes["length"]
+    pieces: list[int] = []
+    for batch in batches:
+        assert batch.starts is not None and batch.starts[:, 0].all()
+        pieces += np.diff(np.flatnonzero(batch.starts.ravel())).tolist()
+        ends = np.roll(batch.starts, -1, axis=1)
+        ends[:, -1] = False
+        assert (batch.targets[ends] == -1).all()  # nothing is predicted over the border of two documents
+    assert min(pieces) == 1 and max(pieces) > 35
+
+
+def test_the_committed_results_meet_their_targets_and_the_docs_show_them() -> None:
+    results = read_json(certificate.RESULTS)
+    assert results["settings"] == certificate.Scope().settings
+    assert {row["layout"] for row in results["rows"]} == set(certificate.LAYOUTS)
+    assert certificate.missed(results) == []
+    assert (ROOT / "docs" / "parallel-certificate.md").read_text() == certificate.page(results)
