@@ -17,7 +17,7 @@ from bessemer.corpus.quality.sample import example_files
 from bessemer.errors import InputError
 from bessemer.run import RunFolder, read_json
 from bessemer.store_path import is_published, published_folder
-from bessemer.tokens import build, documents, ledger, tasks
+from bessemer.tokens import documents, ledger, tasks
 from tests.corpus.object_store import Store
 from tests.storage_folder import BOTH, on_disk, places, published, storage_of
 
@@ -76,7 +76,6 @@ def test_its_tokens_are_those_of_a_run_folder(
         assert example_files(str(run.path))
 
     shutil.rmtree(run.tokens)
-    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
     monkeypatch.setattr(tasks, "TASK_BYTES", 30_000)
     command("tokens", url)
     assert tokens_of(run, bucket) == tokens_of(whole, bucket)

@@ -15,7 +15,7 @@ from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import load
 from bessemer.run import RunFolder, read_json, read_steps
 from bessemer.store_path import StoredNumbers, StorePath, published_folder
-from bessemer.tokens import build, ledger, tasks
+from bessemer.tokens import ledger, tasks
 from bessemer.tokens.loader import loader_of
 from bessemer.tokens.shards import TokenStore
 from tests.corpus.object_store import Store
@@ -60,7 +60,6 @@ def test_the_files_are_those_of_a_run_folder(
     command("tokens", "two", f'corpus.storage="{url}"')
     same_tokens(one, two, bucket)
     assert "unchanged" in command("tokens", "two", f'corpus.storage="{url}"')
-    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
     monkeypatch.setattr(tasks, "TASK_BYTES", 30_000)
     shutil.copytree(prepared / "runs" / "small" / "corpus", three.corpus)
     put_corpus_into(three, url)

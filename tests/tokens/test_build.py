@@ -21,8 +21,8 @@ import pytest
 from bessemer.cli import run_command
 from bessemer.errors import BessemerError, InputError
 from bessemer.recipe import Recipe, load
-from bessemer.run import RunFolder, mark_stage, read_json
-from bessemer.tokens import build, encode
+from bessemer.run import RunFolder
+from bessemer.tokens import build, encode, tasks
 from bessemer.tokens.build import require_usable
 from bessemer.tokens.shards import TokenStore
 from tests.tokens.test_foreign import megatron
@@ -51,20 +51,14 @@ def recipe_of(prepared: Path, here: Path, *more: str) -> tuple[Recipe, RunFolder
     return recipe, RunFolder(recipe.run.folder)
 
 
-def test_shards_do_not_depend_on_workers_or_batches(
-    prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("characters", [1, 3000])
+def test_shards_do_not_depend_on_batches(
+    prepared: Path, here: Path, characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = hashes(prepared / "runs" / "small" / "tokens")
-    batched = encode.batches
-    for workers, characters in ((1, 1), (1, 1 << 20), (2, 3000), (3, 10_000), (3, 1)):
-        recipe, run = recipe_of(prepared, here, f"tokens.workers={workers}")
-        monkeypatch.setattr(build, "batches", lambda items, size=characters: batched(items, size))
-        made = build.build(recipe, run)
-        assert hashes(run.tokens) == wanted
-        assert (
-            made.manifest["fertility"]
-            == read_json(prepared / "runs" / "small" / "tokens" / "manifest.json")["fertility"]
-        )
+    batched, (recipe, run) = encode.batches, recipe_of(prepared, here)
+    monkeypatch.setattr(tasks, "batches", lambda items: batched(items, characters))
+    build.build(recipe, run)
+    assert hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
 
 
 @pytest.mark.parametrize("way", ["tiktoken", "library"])
@@ -81,65 +75,25 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("after", [0, 1, 17, 59, 60, 83, 119, "publish"])
-def test_killed_anywhere_it_goes_on_and_encodes_nothing_twice(
-    prepared: Path, here: Path, after: int | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, run = recipe_of(prepared, here, "tokens.workers=1", "tokens.shard_tokens=5000")
-    reference, plain = recipe_of(prepared, here, "tokens.shard_tokens=5000", 'run.name="reference"')
-    shutil.copytree(run.corpus, plain.corpus)
-    wanted = build.build(reference, plain).manifest
-    batched, trained = encode.batches, build.Tokenizer.train
-    monkeypatch.setattr(build, "batches", lambda items: batched(items, 1))
-    monkeypatch.setattr(build, "RECORD_BYTES", 1)
-    recorded, trainings = build._record, []
-
-    def record(work: Path, writers: Any, done: Any) -> None:
-        recorded(work, writers, done)
-        if done.documents == after:
-            raise Killed
-
-    def train(*arguments: Any) -> Any:
-        trainings.append(1)
-        if after == 0 and len(trainings) == 1:
-            raise Killed
-        return trained(*arguments)
-
-    monkeypatch.setattr(build, "_record", record)
-    monkeypatch.setattr(build.Tokenizer, "train", train)
-    if after == "publish":
-        monkeypatch.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        build.build(recipe, run)
+def test_a_tokenizer_is_not_trained_twice(prepared: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (recipe, run), trained, trainings = recipe_of(prepared, here), build.Tokenizer.train, list[int]()
+    monkeypatch.setattr(build.Tokenizer, "train", lambda *given: trainings.append(1) or trained(*given))
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "mark_stage", lambda *_, **facts: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            build.build(recipe, run)
     assert not run.tokens.exists()
-    monkeypatch.setattr(build, "_record", recorded)
-    monkeypatch.setattr(build, "mark_stage", mark_stage)
-    encoded: list[str] = []
-    call = encode.Encoder.__call__
-
-    def counted(self: encode.Encoder, batch: list[encode.Document]) -> encode.Encoded:
-        encoded.extend(item.identity for item in batch)
-        return call(self, batch)
-
-    monkeypatch.setattr(encode.Encoder, "__call__", counted)
-    again = build.build(recipe, run).manifest
-    assert hashes(run.tokens) == hashes(plain.tokens)
-    assert len(trainings) == (2 if after == 0 else 1)
-    documents = sum(facts[split]["documents"] for facts in wanted["sources"].values() for split in build.SPLITS)
-    assert len(encoded) == documents - (documents if after == "publish" else int(after))
-    for key in ("sources", "files", "fertility", "tokenizer", "labels"):
-        assert again[key] == wanted[key]
-    assert {path.name for path in run.tokens.iterdir()} == {path.name for path in plain.tokens.iterdir()}
+    build.build(recipe, run)
+    assert len(trainings) == 1 and hashes(run.tokens) == hashes(prepared / "runs" / "small" / "tokens")
     assert not (run.path / ".tokens.work").exists()
 
 
 def test_a_process_killed_goes_on(prepared: Path, here: Path) -> None:
     """SIGKILL while encoding, at a moment that nobody chose."""
     code = (
-        "import sys, time; from bessemer.tokens import build, encode; from bessemer.cli import run_command\n"
+        "import sys, time; from bessemer.tokens import encode, tasks; from bessemer.cli import run_command\n"
         "batched, call = encode.batches, encode.Encoder.__call__\n"
-        "build.batches = lambda items: batched(items, 1)\n"
-        "build.RECORD_BYTES = 1\n"
+        "tasks.batches, tasks.TASK_BYTES = lambda items: batched(items, 1), 1\n"
         "encode.Encoder.__call__ = lambda self, batch: (time.sleep(0.05), call(self, batch))[1]\n"
         "sys.exit(run_command(sys.argv[1:]))"
     )
@@ -147,12 +101,12 @@ def test_a_process_killed_goes_on(prepared: Path, here: Path) -> None:
     work = here / "runs" / "small" / ".tokens.work"
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (work / "progress.json").exists() and time.monotonic() < deadline and process.poll() is None:
+    while not (work / "encoded").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     time.sleep(0.4)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert 0 < read_json(work / "progress.json")["progress"]["documents"] < 120
+    assert (work / "encoded").exists() and not (here / "runs" / "small" / "tokens").exists()
     assert run_command(arguments) == 0
     assert hashes(here / "runs" / "small" / "tokens") == hashes(prepared / "runs" / "small" / "tokens")
     assert not work.exists()
@@ -188,29 +142,6 @@ def test_tokens_that_do_not_account_for_the_text_fail_loudly(
     monkeypatch.setattr(build.Tokenizer, "encode_batch", lambda self, texts: [ids[1:] for ids in encoded(self, texts)])
     with pytest.raises(BessemerError, match=r"document [0-9a-f]{32} of code: its \d+ tokens stand for \d+ bytes"):
         build.build(recipe, run)
-
-
-def test_fertility_beside_another_tokenizer(prepared: Path, here: Path) -> None:
-    inner = every_kind()["bert"]
-    (here / "bert").mkdir()
-    inner.save(str(here / "bert" / "tokenizer.json"))
-    recipe, run = recipe_of(prepared, here, f'tokenizer.compare=["{here / "bert" / "tokenizer.json"}"]')
-    manifest = build.build(recipe, run).manifest
-    found = manifest["fertility"]
-    assert [one["name"] for one in found["tokenizers"]] == ["this run", "bert"]
-    assert [(row["source"], row["language"], row["documents"]) for row in found["rows"]] == [
-        ("code", "", 60),
-        ("prose", "", 60),
-    ]
-    for row in found["rows"]:
-        facts = manifest["sources"][row["source"]]
-        assert row["bytes"] == sum(facts[split]["bytes"] for split in build.SPLITS)
-        assert row["tokens"][0] == sum(facts[split]["tokens"] - facts[split]["documents"] for split in build.SPLITS)
-    text = [path.read_text() for path in sorted((prepared / "text" / "prose").iterdir())]
-    assert found["rows"][1]["tokens"][1] == sum(len(inner.encode(one, add_special_tokens=False).ids) for one in text)
-    recipe, run = recipe_of(prepared, here, f'tokenizer.compare=["{here / "nothing.json"}"]')
-    with pytest.raises(InputError, match=r"tokenizer.compare: .*nothing.json: no such file"):
-        build.inputs_digest(recipe, run)
 
 
 def test_special_tokens_have_stable_ids(prepared: Path, here: Path) -> None:

@@ -304,35 +304,6 @@ def test_how_conversations_are_packed_is_derived(tmp_path: Path, tokens: str, pa
     assert (plain.packing, plain.document_mask) == ("concatenate", False)
 
 
-def test_masks_of_an_interrupted_build_are_those_of_a_whole_one(tmp_path: Path) -> None:
-    from bessemer.tokens.shards import ShardWriter
-    from bessemer.tokens.stream import Shard
-
-    def documents(count: int) -> list[tuple[str, list[int], np.ndarray[Any, Any]]]:
-        return [(f"{n:032x}", [*range(n % 5), 0], np.arange(n % 5 + 1) % 2 == 0) for n in range(count)]
-
-    def written(folder: Path, stops_at: int | None) -> dict[str, bytes]:
-        folder.mkdir()
-        writer = ShardWriter(folder, "s-train", np.dtype("<u2"), 40, masked=True)
-        for number, (identity, ids, mask) in enumerate(documents(60)):
-            if number == stops_at:
-                state = writer.state()
-                writer.add("f" * 32, [1, 2], 1, is_trained=np.ones(2, np.bool_))  # lost by the kill
-                writer._flush()
-                writer = ShardWriter(folder, "s-train", np.dtype("<u2"), 40, masked=True)
-                writer.resume(state)
-            writer.add(identity, ids, 1, is_trained=mask)
-        writer.close()
-        return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-    whole = written(tmp_path / "whole", None)
-    assert written(tmp_path / "cut", 33) == whole
-    masks = [Shard(tmp_path / "whole" / name, np.dtype("<u2")).is_trained for name in whole if name.endswith(".bin")]
-    assert np.array_equal(
-        np.concatenate([m for m in masks if m is not None]), np.concatenate([m for *_, m in documents(60)])
-    )
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [

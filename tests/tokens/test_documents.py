@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bessemer.recipe import parse
+from bessemer.recipe import Recipe, parse
 from bessemer.tokens import documents
 from bessemer.tokens.phases import SourceSizes, average_shares, mixture_of
 
@@ -123,6 +123,11 @@ def write(folder: Path, rows: list[dict[str, str]], group: int) -> None:
         pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=group)
 
 
+def sample_of(of: Recipe, folder: Path) -> list[str]:
+    shares = documents.sample_shares(of, documents.bytes_of_sources(folder))
+    return list(documents.sampled(of, documents.documents(folder), shares))
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     rows = [
@@ -136,12 +141,10 @@ def corpus(tmp_path: Path) -> tuple[Path, list[dict[str, str]]]:
     return tmp_path / "documents", rows
 
 
-def test_documents_from_any_number_on(corpus: tuple[Path, list[dict[str, str]]]) -> None:
+def test_documents_are_read_in_their_order(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
     assert documents.count(folder) == 600
-    for skip in (0, 1, 10, 11, 12, 76, 77, 78, 300, 599, 600, 700):
-        assert [one.identity for one in documents.documents(folder, skip)] == [row["identity"] for row in rows[skip:]]
-    assert [one.language for one in documents.documents(folder)] == ["", "de"] * 300
+    assert [one.identity for one in documents.documents(folder)] == [row["identity"] for row in rows]
     assert documents.bytes_of_sources(folder) == {
         name: sum(len(row["text"]) for row in rows if row["source"] == name) for name in "abc"
     }
@@ -152,20 +155,20 @@ def test_the_sample_has_no_held_out_document_and_the_shares_asked_for(
 ) -> None:
     folder, rows = corpus
     total = sum(len(row["text"]) for row in rows)
-    found = list(documents.training_sample(recipe(budget=total // 4), folder))
+    found = sample_of(recipe(budget=total // 4), folder)
     by_text = {row["text"]: row for row in rows}
     taken = [by_text[text] for text in found]
     assert not any(documents.is_held_out(row["identity"], 0, 0.25) for row in taken)
     counts = {name: sum(row["source"] == name for row in taken) for name in "abc"}
     assert counts["a"] < counts["b"] < counts["c"]
-    assert list(documents.training_sample(recipe(budget=total // 4), folder)) == found
+    assert sample_of(recipe(budget=total // 4), folder) == found
 
 
 def test_a_giant_document_is_cut_in_the_sample(tmp_path: Path) -> None:
     rows = [{"identity": "0" * 32, "source": "a", "text": "x" * 3_000_000, "path": "", "label": "", "metadata": "{}"}]
     rows += [{**rows[0], "identity": f"{number:032x}", "text": "y"} for number in range(1, 40)]
     write(tmp_path / "documents", rows, 8)
-    longest = max(map(len, documents.training_sample(recipe("corpus", 1 << 40), tmp_path / "documents")))
+    longest = max(map(len, sample_of(recipe("corpus", 1 << 40), tmp_path / "documents")))
     assert longest in (1, documents.SAMPLE_CHARACTERS)
 
 
@@ -174,7 +177,7 @@ def test_one_document_above_the_budget_gives_its_part_of_the_sample(tmp_path: Pa
     for seed in range(6):  # whatever its hash
         write(tmp_path / "documents", [{**row, "identity": f"{seed:032x}"}], 8)
         of = parse(RECIPE.format(sample="corpus", budget=14_000), "test", ["tokens.held_out_from=passages"])
-        sample = "".join(documents.training_sample(of, tmp_path / "documents"))
+        sample = "".join(sample_of(of, tmp_path / "documents"))
         assert 0.9 * 10_500 < len(sample) < 1.1 * 10_500  # a quarter is held out
 
 
@@ -187,16 +190,14 @@ def test_a_few_from_all_over(corpus: tuple[Path, list[dict[str, str]]]) -> None:
 
 def test_passages_are_held_out_of_every_document(corpus: tuple[Path, list[dict[str, str]]]) -> None:
     folder, rows = corpus
-    parts = list(documents.split_documents(folder, 0, 0.2))
-    assert len(parts) == documents.PARTS * len(rows)
-    for row, three in zip(rows, zip(*[iter(parts)] * documents.PARTS, strict=True), strict=True):
+    cut = [documents.passages(document, 0, 0.2) for document in documents.documents(folder)]
+    parts = [part for three in cut for part in three]
+    for row, three in zip(rows, cut, strict=True):
         assert "".join(part.text for part in three) == row["text"]
         assert [part.is_held_out for part in three] == [False, True, False]
-    for skip in (1, 2, 3, 700, 1799, 1800):
-        assert list(documents.split_documents(folder, 0, 0.2, skip)) == parts[skip:]
     held = sum(len(part.text) for part in parts if part.is_held_out)
     assert 0.1 < held / sum(len(row["text"]) for row in rows) < 0.6  # short texts without lines are cut at words
-    moved = [part.text for part in documents.split_documents(folder, 1, 0.2)]
+    moved = [part.text for one in documents.documents(folder) for part in documents.passages(one, 1, 0.2)]
     assert moved != [part.text for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""Tokens by tasks of the corpus's engine: the same files as by the threads of one process, byte for byte."""
+"""Tokens by tasks of the corpus's engine: the same files however the text is cut into tasks, byte for byte."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def recipe_of(prepared: Path, corpus: Path, name: str, *more: str) -> tuple[Reci
 
 
 def by_tasks(monkeypatch: pytest.MonkeyPatch, task_bytes: int = 1) -> None:
-    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: True)
     monkeypatch.setattr(tasks, "TASK_BYTES", task_bytes)
 
 
@@ -78,7 +77,7 @@ def by_tasks(monkeypatch: pytest.MonkeyPatch, task_bytes: int = 1) -> None:
     ],
 )
 @pytest.mark.parametrize("task_bytes", [1, 1 << 26])
-def test_files_are_those_of_one_process(
+def test_files_do_not_depend_on_the_tasks(
     keys: list[str], task_bytes: int, prepared: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
@@ -211,7 +210,7 @@ def hide_from_tasks(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[str
 
 
 @BOTH
-@pytest.mark.parametrize("keys", [["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"], ["compare"]])
+@pytest.mark.parametrize("keys", [["tokens.shard_tokens=3000", "tokenizer.sample_bytes=9000"]])
 def test_tasks_work_in_a_storage(
     keys: list[str],
     kind: str,
@@ -221,13 +220,7 @@ def test_tasks_work_in_a_storage(
     bucket: Store,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if keys == ["compare"]:  # a tokenizer of the driver's disk, which the tasks do not see
-        shutil.copy(prepared / "runs" / "small" / "tokens" / "tokenizer.json", corpus / "small" / "other.json")
-        keys = [f'tokenizer.compare=["{corpus}/two/other.json"]']
     one, two = (recipe_of(prepared, corpus, name, *keys) for name in ("one", "two"))
-    for run in (one[1], two[1]):
-        if (corpus / "small" / "other.json").exists():
-            shutil.copy(corpus / "small" / "other.json", run.path / "other.json")
     build.build(*one)
     of = in_storage(*two, kind, tmp_path)
     by_tasks(monkeypatch, 6000)
@@ -303,7 +296,6 @@ def test_work_on_other_tokens_in_a_storage_goes(
             with pytest.raises(OSError, match="full"):
                 build.build(of.changed(tokens={"seed": seed}), run)
         assert len(list(on_disk("s3://b/storage", bucket).glob("two/*/tokens.work/*/begun"))) == 1
-    monkeypatch.setattr(build, "is_distributed", lambda recipe, text_bytes: False)
     build.build(of.changed(corpus={"storage": None}), run)
     assert [name.rpartition("/")[2][:7] for name in places("s3://b/storage", bucket)] == ["corpus-"]
 
@@ -326,19 +318,6 @@ def test_shards_are_cut_as_by_one_writer(shard_tokens: int, tmp_path: Path) -> N
     found = [[(number, row) for number, first, end in spans for row in range(first, end)] for _, spans in cuts.shards]
     assert found == expected
     assert len(found) == writer.shards and sum(num_tokens for num_tokens, _ in cuts.shards) == writer.tokens
-
-
-def test_little_text_and_few_cores_stay_in_one_process(prepared: Path) -> None:
-    recipe = load(prepared / "small.toml")
-    on_ray = recipe.changed(corpus={"engine": "ray", "workers": 3}, tokens={"workers": 64})
-    assert not tasks.is_distributed(on_ray, 1 << 20)
-    assert tasks.is_distributed(on_ray, 1 << 30)
-    assert tasks.engine_of(on_ray).workers == 3
-    few, many = (recipe.changed(tokens={"workers": workers}) for workers in (tasks.MAX_THREADS, 64))
-    assert not tasks.is_distributed(few, 1 << 40)
-    assert not tasks.is_distributed(many, 1 << 30)
-    assert tasks.is_distributed(many, 1 << 40)
-    assert tasks.engine_of(many).workers == 64
 
 
 @pytest.mark.parametrize("kind", [tasks.EncodeRowGroups, tasks.WriteShard, tasks.CountTexts])

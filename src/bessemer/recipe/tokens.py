@@ -26,8 +26,6 @@ class TokenizerChoice(Section):
     digits: Literal["groups-of-three", "single", "runs"] | None = None
     white_space: Literal["runs", "indentation", "single"] = "runs"
     prefix_space: bool = False
-    compare: Words = ()
-    fertility_bytes: Positive = 16_000_000
 
     def _complaints(self) -> Iterator[str]:
         if self.path is not None and self.vocabulary is not None:

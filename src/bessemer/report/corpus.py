@@ -1,4 +1,4 @@
-"""What the report shows of a corpus and its tokens: sums over the sources, each one's share, fertility, the mixture; figures."""
+"""What the report shows of a corpus and its tokens: sums over the sources, each one's share, the mixture; figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ MAX_PAIRS = 12  # rejected documents beside kept ones; more stand in statistics.
 MAX_BARS = 12
 MAX_SUFFIXES = 12  # of files not read, of a source; all stand in statistics.json
 REPEATS = 4  # epochs after which repeated data loses its value (Muennighoff et al. 2023, section 5)
-MAX_FERTILITY_ROWS = 60  # the others stand in tokens/manifest.json
 SHARES = ("target_share", "drawn_share")
 TITLES = {
     "personal_data": "Personal data found",
@@ -200,30 +199,6 @@ def tokenizer(data: RunData) -> str:
         f"hash {as_text(of, 'sha256')[:12]}" if of.get("sha256") else "",
     ]  # fmt: skip
     return f"Tokenizer: {', '.join(filter(None, said))}."
-
-
-def fertility(data: RunData) -> Json:
-    """Bytes a token, tokens a word and single-byte tokens: a row a source and language, a group of columns a tokenizer."""
-    found = as_object(data.manifest, "fertility")
-    every, tokenizers, whole = as_objects(found, "rows"), as_objects(found, "tokenizers"), as_object(found, "all")
-    if not every:
-        return {}
-    largest = sorted(every, key=lambda row: -number_or_0(row, "bytes"))[:MAX_FERTILITY_ROWS]
-    shown = [row for row in every if row in largest]
-    listed = whole.get("bytes_per_token")
-    ours, *others = map(as_number, listed) if isinstance(listed, list) and listed else [None]
-    compared = [
-        f"{100 * (ours / theirs - 1):+.1f}% against {as_text(tokenizer, 'name')}".replace("-", "−", 1)
-        for theirs, tokenizer in zip(others, tokenizers[1:], strict=False) if ours and theirs
-    ]  # fmt: skip
-    against = f": {', '.join(compared)}" if compared else ""
-    has_languages = any(as_text(row, "language") for row in shown)
-    columns = ["Source", *["Language"] * has_languages, "n wide-only|Documents", "n wide-only|Bytes"]
-    return {
-        "said": f"A token stands for {ours:.2f} bytes of this text{against}." if ours else "",
-        "columns": columns + ["n|Bytes a token", "n|Tokens a word", "n|Single bytes"] * len(tokenizers),
-        "languages": has_languages, "tokenizers": tokenizers, "rows": shown, "all": whole, "left": len(every) - len(shown),
-    }  # fmt: skip
 
 
 def read_too_often(data: RunData) -> list[str]:

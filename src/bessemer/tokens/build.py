@@ -1,7 +1,7 @@
 """Clean documents, and tokens that others have written, to token shards: the tokens stage.
 
-Killed at any point, it resumes from its last record: the work folder (`run.resumable`) keeps the tokenizer, the shards as far
-as they are written, and progress.json, which says how many documents they hold.
+Killed at any point, it resumes after its last finished task: the work folder (`run.resumable`) keeps the tokenizer and the
+results of tasks. Tokens that others have written are copied again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,9 +16,9 @@ from unicodedata import normalize
 
 import numpy as np
 
+from bessemer.corpus.engine import check_stop
 from bessemer.corpus.storage import begin_publishing, close_work, end_publishing, require_storage
-from bessemer.corpus.worker import kept_workers, require_engine
-from bessemer.environment import num_cores
+from bessemer.corpus.worker import SMALL_BYTES, kept_workers, require_engine
 from bessemer.errors import BessemerError, InputError
 from bessemer.hashing import digest, file_sha256
 from bessemer.recipe import Recipe, without_folders
@@ -27,8 +26,6 @@ from bessemer.run import (
     OUT,
     RunFolder,
     mark_stage,
-    read_json,
-    read_json_again,
     resumable,
     stage_facts,
     write_atomic,
@@ -36,20 +33,17 @@ from bessemer.run import (
 )  # fmt: skip
 from bessemer.storage import patient
 from bessemer.store_path import copy_files, published_folder
-from bessemer.terminal import counted, progress, warn
+from bessemer.terminal import counted, warn
 from bessemer.tokens import documents, foreign, pretrained, tasks
 from bessemer.tokens.chat import ChatTemplate, chat_digest, report_refused
-from bessemer.tokens.documents import Document
-from bessemer.tokens.encode import EncodedCounts, Encoder, batches, fertility_table, in_order
+from bessemer.tokens.encode import EncodedCounts, Encoder, batches
 from bessemer.tokens.packing import facts, packed_for, write_packs
 from bessemer.tokens.pretrained import CHAT_TEMPLATE, CHATML_TOKENS, carried_files, facts_of, framing_of, tokenizer_file
 from bessemer.tokens.shards import SPLITS, TokenStore, require_equal_tokenizers, token_dtype
-from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, is_distributed, new_writers
+from bessemer.tokens.tasks import EncodingContext, Writers, add_batch, encode_corpus, new_writers
 from bessemer.tokens.tokenizer import Tokenizer, mask_token
 
 FORMAT = 3  # raised when shards are written differently, so that older ones are built again
-PROGRESS = "progress.json"  # in the work folder: how far it is
-RECORD_BYTES = 64 << 20  # of text between two records of progress: the most that a kill loses
 # Documents from all over the corpus, on which tiktoken and the tokenizer.json are compared.
 SAMPLE_GROUPS, SAMPLE_EACH = 16, 8
 BYTES_TOLERANCE = 1e-3  # relative difference of the bytes of tokens and of text up to which bits per byte are given
@@ -66,7 +60,7 @@ def inputs_digest(recipe: Recipe, run: RunFolder, by_content: bool = False) -> s
     path = None if options.path is None else tokenizer_file(options.path)
     files = [("path", file) for file in (*([path] if path else []), *carried_files(recipe))]
     hashes: list[str] = []
-    for key, file in [*files, *(("compare", Path(name)) for name in options.compare)]:
+    for key, file in files:
         if not file.exists():
             raise InputError(f"tokenizer.{key}: {file}: no such file")
         hashes.append(file_sha256(file))
@@ -108,9 +102,7 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     if corpus is not None and not corpus.is_dir():
         raise InputError(f"{corpus}: no documents here; build them with `bessemer corpus RECIPE`")
     totals = documents.corpus_totals(recipe, run) if corpus is not None else {}
-    text_bytes = int(totals.get("bytes_kept") or 0)
-    by_tasks = corpus is not None and is_distributed(recipe, text_bytes)
-    if by_tasks:
+    if int(totals.get("bytes_kept") or 0) >= SMALL_BYTES:
         require_engine(recipe.corpus)
     facts_of_corpus = stage_facts(run.corpus)
     made_of = facts_of_corpus.get("stored", facts_of_corpus.get("outputs", {}))
@@ -122,9 +114,9 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
     work_inputs = all_inputs if storage is None else digest(all_inputs, str(storage))
     with kept_workers(run.path), resumable(run.tokens, work_inputs) as work:
         staged, exchange = work / OUT, None
-        if corpus is not None and by_tasks:
+        if corpus is not None:
             exchange = tasks.exchange_of(recipe, run, all_inputs, corpus, work)
-        tokenizer = _tokenizer(recipe, corpus, work, exchange)
+        tokenizer = _tokenizer(recipe, work, exchange)
         start = None if recipe.train.start is None or run.was_saved else Path(recipe.train.start)
         if start is not None and (start / "tokens" / "manifest.json").exists():
             require_equal_tokenizers(start, tokenizer.sha256)  # before the text is encoded for nothing
@@ -136,13 +128,16 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
             )
             tokenizer = tokenizer.without_tiktoken()
         chats = ChatTemplate.of_recipe(recipe, tokenizer)
-        others = [Tokenizer.load_any(Path(path)) for path in recipe.tokenizer.compare]
         labels = documents.labels(corpus) if corpus else []
-        share = recipe.tokenizer.fertility_bytes / max(text_bytes, 1)
-        encoder = Encoder(tokenizer, others, framing_of(recipe, tokenizer), share, recipe.tokens.seed, chats)
-        if corpus is not None and exchange is not None:
-            _encode_by_tasks(EncodingContext(recipe, labels, encoder), corpus, exchange, work, storage or staged)
-        writers, done = _write_shards(recipe, corpus, work, encoder, labels, text_bytes)
+        encoder = Encoder(tokenizer, framing_of(recipe, tokenizer), chats)
+        for path in staged.iterdir():  # of an earlier attempt
+            if path.suffix in (".bin", ".idx", ".lbl", ".msk", ".part"):
+                path.unlink()
+        writers = new_writers(recipe, staged, tokenizer, bool(labels), recipe.tokens.shard_tokens)
+        done = EncodedCounts()
+        if exchange is not None:
+            done = encode_corpus(EncodingContext(recipe, labels, encoder), *exchange, writers, storage or staged)
+        _add_foreign(recipe, writers, encoder, done)
         for path in carried_files(recipe):
             shutil.copyfile(path, staged / path.name)
         if chats is not None:
@@ -154,9 +149,6 @@ def build(recipe: Recipe, run: RunFolder, wanted: str | None = None) -> TokenSto
         manifest |= done.described()
         manifest["seconds"] = {"tokenizer": round(trained, 3), "total": round(perf_counter() - started, 3)}
         manifest["tokenizer"] |= _round_trip(tokenizer, done, sample, warns=recipe.train.objective != "classify")
-        names = ["this run", *(_short(path) for path in recipe.tokenizer.compare)]
-        sizes = [tokenizer.vocabulary, *(other.vocabulary for other in others)]
-        manifest["fertility"] = fertility_table(done.tally, names, sizes)
         require_usable(recipe, manifest)
         warn_of_one_document(TokenStore(staged, manifest), recipe.tokens.held_out_from)
         manifest["files"] |= write_packs(TokenStore(staged, manifest), recipe)
@@ -206,17 +198,17 @@ def _publish(staged: Path, place: Path, inputs: str, manifest: dict[str, Any]) -
     return done
 
 
-def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[Path, Path] | None) -> Tokenizer:
+def _tokenizer(recipe: Recipe, work: Path, exchange: tuple[Path, Path] | None) -> Tokenizer:
     """The tokenizer: kept by an interrupted build, loaded, or trained; its file is written to what will be published. exchange:
-    `tasks.exchange_of`, where tasks draw the sample."""
+    `tasks.exchange_of`; None without a corpus."""
     options, kept = recipe.tokenizer, work / OUT / "tokenizer.json"
     if kept.exists():
         return Tokenizer.load(kept, options.end_of_text, mask_token(recipe))
     if options.path is not None:
         tokenizer = pretrained.load_for(recipe)
     else:
-        assert corpus is not None  # the recipe asks for a path where there is no corpus
-        sample = tasks.training_sample(recipe, *exchange) if exchange else documents.training_sample(recipe, corpus)
+        assert exchange is not None  # the recipe asks for a path where there is no corpus
+        sample = tasks.training_sample(recipe, *exchange)
         tokenizer = pretrained.train_for(recipe, sample, options.vocabulary or 32_768)
     for source in recipe.tokens.sources:
         theirs = None if source.tokenizer is None else Tokenizer.load(Path(source.tokenizer), options.end_of_text)
@@ -229,94 +221,17 @@ def _tokenizer(recipe: Recipe, corpus: Path | None, work: Path, exchange: tuple[
     return tokenizer
 
 
-def _items(recipe: Recipe, corpus: Path | None, tokenizer: Tokenizer, skip: int) -> Iterator[Document]:
-    """All documents that go into shards, in order, from number `skip` on."""
-    tokens = recipe.tokens
-    num_items = 0 if corpus is None else _each(recipe) * documents.count(corpus)
-    if corpus is None or skip >= num_items:
-        pass
-    elif tokens.held_out_from == "passages":
-        yield from documents.split_documents(corpus, tokens.seed, tokens.held_out, skip)
-    else:
-        yield from documents.documents(corpus, skip)
-    skip = max(skip - num_items, 0)
-    theirs = (foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in tokens.sources)
-    yield from itertools.islice(itertools.chain.from_iterable(theirs), skip, None)
-
-
-def _each(recipe: Recipe) -> int:
-    """Of how many parts a document is."""
-    return documents.PARTS if recipe.tokens.held_out_from == "passages" else 1
-
-
-def _write_shards(
-    recipe: Recipe,
-    corpus: Path | None,
-    work: Path,
-    encoder: Encoder,
-    labels: list[str],
-    text_bytes: int,
-) -> tuple[Writers, EncodedCounts]:
-    tokens, tokenizer = recipe.tokens, encoder.tokenizer
-    number_of = {label: number for number, label in enumerate(labels)}
-    writers, done = _writers(recipe, work, tokenizer, bool(labels))
-    since = 0
-    with progress("encoding", text_bytes or None, "B") as advance:
-        advance(done.text)
-        items = batches(_items(recipe, corpus, tokenizer, done.documents))
-        for batch, made in in_order(items, encoder, tokens.workers or num_cores()):
-            add_batch(writers, batch, made, recipe, number_of)
-            done.add(made.counts)
-            num_bytes = sum(made.num_bytes)
-            advance(num_bytes)
-            since += num_bytes
-            if since >= RECORD_BYTES:
-                _record(work, writers, done)
-                since = 0
-    _record(work, writers, done)
-    for writer in writers.values():
-        writer.close()
-    return writers, done
-
-
-def _encode_by_tasks(
-    context: EncodingContext, corpus: Path, exchange: tuple[Path, Path], work: Path, place: Path
-) -> None:
-    """Leave a record after which no document of the corpus is left to encode. place: for what is published."""
-    record = work / PROGRESS
-    kept = read_json_again(record) or {}
-    if kept.get("progress", {}).get("documents", 0) < _each(context.recipe) * documents.count(corpus):
-        states, done = encode_corpus(context, *exchange, work / OUT, place)
-        write_json(record, {"progress": vars(done), "writers": states})
-
-
-def _writers(recipe: Recipe, work: Path, tokenizer: Tokenizer, labelled: bool) -> tuple[Writers, EncodedCounts]:
-    """A writer for each source and split, resumed from the last record."""
-
-    def new() -> Writers:
-        return new_writers(recipe, work / OUT, tokenizer, labelled, recipe.tokens.shard_tokens)
-
-    writers = new()
-    record = work / PROGRESS
-    if record.exists():
-        try:
-            kept = read_json(record)
-            for (name, split), writer in writers.items():
-                writer.resume(kept["writers"][f"{name}/{split}"])
-            return writers, EncodedCounts(**kept["progress"])
-        except (BessemerError, KeyError, TypeError, ValueError, OSError) as error:
-            warn(f"{record}: cannot be resumed ({error}); encoding all documents again")
-            record.unlink(missing_ok=True)
-            writers = new()
-    for path in (work / OUT).iterdir():
-        if path.suffix in (".bin", ".idx", ".lbl", ".msk", ".part"):
-            path.unlink()
-    return writers, EncodedCounts()
-
-
-def _record(work: Path, writers: Writers, done: EncodedCounts) -> None:
-    states = {f"{name}/{split}": writer.state() for (name, split), writer in writers.items()}
-    write_json(work / PROGRESS, {"progress": vars(done), "writers": states})
+def _add_foreign(recipe: Recipe, writers: Writers, encoder: Encoder, done: EncodedCounts) -> None:
+    """Append the documents that others have written to the shards of their sources, and count them."""
+    tokenizer, sources = encoder.tokenizer, recipe.tokens.sources
+    theirs = (foreign.documents(source, tokenizer.vocabulary, tokenizer.end_of_text) for source in sources)
+    for batch in batches(itertools.chain.from_iterable(theirs)):
+        check_stop()
+        made = encoder(batch)
+        add_batch(writers, batch, made, recipe, {})
+        done.add(made.counts)
+    for source, split in itertools.product(sources, SPLITS):
+        writers[source.name, split].close()
 
 
 def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], warns: bool) -> dict[str, Any]:
@@ -346,12 +261,6 @@ def _round_trip(tokenizer: Tokenizer, done: EncodedCounts, sample: list[str], wa
         "unknown_tokens": done.unknown,
         "came_back": came_back,
     }
-
-
-def _short(path: str) -> str:
-    """The tokenizer.json's stem, or its folder's name where the file has the standard name."""
-    file = Path(path)
-    return file.parent.name if file.name == "tokenizer.json" and file.parent.name else file.stem
 
 
 def _manifest(recipe: Recipe, tokenizer: Tokenizer, writers: Writers, labels: list[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,23 +22,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_DOCUMENTS = 256
-DOCUMENT_COLUMNS = ["identity", "source", "text", "label", "metadata"]
+DOCUMENT_COLUMNS = ["identity", "source", "text", "label"]
 LINE_REACH, WORD_REACH = 500, 100  # characters after a cut within which the end of a line or a word is looked for
-PARTS = 3  # of a document that has a held-out passage
 COUNTED_DOCUMENTS = 1_000_000  # with more, a share of the documents is assumed to hold that share of the text
 SAMPLE_CHARACTERS = 1_000_000  # of one document in the tokenizer's sample, to bound memory
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document: its text, or the ids that another program wrote, end-of-text last. language: of its metadata, "" where
-    unknown; is_held_out: None where the identity decides."""
+    """A document: its text, or the ids that another program wrote, end-of-text last. is_held_out: None where the identity
+    decides."""
 
     identity: str
     source: str
     text: str = ""
     label: str = ""
-    language: str = ""
     is_held_out: bool | None = None
     ids: npt.NDArray[np.uint32] | None = None
 
@@ -73,12 +70,6 @@ def _next_cut(text: str, place: int) -> int:
     return min(place, len(text))
 
 
-def split_documents(corpus: Path, seed: int, share: float, skip: int = 0) -> Iterator[Document]:
-    """Every document as its three parts, in the order of `documents`, from part number `skip` on."""
-    parts = (part for document in documents(corpus, skip // PARTS) for part in passages(document, seed, share))
-    return itertools.islice(parts, skip % PARTS, None)
-
-
 def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, int, int]:
     """The smallest held-out share that has at least so many bytes of text, the number of its documents, and their bytes.
 
@@ -101,15 +92,15 @@ def held_out_share(corpus: Path, seed: int, wanted_bytes: int) -> tuple[float, i
     return 1.0, len(hashed), held
 
 
-def documents(corpus: Path, skip: int = 0) -> Iterator[Document]:
-    """Stream the clean documents in their order, by source, then identity, from number `skip` on."""
-    for batch in _batches(corpus, DOCUMENT_COLUMNS, skip):
+def documents(corpus: Path) -> Iterator[Document]:
+    """Stream the clean documents in their order, by source, then identity."""
+    for batch in _batches(corpus, DOCUMENT_COLUMNS):
         yield from _of_batch(batch)
 
 
 def _of_batch(batch: pa.RecordBatch) -> Iterator[Document]:
     for row in batch.to_pylist():
-        yield Document(row["identity"], row["source"], row["text"], row["label"], _language(row["metadata"]))
+        yield Document(row["identity"], row["source"], row["text"], row["label"])
 
 
 def part_files(corpus: Path) -> list[Path]:
@@ -167,18 +158,11 @@ def batches_of_row_groups(path: Path, groups: range, columns: list[str]) -> Iter
         yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=list(groups), columns=columns)
 
 
-def _batches(corpus: Path, columns: list[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """The rows from number `skip` on; row groups before it are not read."""
+def _batches(corpus: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of all documents, in their order."""
     for path in part_files(corpus):
         with _open(path) as file:
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if skip >= rows:
-                    skip -= rows
-                    continue
-                for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, row_groups=[group], columns=columns):
-                    yield batch.slice(skip)
-                    skip = max(skip - batch.num_rows, 0)
+            yield from file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=columns)
 
 
 def spread(corpus: Path, num_groups: int, num_each: int) -> list[Document]:
@@ -226,14 +210,6 @@ def bytes_by_source(batches: Iterable[pa.RecordBatch]) -> dict[str, int]:
     return found
 
 
-def training_sample(recipe: Recipe, corpus: Path) -> Iterator[str]:
-    """Text to train a tokenizer on, none of it held out: documents chosen by the hash of their identity.
-
-    Where passages are held out, as of few documents: the beginning of each part of every document.
-    """
-    yield from sampled(recipe, documents(corpus), sample_shares(recipe, bytes_of_sources(corpus)))
-
-
 def sampled(recipe: Recipe, candidates: Iterable[Document], shares: dict[str, float]) -> Iterator[str]:
     """The texts of the sample among documents. shares: of each source's text."""
     seed, held_out = recipe.tokens.seed, recipe.tokens.held_out
@@ -274,10 +250,3 @@ def sample_shares(recipe: Recipe, sizes: dict[str, int]) -> dict[str, float]:
             shares[name] = 1.0
             del left[name]
     return {name: shares.get(name, 0.0) for name in sizes}
-
-
-def _language(metadata: str | None) -> str:
-    if not metadata or '"language"' not in metadata:
-        return ""
-    found = json.loads(metadata).get("language")
-    return found if isinstance(found, str) else ""

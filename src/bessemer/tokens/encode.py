@@ -1,15 +1,8 @@
-"""Documents to ids in several threads, in the order of the documents, and the fertility of tokenizers on a sample of them.
-
-The result does not depend on the number of threads. Fertility is the number of tokens that text takes, by source and language,
-for this run's tokenizer and those it is compared with. Its sample is chosen by the hash of the documents' identities. A word is
-what is between white space: in scripts without spaces tokens per word mean nothing.
-"""
+"""Documents to ids, in batches."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,50 +11,20 @@ import numpy.typing as npt
 
 from bessemer.corpus.conversation import contents
 from bessemer.errors import BessemerError, InputError
-from bessemer.hashing import key_of
 from bessemer.terminal import warn
 from bessemer.tokens.chat import ChatTemplate
 from bessemer.tokens.documents import Document
 from bessemer.tokens.pieces import Framing
 from bessemer.tokens.tokenizer import Ids, Tokenizer
 
-BATCH_CHARACTERS = 1 << 20  # of text, or of ids: what a thread takes at a time
-SEPARATOR = "\t"  # between source and language in the keys of a tally
-# By source and language: documents, bytes, words, then each tokenizer's tokens, then each one's tokens of a single byte.
-Tally = dict[str, list[int]]
+BATCH_CHARACTERS = 1 << 20  # of text, or of ids
+Tally = dict[str, list[int]]  # counts by name
 
 
 def merge(into: Tally, more: Tally) -> None:
     """Add one tally to another."""
     for key, row in more.items():
         into[key] = [mine + theirs for mine, theirs in zip(into.get(key, [0] * len(row)), row, strict=True)]
-
-
-def fertility_table(tally: Tally, names: Sequence[str], vocabularies: Sequence[int]) -> dict[str, Any]:
-    """The tally as the manifest keeps it: a row a source and language, sources in order, and one over all of them."""
-    whole: Tally = {"": [0] * (3 + 2 * len(names))}
-    for row in tally.values():
-        merge(whole, {"": row})
-    keyed = [(key.split(SEPARATOR), row) for key, row in sorted(tally.items())]
-    return {
-        "tokenizers": [{"name": name, "vocabulary": size} for name, size in zip(names, vocabularies, strict=True)],
-        "rows": [{"source": source, "language": language, **_rates(row)} for (source, language), row in keyed],
-        "all": _rates(whole[""]),
-    }
-
-
-def _rates(row: list[int]) -> dict[str, Any]:
-    documents, num_bytes, words, *counts = row
-    tokens, single = counts[: len(counts) // 2], counts[len(counts) // 2 :]
-    return {
-        "documents": documents,
-        "bytes": num_bytes,
-        "words": words,
-        "tokens": tokens,
-        "bytes_per_token": [round(num_bytes / max(count, 1), 4) for count in tokens],
-        "tokens_per_word": [round(count / max(words, 1), 4) for count in tokens],
-        "single_byte_share": [round(one / max(count, 1), 4) for one, count in zip(single, tokens, strict=True)],
-    }
 
 
 @dataclass
@@ -76,7 +39,6 @@ class EncodedCounts:
         refusals: The number of these conversations by reason.
         unwritten: The number of conversations by field that the template does not know.
         spelled: The numbers of documents and conversations by special token that their text spells.
-        tally: The fertility of the documents in its sample.
     """
 
     documents: int = 0
@@ -87,13 +49,12 @@ class EncodedCounts:
     refusals: Tally = field(default_factory=dict)
     unwritten: Tally = field(default_factory=dict)
     spelled: Tally = field(default_factory=dict)
-    tally: Tally = field(default_factory=dict)
 
     def add(self, other: EncodedCounts) -> None:
         for name in ("documents", "counted", "unknown", "text"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.refusal = self.refusal or other.refusal
-        for name in ("refusals", "unwritten", "spelled", "tally"):
+        for name in ("refusals", "unwritten", "spelled"):
             merge(getattr(self, name), getattr(other, name))
 
     def described(self) -> dict[str, Any]:
@@ -122,27 +83,21 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes batches; safe to call from several threads.
+    """Encodes batches.
 
-    others: tokenizers to compare with; chats: renders conversations; framing: ids around each document, the last of them
-    end-of-text or before it; share, seed: of the documents on which fertility is measured.
+    chats: renders conversations; framing: ids around each document, the last of them end-of-text or before it.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, others: Sequence[Tokenizer], framing: Framing | None, share: float, seed: int,
-        chats: ChatTemplate | None = None,
-    ) -> None:  # fmt: skip
-        self.tokenizer, self.others, self.framing, self.share, self.seed = tokenizer, others, framing, share, seed
-        self.chats = chats
+    def __init__(self, tokenizer: Tokenizer, framing: Framing | None, chats: ChatTemplate | None = None) -> None:
+        self.tokenizer, self.framing, self.chats = tokenizer, framing, chats
         self.token_bytes = tokenizer.token_bytes()
-        self.single_byte = [self.token_bytes == 1, *(other.token_bytes() == 1 for other in others)]
         self.is_exact = tokenizer.kind == "byte-level" and not tokenizer.changes and not tokenizer.text_prefix
 
     def __call__(self, batch: list[Document]) -> Encoded:
         """Encode a batch. Raises BessemerError when the tokens of a reversible tokenizer do not account for every byte."""
         documents = [item for item in batch if item.ids is None and not self._is_chat(item)]
         own = self.tokenizer.encode_batch([document.text for document in documents])
-        counts, remaining = EncodedCounts(len(batch), tally=self._fertility(documents, own)), iter(own)
+        counts, remaining = EncodedCounts(len(batch)), iter(own)
         encoded = Encoded(counts)
         prefix, unknown = len(self.tokenizer.text_prefix), self.tokenizer.unknown_token
         for item in batch:
@@ -198,22 +153,6 @@ class Encoder:
         is_closed = len(after) > 0 and after[-1] == ids[-1]
         return np.concatenate([before, ids[:-1], after[:-1] if is_closed else after, ids[-1:]])
 
-    def in_sample(self, identity: str) -> bool:
-        """Whether fertility is measured on a document."""
-        return self.share >= 1.0 or key_of("fertility", self.seed, identity) < self.share * 2.0**64
-
-    def _fertility(self, documents: list[Document], ids: list[Ids]) -> Tally:
-        tally: Tally = {}
-        chosen = [number for number, document in enumerate(documents) if self.in_sample(document.identity)]
-        others = [other.encode_batch([documents[number].text for number in chosen]) for other in self.others]
-        for place, number in enumerate(chosen):
-            document = documents[number]
-            every = [ids[number][:-1], *(encoded[place][:-1] for encoded in others)]
-            single = [int(is_single[one].sum()) for one, is_single in zip(every, self.single_byte, strict=True)]
-            counts = [1, len(document.text.encode()), len(document.text.split()), *map(len, every), *single]
-            merge(tally, {document.source + SEPARATOR + document.language: counts})
-        return tally
-
 
 def batches(items: Iterable[Document], characters: int = BATCH_CHARACTERS) -> Iterator[list[Document]]:
     """Documents in batches of about so many characters, in order; a longer document is a batch of its own."""
@@ -227,21 +166,3 @@ def batches(items: Iterable[Document], characters: int = BATCH_CHARACTERS) -> It
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def in_order(
-    items: Iterable[list[Document]], work: Callable[[list[Document]], Encoded], workers: int
-) -> Iterator[tuple[list[Document], Encoded]]:
-    """Each batch with its `work`, done in so many threads, in order; at most workers + 1 batches are in memory."""
-    waiting: deque[tuple[list[Document], Future[Encoded]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
-    try:
-        for batch in items:
-            waiting.append((batch, pool.submit(work, batch)))
-            if len(waiting) > workers:
-                done, result = waiting.popleft()
-                yield done, result.result()
-        for done, result in waiting:
-            yield done, result.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -10,15 +10,13 @@ NAME-00000.msk  of conversations: a byte a token, 1 where it is trained on.
 manifest.json   sources, counts and SHA-256 of every file, and the tokenizer's hash.
 
 NAME is SOURCE-train or SOURCE-heldout. While a shard is open, NAME-00000.part beside its .bin holds a record a document:
-identity (16 bytes), int64 tokens, int32 label. It becomes the .idx, and the .lbl, when the shard is full; a kill at any point
-leaves enough to continue from the last `ShardWriter.state`.
+identity (16 bytes), int64 tokens, int32 label. It becomes the .idx, and the .lbl, when the shard is full.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from bessemer.errors import BessemerError, DamagedFile, InputError
+from bessemer.errors import DamagedFile, InputError
 from bessemer.hashing import digest, file_sha256, verify_files
 from bessemer.run import read_json, recorded_files, stage_facts, verify_stage, write_atomic
 from bessemer.store_path import StorePath, mapped, published_folder
@@ -238,60 +236,6 @@ class ShardWriter:
     def facts(self) -> dict[str, Any]:
         """Counts and files, as the manifest keeps them."""
         return {**{name: getattr(self, name) for name in COUNTS[:-1]}, "files": sorted(self.files)}
-
-    def state(self) -> dict[str, Any]:
-        """Flush to disk; returns what a later writer needs to continue from here."""
-        self._flush()
-        return {
-            **{name: getattr(self, name) for name in COUNTS},
-            "files": {name: dict(facts) for name, facts in self.files.items()},
-            "held": self._open_tokens,
-            "records": self._records,
-            "sha256": self._hash.hexdigest(),
-        }
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Continue from a state; what was written after it is removed. Raises BessemerError when some of it is gone."""
-        for name in COUNTS:
-            setattr(self, name, int(state[name]))
-        self.files = {name: dict(facts) for name, facts in state["files"].items()}
-        self._open_tokens, self._records = int(state["held"]), int(state["records"])
-        place, part, mask = self._path(".bin"), self._path(".part"), self._path(".msk")
-        if self._records:
-            write_atomic(part, self._kept_records().tobytes())
-        # Only now may the index that the records may have come from be removed.
-        kept = {*self.files, *((place.name, part.name, mask.name) if self._records else ())}
-        for path in self.folder.iterdir():
-            if path.name not in kept and re.fullmatch(rf"{re.escape(self.name)}-\d+\.[a-z]+", path.name):
-                path.unlink()
-        if not self._records:
-            return
-        size = self._open_tokens * self.dtype.itemsize
-        if self.masked:
-            if not mask.exists() or mask.stat().st_size < self._open_tokens:
-                raise BessemerError(f"{mask}: shorter than its record says")
-            os.truncate(mask, self._open_tokens)
-            self._mask = self._open(".msk", "ab")
-        os.truncate(place, size)
-        with open(place, "rb") as file:
-            self._hash = hashlib.file_digest(file, "sha256")  # type: ignore[assignment]
-        if state.get("sha256") != self._hash.hexdigest():
-            raise BessemerError(f"{place}: damaged: its content is not what was written")
-        self._bin, self._part = self._open(".bin", "ab"), self._open(".part", "ab")
-
-    def _kept_records(self) -> npt.NDArray[Any]:
-        """The first records of the open shard: from its .part, or from the index that it became."""
-        part, index = self._path(".part"), self._path(".idx")
-        if part.exists() and part.stat().st_size >= self._records * RECORD.itemsize:
-            return np.fromfile(part, dtype=RECORD, count=self._records)
-        if not index.exists():
-            raise BessemerError(f"{part}: missing or shorter than its record says")
-        shard = Shard(self._path(".bin"), self.dtype)
-        records = np.zeros(self._records, dtype=RECORD)
-        records["identity"] = np.ascontiguousarray(shard.identities[: self._records]).view("V16")[:, 0]
-        records["tokens"] = np.diff(shard.offsets.astype(np.int64))[: self._records]
-        records["label"] = shard.labels[: self._records]
-        return records
 
     def _finish(self) -> None:
         self._flush()

@@ -1,4 +1,4 @@
-"""Tokenising as tasks of the corpus's engine, for text that one machine would be long with.
+"""Tokenising as tasks of the corpus's engine.
 
     WORK/counted/000012/            bytes of text by source in some row groups of a part file of the corpus
     WORK/sampled/000012/            texts.parquet: the texts among them that the tokenizer is trained on
@@ -7,8 +7,8 @@
     WORK/encoded/000012/            some row groups of a part file of the corpus: a shard of any length for each source and split
     WORK/shards/SOURCE-SPLIT/00003/ a shard as it is published: ranges of documents of those
 
-The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files are
-those of a build on one machine, byte for byte.
+The driver reads the lengths of the documents in between, by which the shards are cut as `ShardWriter` cuts them. So the files do
+not depend on the tasks.
 
 WORK is in the run folder, or in `corpus.storage` where the documents are there.
 """
@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from bessemer.corpus import engine, worker
 from bessemer.corpus.work import CorpusTask, open_work
-from bessemer.environment import num_cores
 from bessemer.hashing import digest
 from bessemer.recipe import Recipe, Work
 from bessemer.run import RunFolder
@@ -37,27 +36,17 @@ from bessemer.store_path import copy_files, each, open_parquet, write_file
 from bessemer.tokens import documents
 from bessemer.tokens.documents import Document, is_held_out
 from bessemer.tokens.encode import Encoded, EncodedCounts, Encoder, batches
-from bessemer.tokens.shards import COUNTS, SPLITS, ShardWriter, token_dtype
+from bessemer.tokens.shards import SPLITS, ShardWriter, token_dtype
 from bessemer.tokens.stream import NO_LABEL, Shard
 from bessemer.tokens.tokenizer import Tokenizer
 
 CONTEXT = "context.pickle"
 TASK_BYTES = 64 << 20  # of row groups in a task, about
-# Threads that gain something: 15% of the time of encoding holds Python's lock. With less text than LARGE_BYTES (a minute with so
-# many threads) processes gain little: they write the tokens twice
-MAX_THREADS, LARGE_BYTES = 6, 4 << 30
 TEXTS = "texts.parquet"
 READING = 10  # to read a text takes so much less time than to encode it
 COPYING = 20  # a shard is copied and hashed in so much less time than its text takes to encode
 Writers = dict[tuple[str, str], ShardWriter]
 Span = tuple[int, int, int]  # number of the encoded row groups, first document in them, end
-
-
-def is_distributed(recipe: Recipe, text_bytes: int) -> bool:
-    """Whether the tokens are made by tasks: of enough text on a cluster, or on a machine with more cores than threads can use."""
-    if recipe.corpus.engine != "local":
-        return text_bytes >= worker.SMALL_BYTES
-    return text_bytes >= LARGE_BYTES and (recipe.tokens.workers or num_cores()) > MAX_THREADS
 
 
 def engine_of(recipe: Recipe) -> Work:
@@ -98,7 +87,10 @@ def add_batch(
 
 
 def training_sample(recipe: Recipe, corpus: Path, work: Path) -> Iterator[str]:
-    """The texts of `documents.training_sample`. corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`)."""
+    """Text to train a tokenizer on, none of it held out (`documents.sampled`).
+
+    corpus, work: `exchange_of`. Raises what tasks raise (`worker.run_tasks`).
+    """
     places, sizes = list(documents.row_groups(corpus, TASK_BYTES)), Counter[str]()
     counting = [CountTexts(work, number, *place) for number, place in enumerate(places)]
     for done in worker.run_tasks("counting text", "B", counting, 1 / READING, engine_of(recipe)):
@@ -193,22 +185,18 @@ def is_published(name: str) -> bool:
     return name.endswith(".bin") and f"-{SPLITS[0]}-" in name
 
 
-def encode_corpus(
-    context: EncodingContext, corpus: Path, work: Path, out: Path, place: Path
-) -> tuple[dict[str, dict[str, Any]], EncodedCounts]:
-    """Encode all documents and write their shards to `out`, and what is published to `place`. corpus, work: `exchange_of`.
+def encode_corpus(context: EncodingContext, corpus: Path, work: Path, writers: Writers, place: Path) -> EncodedCounts:
+    """Encode all documents and write their shards to the folder of `writers`, and what is published to `place`.
 
-    Returns the state of the writer of each source and split (`ShardWriter.state`), by SOURCE/SPLIT, and the counts. Raises what
-    tasks raise (`worker.run_tasks`).
+    corpus, work: `exchange_of`. The counts of each source and split are added to its writer. Raises what tasks raise
+    (`worker.run_tasks`).
     """
     recipe, counts = context.recipe, EncodedCounts()
     write_file(work / CONTEXT, pickle.dumps(context))
     places = documents.row_groups(corpus, TASK_BYTES)
     encoding = [EncodeRowGroups(work, number, *place) for number, place in enumerate(places)]
-    cuts = {f"{name}/{split}": ShardCuts(recipe.tokens.shard_tokens) for name in recipe.parts for split in SPLITS}
-    states: dict[str, dict[str, Any]] = {
-        name: {**dict.fromkeys(COUNTS, 0), "files": {}, "held": 0, "records": 0} for name in cuts
-    }
+    states = {f"{name}/{split}": writer for (name, split), writer in writers.items()}
+    cuts = {name: ShardCuts(recipe.tokens.shard_tokens) for name in states}
     filled: dict[str, list[int]] = {name: [] for name in cuts}  # by which tasks
     for task, done in zip(encoding, worker.run_tasks("encoding", "B", encoding, 1, engine_of(recipe)), strict=True):
         engine.check_stop()
@@ -216,8 +204,8 @@ def encode_corpus(
         for name, facts in done["splits"].items():
             state = states[name]
             for key in ("documents", "tokens", "bytes"):
-                state[key] += facts[key]
-            state["longest"] = max(state["longest"], facts["longest"])
+                setattr(state, key, getattr(state, key) + facts[key])
+            state.longest = max(state.longest, facts["longest"])
             filled[name].append(task.number)
 
     def offsets(path: Path) -> npt.NDArray[np.int64]:
@@ -237,11 +225,14 @@ def encode_corpus(
     written = worker.run_tasks("writing shards", "tokens", writing, per_token, engine_of(recipe))
     copies: list[tuple[Path, Path]] = []
     for shard, done in zip(writing, written, strict=True):
-        copies += [(shard.folder / file, (place if is_published(file) else out) / file) for file in done["files"]]
-        states[shard.name]["files"] |= done["files"]
-        states[shard.name]["shards"] += 1
+        state = states[shard.name]
+        copies += [
+            (shard.folder / file, (place if is_published(file) else state.folder) / file) for file in done["files"]
+        ]
+        state.files |= done["files"]
+        state.shards += 1
     copy_files(copies)
-    return states, counts
+    return counts
 
 
 @lru_cache(maxsize=1)
