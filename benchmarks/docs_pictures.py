@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from svg import INKS, svg
 
 from bessemer.recipe import Schedule
 from bessemer.report import data as run_data
@@ -15,7 +16,6 @@ from bessemer.report import parts
 from bessemer.report.curves import DEFAULT_WINDOW, Detail, curves
 from bessemer.report.data import RunData
 from bessemer.report.parts import Figure
-from bessemer.report.static import INKS, svg
 from bessemer.run import RunFolder
 from bessemer.tokens.packing import pack
 from bessemer.tokens.shards import TokenStore

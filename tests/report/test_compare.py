@@ -1,60 +1,15 @@
-"""Figures as SVG, and runs side by side."""
+"""Runs side by side."""
 
 from __future__ import annotations
 
 import json
-import re
-import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pytest
-
-from bessemer.report import compare, parts
+from bessemer.report import compare
 from bessemer.report import data as run_data
 from bessemer.report.curves import curves
-from bessemer.report.static import HEIGHT, WIDTH, svg
 from bessemer.run import RunFolder
-
-
-def places(drawing: str) -> list[list[tuple[float, float]]]:
-    """The points of each path of lines."""
-    paths = [one.get("d", "") for one in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}path")]
-    return [
-        [tuple(map(float, pair.split())) for pair in re.split("[ML]", path)[1:]]  # type: ignore[misc]
-        for path in paths
-        if re.fullmatch(r"M[-\d. ]+(L[-\d. ]+)+", path)
-    ]
-
-
-@pytest.mark.parametrize("kind", ["linear", "log"])
-def test_points_stand_where_their_values_are(kind: str) -> None:
-    x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 10.0, 100.0, 1000.0])
-    axis = parts.axis("y", **({"type": "log"} if kind == "log" else {}))
-    figure = parts.figure("one", "One", [parts.trace("a", x, y, "train")], parts.axis("x"), axis)
-    (line,) = places(svg(figure))
-    across, up = zip(*line, strict=True)
-    assert np.allclose(np.diff(across) / np.diff(x), np.diff(across)[0])  # linear in x
-    values = np.log10(y) if kind == "log" else y
-    assert np.allclose(np.diff(up) / np.diff(values), (up[1] - up[0]) / (values[1] - values[0]), rtol=0.15)
-    assert all(0 <= one <= WIDTH for one in across)
-    assert all(0 <= one <= HEIGHT for one in up)
-
-
-def test_values_a_logarithm_does_not_have_are_left_out() -> None:
-    axis = parts.axis("y", type="log")
-    trace = parts.trace("a", [1.0, 2.0, 3.0], [0.0, 1.0, 10.0], "train")
-    (line,) = places(svg(parts.figure("one", "One", [trace], parts.axis("x"), axis)))
-    assert len(line) == 2
-
-
-def test_one_value_and_none_can_be_drawn() -> None:
-    for values, is_drawn in (([2.0], True), ([], False)):
-        trace = parts.trace("a", values, values, "train")
-        drawing = svg(parts.figure("one", "One", [trace], parts.axis("x"), parts.axis("y")))
-        assert bool(drawing) is is_drawn
-        assert not drawing or ET.fromstring(drawing).findall(".//{http://www.w3.org/2000/svg}circle")
 
 
 def test_runs_side_by_side(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures as SVG, for a page without JavaScript and for Markdown: curves, points and bands, with axes and a legend."""
+"""Figures of the report as SVG, for the pictures of the docs: curves, points and bands, with axes and a legend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 34, 42
 DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "6 3 2 3"}
 SYMBOL_SIZE = 3.0
 MAX_POINTS = 400  # of a curve
-# Where the page's style sheet is not: the colours of its light theme (style.css).
+# The colours of the light theme (style.css).
 INKS = {
     "paper": "#fdfdfc", "panel": "#f4f5f5", "ink": "#15191d", "soft": "#56616b", "line": "#e4e7ea", "rule": "#b8c0c7",
     "accent": "#b3430a", "good": "#00734f", "lost": "#c98a63", "raw": "#bcc4cb", "train": "#2b333a", "reference": "#7a858f",
@@ -29,9 +29,8 @@ INKS = {
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def svg(figure: Figure, *, on_page: bool = False, smoothing: int = 0) -> str:
-    """The figure as SVG. on_page: in the colours of the page around it; smoothing: the level of a smoothed curve that is shown.
-    Empty for a figure of something else than curves."""
+def svg(figure: Figure, *, smoothing: int = 0) -> str:
+    """Return the figure as SVG; empty for a figure of something else than curves. smoothing: the level of a smoothed curve."""
     traces = [one for one in figure["traces"] if one["type"] == "scatter"]
     drawn = [(one, _points(one, smoothing)) for one in traces]
     drawn = [(one, points) for one, points in drawn if len(points[0]) and not isinstance(points[0][0], str)]
@@ -47,12 +46,11 @@ def svg(figure: Figure, *, on_page: bool = False, smoothing: int = 0) -> str:
     up_ticks, up = _scale(bottom, top, HEIGHT - BOTTOM, TOP, is_log=is_log)
 
     def ink(name: str) -> str:
-        return f"var(--{name})" if on_page else INKS.get(name, INKS["train"])
+        return INKS.get(name, INKS["train"])
 
     x_title, y_title = (figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis"))
     parts = [_open_svg(f"{figure['title']}, {y_title} over {x_title}", HEIGHT)]
-    if not on_page:
-        parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{ink("paper")}"/>')
+    parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{ink("paper")}"/>')
     suffix = figure["layout"]["yaxis"].get("ticksuffix", "")
     for value in up_ticks:
         y = up(value)
