@@ -29,8 +29,6 @@ STEP_PARTS = {
     "data": ("accent", "gradients, exposed", "gradients and new weights between data ranks, once a step"),
     "optimizer": ("train", "optimizer", "AdamW's passes over the state, and what a step does once"),
 }
-# Colours of plan/pipeline.py, for a file of its own, as those of the page's theme.
-THEME = {"#15191d": "ink", "#56616b": "soft", "#dde2e6": "line", "#f0f2f3": "panel", "#b8c0c7": "rule"}
 LONGEST_BAR = 2.2  # devices' memories that a bar shows; longer ones are cut, and say so
 
 
@@ -85,13 +83,6 @@ def step_parts(of: Json) -> list[tuple[tuple[str, str, str], float, str]]:
 
 def quarters(seconds: float) -> list[tuple[float, str]]:
     return [(25.0 * at, short_time(seconds * at / 4)) for at in range(5)]
-
-
-def themed(svg: str) -> str:
-    """The diagram of a pipeline in the colours of the page, without its ground, which comes first."""
-    for colour, ink in THEME.items():
-        svg = svg.replace(f'"{colour}"', f'"var(--{ink})"')
-    return svg.replace('fill="#ffffff"', 'fill="none"', 1)
 
 
 def layouts(of: Json) -> Figure | None:
