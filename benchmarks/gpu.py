@@ -60,7 +60,7 @@ PARTS = (
     Part("checkpoint", ("checkpoint.py", "--layers", "{layers}", "--width", "{width}", "--tokens", "4096", "--rounds", "2",
                         "--wait", "0", "--json", "{json}"), 60.0),
     Part("profile", ("gpu_parts.py", "profile", "--out", "{json}", "{tiny}"), 60.0),
-    step_part("step_8b", 150.0, "8B 8bit", "8B offload"),
+    step_part("step_8b", 150.0, "8B 8bit"),
     step_part("step_small", 100.0, "0.5B", "0.5B plain", "0.5B fp8"),
 )  # fmt: skip
 

@@ -4,7 +4,7 @@
 
 losses      ten recipes take the same steps on the CPU and on the GPU, in fp32: losses and gradient norms agree
 precisions  bf16, fp16, tf32, fp8 and fp8-rowwise against fp32 on the same batches, eager and compiled
-memory      activation recomputation and offloaded moments: the same losses, less memory
+memory      activation recomputation and 8-bit moments: the same losses, less memory
 waits       steps whose numbers are read at once and a step later, in turns: the same losses, and the time of each
 profile     a step of half a billion parameters under torch's profiler: the kernels that take longest
 
@@ -155,8 +155,6 @@ def precisions(tiny: bool) -> Rows:
 def memory(tiny: bool) -> Rows:
     cases = {"none": (), "selective": ("train.recompute=selective",), "full": ("train.recompute=full",),
              "8bit": ("train.optimizer.state=8bit",)}  # fmt: skip
-    if not tiny:
-        cases["offload"] = ("train.optimizer.offload=true",)
     size = (
         "model.layers=12",
         "model.width=1024",

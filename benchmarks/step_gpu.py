@@ -50,10 +50,6 @@ CASES = {
     "1.3B fp8": ("1.3B", ("train.precision=fp8",)),
     "3B fp8": ("3B", ("train.precision=fp8",)),
     "8B 8bit": ("8B", ("train.recompute=full", "train.optimizer.state=8bit")),
-    "8B offload": (
-        "8B",
-        ("train.recompute=full", "train.optimizer.offload=true"),
-    ),  # 64 GB less on the device than "8B fp32"
     "8B fp32": ("8B", ("train.recompute=full",)),  # moments in fp32: 16 bytes a parameter
 }
 MEAN_DOCUMENT = 1000  # tokens: documents of web text average about this

@@ -75,17 +75,22 @@ def test_a_key_that_nothing_reads_is_warned_of(recipe_file: Path, capsys: pytest
         "schedule.decay_share=0.5",
         "optimizer.reference_batch_tokens=512",
     ]
-    offloads = ["train.optimizer.offload=true", "parallel.offload=true"]
-    preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), *offloads]))
+    preflight.warn_of_unused(load(recipe_file, [*(f"train.{key}" for key in keys), "parallel.offload=true"]))
     said = " ".join(capsys.readouterr().err.split())
     assert "train.optimizer.muon_rate has no effect with kind = 'adamw'" in said
     assert "train.schedule.decay_share has no effect with kind = 'cosine'" in said
     assert "train.optimizer.reference_batch_tokens has no effect with batch_scaling = 'none'" in said
     assert "parallel.offload has no effect without parallel.shard" in said
-    assert torch.cuda.is_available() or "train.optimizer.offload has no effect on a CPU" in said
     read = ["optimizer.kind=muon", "schedule.kind=wsd", "optimizer.batch_scaling=sqrt"]
     preflight.warn_of_unused(load(recipe_file, [f"train.{key}" for key in (*keys, *read)]))
     assert not capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+def test_offload_is_rejected_on_a_cpu(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ("--set", "parallel.offload=true", "--set", "parallel.shard=2")
+    assert run_command(["train", str(recipe_file), *sets]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("bessemer: parallel.offload: ")
 
 
 def test_a_training_that_would_be_killed_for_its_memory_is_refused_and_a_doubtful_one_warned_of(

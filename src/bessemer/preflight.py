@@ -58,20 +58,21 @@ def check(recipe: Recipe, run: RunFolder, reference: str, exports: bool = False)
     load_torch()  # takes seconds: what can be said without it was said
     from bessemer.checkpoint.mirror import mirror_of_fresh
     from bessemer.train import device as devices
-    from bessemer.train.optimizer.qk_clip import require_clippable
     from bessemer.train.start import require_source
     from bessemer.train.task import config_of, task_of
     from bessemer.train.trackers import require_trackers
 
-    devices.choose(resolved.train)  # a device or a precision that this machine lacks
+    device = devices.choose(resolved.train)  # a device or a precision that this machine lacks
+    if resolved.parallel.offload and not device.is_cuda:
+        raise InputError(
+            "parallel.offload: this needs CUDA devices, beside the memory of the CPU; leave it out on a CPU"
+        )
     require_trackers(recipe.report.trackers)
     _tasks(recipe)
     mirror_of_fresh(recipe, run)
     config = config_of(resolved, outlook.vocabulary(recipe, run.tokens), labels)
     if exports:
         _export(config)
-    if resolved.train.optimizer.qk_clip is not None:
-        require_clippable(config)
     # The model is of the kind that the objective needs.
     task_of(resolved.train, resolved.tokens.document_mask, config, end_of_text=0)
     if not has_begun:
@@ -119,16 +120,12 @@ def warn_of_warmup(train: Train) -> None:
 
 def warn_of_unused(recipe: Recipe) -> None:
     """Warn of keys that are set and that, with the others as they are and on this machine, nothing reads."""
-    from bessemer.train import device as devices
 
     train, layout = recipe.train, recipe.parallel
     for key, why in train.unused.items():
         warn(f"train.{key} has no effect {why}")
     if layout.offload and not layout.uses_fsdp:
         warn("parallel.offload has no effect without parallel.shard, whose shards it keeps in the CPU's memory")
-    if (train.optimizer.offload or layout.offload) and not devices.choose(train).is_cuda:
-        key = "train.optimizer.offload" if train.optimizer.offload else "parallel.offload"
-        warn(f"{key} has no effect on a CPU, whose memory holds all anyway")
 
 
 def require_memory(plan: dict[str, Any], recipe: Recipe) -> None:

@@ -42,10 +42,9 @@ def steps_of(folder: Path) -> list[dict[str, object]]:
             "train.dropout.hidden=0.1",
             "train.dropout.attention=0.1",
         ),
-        ("train.optimizer.kind=muon", "train.optimizer.state=8bit", "train.optimizer.offload=true"),
-        ("train.optimizer.kind=lion", "train.optimizer.state=bf16"),
-        ("train.optimizer.kind=muon", "train.optimizer.qk_clip=2.5", "model.qk_norm=none"),
-        ("train.optimizer.state=bf16", "model.width=128", "train.optimizer.base_width=32"),
+        ("train.optimizer.kind=muon", "train.optimizer.state=8bit"),
+        ("train.optimizer.kind=lion",),
+        ("train.optimizer.state=8bit", "model.width=128", "train.optimizer.base_width=32"),
     ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, overrides: tuple[str, ...]) -> None:
@@ -58,8 +57,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs: Path, recipe_file: Path, o
     )
     shutil.copytree(first, runs / "kept")
     losses = [row["loss"] for row in steps_of(folder)]
-    clipped = [row.get("clipped_heads", 0) for row in steps_of(folder)]
-    assert any(clipped[8:]) == any("qk_clip" in override for override in overrides)
     for step in (16, 24):  # as if it had been killed after step 8
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
     train(recipe_file, runs, *overrides)

@@ -131,7 +131,7 @@ def require_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     long_but(
         [
             ["train.ema=0.9", "tokens.document_mask=true"],
-            ["train.optimizer.kind=muon", "train.optimizer.qk_clip=2.5", "model.qk_norm=none", "train.ema=0.9"],
+            ["train.optimizer.kind=muon", "train.ema=0.9"],
             ["train.optimizer.kind=lion", "train.optimizer.learning_rate=0.001"],
             ["train.optimizer.cautious_decay=true", "guard.skip_spikes=false", "train.watch_every=7"],
             ["train.micro_batch=2", "train.precision=bf16", "train.log_every=3"],
@@ -274,7 +274,7 @@ def on_meta(recipe_file: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> T
     "sets",
     [
         ("train.ema=0.9",),
-        ("train.optimizer.kind=muon", "model.qk_norm=none", "train.optimizer.qk_clip=2.5"),
+        ("train.optimizer.kind=muon",),
         ("train.optimizer.kind=lion", "train.recompute=full"),
         ("train.optimizer.cautious_decay=true", "model.family=gpt2", "train.z_loss=1e-4", "train.label_smoothing=0.1"),
     ],
@@ -309,10 +309,9 @@ def test_what_waits_is_noticed(recipe_file: Path, monkeypatch: pytest.MonkeyPatc
     ("sets", "defers"),
     [
         ((), True),
-        (("train.optimizer.kind=muon", "model.qk_norm=none", "train.optimizer.qk_clip=2.5"), True),
+        (("train.optimizer.kind=muon",), True),
         (("train.precision=fp16",), False),
         (("train.optimizer.state=8bit",), False),
-        (("train.optimizer.state=bf16",), False),
     ],
 )
 def test_what_the_host_decides_is_not_deferred(
@@ -343,7 +342,7 @@ def test_numbers_are_those_of_a_step_that_is_read_at_once(recipe_file: Path) -> 
     "sets",
     [
         (),
-        ("train.optimizer.kind=muon", "train.ema=0.9", "model.qk_norm=none", "train.optimizer.qk_clip=2.5"),
+        ("train.optimizer.kind=muon", "train.ema=0.9"),
         ("tokens.document_mask=true",),
     ],
 )

@@ -14,7 +14,7 @@ from bessemer.recipe import Dropout, Parallel, Train
 from bessemer.recipe.train import UPDATE_RULES
 
 # Bytes an element of one moment: fp32, bf16, or a uint8 code and its share of an fp32 scale for 256 elements.
-MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0 + 4.0 / 256}
+MOMENT_BYTES = {"fp32": 4.0, "8bit": 1.0 + 4.0 / 256}
 # What one of several processes holds on a CPU beyond its tensors, since blocks of many sizes leave holes in the heap: measured
 # with glibc on models of 1.4M to 79M parameters and micro-batches of 256 to 1,024 tokens, resident memory less live tensors.
 HEAP_BYTES = 50_000_000
@@ -103,11 +103,11 @@ def peak_memory(
 ) -> Memory:  # fmt: skip
     """The fullest rank of a layout, at the peak of a step; the moments are as the optimizer keeps them.
 
-    Where the device has memory of its own (is_cuda), train.optimizer.offload keeps the moments out of it, parallel.offload all
-    that FSDP2 shards. Activations, in elements per token and block, are what autograd saves of the operations in
-    `model/transformer.py`; a test counts them on a CPU in fp32. before_model: bytes that the process holds before the model;
-    recomputed_per_rank: blocks that each rank recomputes, from its first; None: all, if any; concurrent: micro-batches computed
-    at the same time, each with its own gradients.
+    Where the device has memory of its own (is_cuda), parallel.offload keeps out of it all that FSDP2 shards. Activations, in
+    elements per token and block, are what autograd saves of the operations in `model/transformer.py`; a test counts them on a
+    CPU in fp32. before_model: bytes that the process holds before the model; recomputed_per_rank: blocks that each rank
+    recomputes, from its first; None: all, if any; concurrent: micro-batches computed at the same time, each with its own
+    gradients.
     """
     if recomputed_per_rank is None:
         recomputed_per_rank = 0 if train.recompute == "none" else config.layers
@@ -166,8 +166,7 @@ def rank_memory(
         step = StepBytes(activations, logits, casts)
         memory = _sharded_memory(train, layout, config, rank, step, element_bytes, is_cuda)
     if is_cuda:
-        optimizer = 0 if train.optimizer.offload else memory.optimizer
-        memory = replace(memory, fragmentation=0, optimizer=optimizer)
+        memory = replace(memory, fragmentation=0)
     return replace(memory, before_model=before_model) if before_model else memory
 
 

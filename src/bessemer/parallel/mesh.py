@@ -98,13 +98,6 @@ class ProcessMesh:
             dist.all_reduce(values)
         return values
 
-    def max_on_device(self, values: Tensor) -> Tensor:
-        """The largest of each element over all processes, as `sum_on_device`."""
-        if not self.is_single:
-            values = values.clone()
-            dist.all_reduce(values, dist.ReduceOp.MAX)
-        return values
-
     def sum_over_data(self, values: Tensor) -> Tensor:
         """The sum over data-parallel ranks; ranks that share a part of the batch count once."""
         if self.is_single:

@@ -244,7 +244,7 @@ def _run_state(recipe: Recipe, framework: Framework) -> RunState:
     if framework.name != "bessemer":
         return RunState()
     return RunState(
-        optimizer=optimizer.kind, moments=optimizer.state, offload=optimizer.offload, has_ema=train.ema > 0,
+        optimizer=optimizer.kind, moments=optimizer.state, has_ema=train.ema > 0,
         loss_chunk=train.loss_chunk, offload_shards=recipe.parallel.offload, dropout=train.dropout,
         is_compiled=train.compile != "off",
     )  # fmt: skip

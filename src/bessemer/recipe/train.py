@@ -84,9 +84,7 @@ class Optimizer(Section):
     muon_momentum: float = Field(0.95, ge=0, lt=1)
     muon_rate: float = Field(1.0, gt=0)
     muon_scale: Literal["match_rms", "spectral"] = "match_rms"
-    qk_clip: float | None = Field(None, gt=0)
-    state: Literal["fp32", "bf16", "8bit"] = "fp32"
-    offload: bool = False
+    state: Literal["fp32", "8bit"] = "fp32"
     batch_scaling: Literal["none", "linear", "sqrt"] = "none"
     reference_batch_tokens: int | None = Field(None, gt=0)
     base_width: int | None = Field(None, gt=0)
@@ -213,8 +211,6 @@ class Train(Section):
                 f"dropout.classifier = {self.dropout.classifier} has no effect with objective = {self.objective!r}; it needs "
                 "objective = 'classify'"
             )
-        if self.is_frozen and self.optimizer.qk_clip is not None:
-            yield "optimizer.qk_clip would change attention weights that classify.frozen keeps as they are; leave one of them out"
         if self.memory_budget is not None and 1 < self.memory_budget < 1e6:
             yield f"memory_budget = {self.memory_budget:g} is neither a share of free memory, up to 1, nor bytes of any training"
         if self.memory_budget is not None and self.recompute != "budget":

@@ -34,7 +34,7 @@ from bessemer.train.recompute import base_bytes, blocks_recomputed, budget_bytes
 from bessemer.train.rollback import note_interrupted
 from bessemer.train.session import Observer, Training, run_checkpoint, run_journal, set_up
 from bessemer.train.state import TrainState
-from bessemer.train.steps import CompletedStep, Update, completed_steps
+from bessemer.train.steps import CompletedStep, completed_steps
 from bessemer.train.task import config_of
 from bessemer.train.validation import Validation, log_sample, log_tasks, validate, warn_of_changed_tasks
 
@@ -159,13 +159,13 @@ def train(training: Training) -> TrainSummary:
                 _stop(training, state, stop.received())
         for step in completed_steps(training):
             state = step.state
-            if step.update is None:  # rolled back
+            if step.rate is None:  # rolled back
                 advance(horizon.sizes.tokens_before(state.step) - horizon.sizes.tokens_before(step.before))
                 continue
             training.gate_log.stepped(state.step, step.batch)
             training.stragglers.stepped(log, state.step)
             training.trends.stepped(state.step, rates.seconds, rates.data_wait)
-            validated = _log_and_validate(training, step, step.update, stop)
+            validated = _log_and_validate(training, step, stop)
             scores, stopped_by = validated or scores, stop.received()
             is_best = stopped_by is None and validated is not None and saver.is_best(state.step, validated.loss)
             if state.step != horizon.steps and stopped_by is None:
@@ -201,7 +201,7 @@ def _stop(training: Training, state: TrainState, stopped_by: str | None) -> NoRe
     raise Stopped(f"stopped by {stopped_by} after step {state.step} of {steps}; {saved}")
 
 
-def _log_and_validate(training: Training, step: CompletedStep, update: Update, stop: StopSignal) -> Validation | None:
+def _log_and_validate(training: Training, step: CompletedStep, stop: StopSignal) -> Validation | None:
     """Begin the decay, log and validate, each where it is due. Returns the scores of a validation."""
     horizon, log, state = training.horizon, training.log, step.state
     if horizon.begin_decay(state.step):
@@ -210,11 +210,11 @@ def _log_and_validate(training: Training, step: CompletedStep, update: Update, s
         log.write("steps", state.step, steps=horizon.steps)
     settings, is_last = training.trainer.settings, state.step == horizon.steps
     if state.step % settings.log_every == 0 or is_last:
-        log.write("train", state.step, **_train_line(training, step, update))
+        log.write("train", state.step, **_train_line(training, step))
     return _validate(training, state, stop) if training.validates(state.step) else None
 
 
-def _train_line(training: Training, step: CompletedStep, update: Update) -> dict[str, object]:
+def _train_line(training: Training, step: CompletedStep) -> dict[str, object]:
     """The values of a "train" line of metrics.jsonl. Collective."""
     device, sizes, state, stats = training.trainer.device, training.horizon.sizes, step.state, step.stats
     sums = zip(training.store.sources, stats.nats, stats.targets, strict=True)
@@ -227,10 +227,7 @@ def _train_line(training: Training, step: CompletedStep, update: Update) -> dict
         numbers["gated_targets"] = stats.gated
     if stats.accuracy is not None:
         numbers["accuracy"] = stats.accuracy
-    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": update.rate}
-    if update.clipping is not None:
-        logit, heads = update.clipping.read().tolist()
-        numbers |= {"attention_logit_max": logit, "clipped_heads": int(heads)}
+    numbers |= {"grad_norm": stats.grad_norm, "learning_rate": step.rate}
     numbers |= training.rates.now(sizes.tokens(state.step - 1))
     numbers["memory_bytes"] = memory_in_use(device)
     if device.precision.scaled:

@@ -26,7 +26,6 @@ from bessemer.train import precision as precisions
 from bessemer.train import recompute
 from bessemer.train.device import Device
 from bessemer.train.engine import DataParallel, Engine, ModelWithLoss, Pipelined
-from bessemer.train.optimizer.qk_clip import QkClip
 from bessemer.train.task import Task
 
 Weights = Callable[[str, torch.Size], Tensor]  # (name, shape) of a whole tensor to its values, on the CPU
@@ -42,7 +41,7 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
     if layout.world > 1 and train.optimizer.state == "8bit":
         raise InputError(
             "train.optimizer.state: 8bit is for one process, as it keeps scales of 256 neighbouring elements, which no cut "
-            "respects; over several take fp32 or bf16, which parallel.shard divides"
+            "respects; over several take fp32, which parallel.shard divides"
         )
     if layout.pipeline > 1 and train.is_frozen:
         raise InputError(
@@ -60,12 +59,12 @@ def require_trainable(train: Train, layout: Parallel, config: ModelConfig, devic
 
 def build(
     train: Train, model: Transformer, mesh: ProcessMesh, task: Task, device: Device, recomputed: int,
-    weights: Weights | None = None, clip: QkClip | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Transformer, Engine]:  # fmt: skip
     """The model with its weights, on the device or split over the mesh, and the engine that computes its gradients.
 
     model: initialised; with several processes only its configuration counts, and `require_trainable` has passed. Of several
-    processes, weights: None leaves them uninitialised. clip: measures attention logits.
+    processes, weights: None leaves them uninitialised.
     """
     layout, local_spans = mesh.layout, list[StageSpan]()
     if mesh.is_single:
@@ -86,8 +85,6 @@ def build(
         from bessemer.parallel import tensor  # loads DTensors, for half a second
 
         tensor.apply_tp(model, mesh)
-    if clip is not None:
-        clip.observe(model)
     context.apply_cp(model, mesh)
     _recompute_and_compile(train, model, device, recomputed, is_sharded=layout.tensor > 1)
     if local_spans:

@@ -13,11 +13,10 @@ are those of a guard that waits. Where a checkpoint or a validation follows a st
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bessemer.guard.policy import Judgement
 from bessemer.tokens.loader import Batch
-from bessemer.train.device import HostCopy
 from bessemer.train.rollback import compare_replicas, compares_replicas, respond
 from bessemer.train.session import Training, judge_step, limits_of_step, state_after, update_weights
 from bessemer.train.state import TrainState
@@ -25,28 +24,15 @@ from bessemer.train.trainer import DeferredStats, StepStats
 
 
 @dataclass(frozen=True)
-class Update:
-    """An update that was enqueued or skipped. rate: its learning rate, 0 of a skipped one; clipping: figures of QK-clip."""
-
-    rate: float
-    clipping: HostCopy | None
-
-    @classmethod
-    def made(cls, training: Training, rate: float) -> Update:
-        clip = training.trainer.qk_clip
-        return cls(rate, None if clip is None else HostCopy(clip.figures()))
-
-
-@dataclass(frozen=True)
 class CompletedStep:
-    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback, where `update` is
-    None."""
+    """A step after the guard's verdict. before: steps before it; state: after it, or restored by a rollback, where `rate` is
+    None. rate: the learning rate of the update, 0 of a skipped one."""
 
     before: int
     state: TrainState
     batch: Batch
     stats: StepStats
-    update: Update | None
+    rate: float | None
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,7 @@ class _PendingStep:
 
     batch: Batch
     stats: DeferredStats
-    update: Update
+    rate: float
 
 
 def completed_steps(training: Training) -> Iterator[CompletedStep]:
@@ -73,7 +59,7 @@ def completed_steps(training: Training) -> Iterator[CompletedStep]:
                 state = done.state
                 yield done
                 training.rates.mark()
-                if done.update is None or state.step >= training.horizon.steps:  # rolled back; train.minutes are over
+                if done.rate is None or state.step >= training.horizon.steps:  # rolled back; train.minutes are over
                     continue
             pending = _enqueue_update(training, state, batch, stats)
             if not _settles_at_once(training, number):
@@ -93,7 +79,7 @@ def _step(training: Training, state: TrainState, batch: Batch) -> CompletedStep:
         with training.watch(state.step + 1, batch, judgement.updates):
             if judgement.updates:
                 rate = update_weights(training, state.step, stats.grad_norm)
-    return _completed(training, state, batch, stats, judgement, restored, Update.made(training, rate))
+    return _completed(training, state, batch, stats, judgement, restored, rate)
 
 
 def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: DeferredStats) -> _PendingStep:
@@ -101,7 +87,7 @@ def _enqueue_update(training: Training, state: TrainState, batch: Batch, stats: 
     if not training.journal.skips_step(state.step + 1):
         skip = stats.skip_flag(limits_of_step(training, state))
         rate = update_weights(training, state.step, stats.grad_norm, skip)
-    return _PendingStep(batch, stats, Update.made(training, rate))
+    return _PendingStep(batch, stats, rate)
 
 
 def _settle(training: Training, state: TrainState, pending: _PendingStep) -> CompletedStep:
@@ -109,13 +95,13 @@ def _settle(training: Training, state: TrainState, pending: _PendingStep) -> Com
     stats = pending.stats.read(state.scale)
     judgement = judge_step(training, state, stats)
     restored = respond(training, state, judgement)
-    update = pending.update if judgement.updates else replace(pending.update, rate=0.0)
-    return _completed(training, state, pending.batch, stats, judgement, restored, update)
+    rate = pending.rate if judgement.updates else 0.0
+    return _completed(training, state, pending.batch, stats, judgement, restored, rate)
 
 
 def _completed(
     training: Training, state: TrainState, batch: Batch, stats: StepStats, judgement: Judgement,
-    restored: TrainState | None, update: Update,
+    restored: TrainState | None, rate: float,
 ) -> CompletedStep:  # fmt: skip
     """The step after `state`, once its weights are compared with their replicas where that is due. restored: by a rollback."""
     if restored is None:
@@ -123,7 +109,7 @@ def _completed(
         training.heartbeat.mark("step", after.step)
         restored = compare_replicas(training, after)
         if restored is None:
-            return CompletedStep(state.step, after, batch, stats, update)
+            return CompletedStep(state.step, after, batch, stats, rate)
     return CompletedStep(state.step, restored, batch, stats, None)
 
 

@@ -28,7 +28,6 @@ from bessemer.train import recompute, split
 from bessemer.train.device import Device, HostCopy
 from bessemer.train.engine import MicroBatch
 from bessemer.train.learning_rate import batch_factor, learning_rate_share
-from bessemer.train.optimizer.qk_clip import QkClip
 from bessemer.train.precision import FIRST_SCALE, LossScale
 from bessemer.train.split import Weights
 from bessemer.train.task import task_of
@@ -119,14 +118,10 @@ class Trainer:
         if recomputed is None:
             recomputed = recompute.blocks_recomputed(recipe.train, recipe.parallel, config, device)
         self.recomputed = recomputed
-        tau = recipe.train.optimizer.qk_clip
-        self.qk_clip = None if tau is None else QkClip(config, tau, mesh, device.compile)
         if not mesh.is_single:
             split.require_trainable(recipe.train, recipe.parallel, config, device.torch_device)
             weights = weights or split.weights_of(model)
-        self.model, self.engine = split.build(
-            recipe.train, model, mesh, self.task, device, recomputed, weights, clip=self.qk_clip
-        )
+        self.model, self.engine = split.build(recipe.train, model, mesh, self.task, device, recomputed, weights)
         self.optimizer = optimizers.build(self.model, recipe.train.optimizer)
         self.dropout_key = key_of("dropout", recipe.run.seed)
         self.average = optimizers.WeightAverage(self.model, recipe.train.ema) if recipe.train.ema else None
@@ -200,8 +195,7 @@ class Trainer:
 
     def _accumulate(self, batch: Batch, num_targets: int, factor: float) -> list[MicroBatchLoss]:
         self._zero_gradients()
-        with contextlib.nullcontext() if self.qk_clip is None else self.qk_clip.recording():
-            return self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
+        return self.engine.accumulate(self._micro_batches(batch), num_targets, factor)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -250,8 +244,6 @@ class Trainer:
         optimizers.set_learning_rate(self.optimizer, rate)
         clip_gradients(self.model.parameters(), config.clip_norm, grad_norm)
         self.optimizer.step(skip)
-        if self.qk_clip is not None:
-            self.qk_clip.clip(self.model, skip)
         self._zero_gradients()  # frees memory for a validation or a save
         if self.average is not None:
             self.average.update(step, skip)

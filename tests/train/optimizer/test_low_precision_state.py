@@ -1,4 +1,4 @@
-"""8-bit and bf16 moments against codes and roundings written out here, in float64."""
+"""8-bit moments against codes written out here, in float64."""
 
 import numpy as np
 import pytest
@@ -129,73 +129,9 @@ def test_small_tensors_stay_fp32(driven) -> None:
     assert any(weight.numel() >= 4096 for weight in made.model.parameters())
 
 
-def test_bf16_rounding_goes_to_the_two_neighbours_with_the_right_chance() -> None:
-    base, gap = 1.0, 2.0**-7
-    for fraction in (0.0, 0.1, 0.5, 0.9):
-        values = torch.full((200_000,), base + fraction * gap)
-        noise, other = low.noise(len(values), (1, 2, 3), values.device)
-        for drawn in (noise, other):
-            rounded = low.rounded_to_bf16(values, drawn).double()
-            assert set(rounded.unique().tolist()) <= {base, base + gap}
-            up = float((rounded == base + gap).double().mean())
-            assert up == pytest.approx(fraction, abs=0.005)  # 4.5 standard deviations
-        negative = low.rounded_to_bf16(-values, noise).double()
-        assert torch.equal(negative, -low.rounded_to_bf16(values, noise).double())
-
-
-def test_noise_is_a_function_of_its_seed_and_of_all_of_it() -> None:
-    device = torch.device("cpu")
-    first = low.noise(1000, (7, 1, 0), device)[0]
-    assert torch.equal(first, low.noise(1000, (7, 1, 0), device)[0])
-    for seed in ((8, 1, 0), (7, 2, 0), (7, 1, 1)):
-        assert not torch.equal(first, low.noise(1000, seed, device)[0])
-    assert int(first.min()) >= 0 and int(first.max()) < 65536
-
-
-def test_bf16_moments_stay_near_the_exact_ones(driven) -> None:
-    """Each step's rounding is off by at most 2^-7 of the moment, and without bias."""
-    made = driven(state="bf16")
-    made.take(STEPS)
-    for name, weight in made.model.named_parameters():
-        state = made.optimizer.state[weight]
-        m = v = np.zeros(weight.shape)
-        for step in range(STEPS):
-            g = made.gradient(name, step).astype(np.float64)
-            m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
-        assert state["exp_avg"].dtype == (torch.bfloat16 if weight.numel() >= 4096 else torch.float32)
-        relative = (state["exp_avg_sq"].double().numpy() - v) / np.where(v == 0, 1, v)
-        assert np.abs(relative).max() <= STEPS * 2.0**-7
-        if weight.numel() >= 4096:
-            assert np.abs(relative).max() > 1e-4
-            assert abs(relative.mean()) < 4 * 2.0**-7 / np.sqrt(weight.numel())
-
-
-def test_a_bf16_second_moment_falls_where_the_gradient_has_gone(driven) -> None:
-    """Rounded to the nearest it would stay: 0.999 of a bf16 number rounds back to it."""
-    made = driven(state="bf16", betas=(0.9, 0.999))
-    made.take(1)
-    name = "blocks.0.mlp.gate_up"
-    weight = dict(made.model.named_parameters())[name]
-    before = made.optimizer.state[weight]["exp_avg_sq"].double()
-    made.gradient = lambda name, step: np.zeros(  # type: ignore[method-assign]
-        dict(made.model.named_parameters())[name].shape, dtype=np.float32
-    )
-    made.take(200)
-    share = float(made.optimizer.state[weight]["exp_avg_sq"].double().sum() / before.sum())
-    assert share == pytest.approx(0.999**200, rel=0.01)
-    stuck = (before * 0.999).bfloat16().double()
-    assert float((stuck == before).double().mean()) > 0.4
-
-
-@pytest.mark.parametrize("state", ["bf16", "8bit"])
-def test_slices_of_a_tensor_are_the_tensor(driven, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor too large to be fp32 at once is taken in parts; with 8 bits the parts give the same bits."""
-
-    whole = driven(state=state).take(3)
+def test_slices_of_a_tensor_are_the_tensor(driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor too large to be fp32 at once is taken in parts."""
+    whole = driven(state="8bit").take(3)
     monkeypatch.setattr(optimizers, "SLICE", 1024)
-    cut = driven(state=state).take(3)
-    for name in whole:
-        if state == "8bit":
-            assert np.array_equal(cut[name], whole[name])
-        else:
-            np.testing.assert_allclose(cut[name], whole[name], rtol=0, atol=1e-3)
+    cut = driven(state="8bit").take(3)
+    assert all(np.array_equal(cut[name], whole[name]) for name in whole)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bessemer.train.optimizer import WeightAverage
+from bessemer.train.optimizer import WeightAverage, moments
 from tests.train.optimizer.conftest import Driven
 
 RULES: dict[str, dict[str, object]] = {
@@ -56,6 +56,13 @@ def test_a_skipped_update_changes_no_bit(driven: Callable[..., Driven], settings
 
 def test_moments_in_other_formats_cannot_be_skipped_there(driven: Callable[..., Driven]) -> None:
     assert driven().optimizer.can_skip_on_device
-    assert (
-        not driven(state="8bit").optimizer.can_skip_on_device and not driven(state="bf16").optimizer.can_skip_on_device
-    )
+    assert not driven(state="8bit").optimizer.can_skip_on_device
+
+
+def test_batches_of_states_hold_every_parameter_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "BATCH_BYTES", 10)
+    weights = [torch.empty(count) for count in (4, 4, 4, 30, 1)]
+    states = [{"m": torch.empty(len(weight), dtype=torch.uint8)} for weight in weights]
+    parts = list(moments.state_batches(weights, states))
+    assert [(part.start, part.stop) for part in parts] == [(0, 2), (2, 3), (3, 4), (4, 5)]
+    assert list(moments.state_batches([], [])) == []

@@ -43,24 +43,22 @@ qkv_bias = true
 [tokens]
 sequence_length = 16
 """
-TAU, POISONED = 3.6, 1  # the threshold of QK-clip; the step in which the gradient of one rank is infinite
-Case = tuple[str, bool, str, str]  # where the moments are, cautious decay, their format, the rule
+POISONED = 1  # the step in which the gradient of one rank is infinite
+Case = tuple[str, bool, str]  # who leaves the poisoned update out, cautious decay, the rule
 CASES: list[Case] = [
-    ("device", False, "fp32", "muon"),
-    ("host", True, "fp32", "muon"),
-    ("host", False, "bf16", "muon"),
-    ("skip flag", True, "fp32", "muon"),
-    ("device", False, "fp32", "adamw"),
-    ("skip flag", False, "fp32", "adamw"),
-    ("skip flag", False, "fp32", "lion"),
+    ("host", False, "muon"),
+    ("skip flag", True, "muon"),
+    ("host", False, "adamw"),
+    ("skip flag", False, "adamw"),
+    ("skip flag", False, "lion"),
 ]
 
 
 def recipe_of(case: Case) -> Recipe:
-    _, cautious, state, kind = case
+    _, cautious, kind = case
     recipe = parse(RECIPE, "test")
     optimizer = recipe.train.optimizer.changed(
-        kind=kind, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, qk_clip=TAU, cautious_decay=cautious, state=state
+        kind=kind, learning_rate=1e-2, betas=(0.9, 0.95), weight_decay=0.3, cautious_decay=cautious
     )  # fmt: skip
     train = {"steps": 3, "global_batch_tokens": SEQUENCES * LENGTH, "micro_batch": 2, "precision": "fp64", "ema": 0.9}
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={**train, "optimizer": optimizer})})
@@ -72,9 +70,7 @@ def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
     config: ModelConfig = model_config(recipe, VOCABULARY)
     model = build_model(config, 3) if mesh.is_single else meta_model(config)
     trainer = Trainer(recipe, model, choose(recipe.train), 0, 2, mesh, initial_weights(config, 3))
-    if case[0] == "host":
-        trainer.optimizer.offload = moments.CpuOffload(pinned=False)
-    accumulate, draw, clipped = trainer.engine.accumulate, np.random.default_rng(0), []
+    accumulate, draw = trainer.engine.accumulate, np.random.default_rng(0)
 
     def poisoned(*arguments: Any) -> Any:
         losses = accumulate(*arguments)
@@ -97,8 +93,6 @@ def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
             trainer.update(number, stats.grad_norm, 1.0, skip)
         elif not skip:
             trainer.update(number, stats.grad_norm)
-        assert trainer.qk_clip is not None
-        clipped.append(0 if bool(skip) else int(trainer.qk_clip.num_clipped))
     weights = {name: whole(weight) for name, weight in owned_parameters(trainer.model)}
     assert trainer.average is not None
     parameters, averages = dict(owned_parameters(trainer.model)), trainer.average.tensors
@@ -106,7 +100,7 @@ def trained(case: Case, layout: Parallel, mesh: ProcessMesh) -> dict[str, Any]:
         name: whole(as_shard_of(parameters[name], value)) for name, value in averages.items() if name in parameters
     }
     counts = {float(state["step"]) for state in trainer.optimizer.state.values() if "step" in state}
-    return {"clipped": clipped, "weights": weights, "average": averaged, "counts": counts}
+    return {"weights": weights, "average": averaged, "counts": counts}
 
 
 def whole(tensor: torch.Tensor) -> np.ndarray:
@@ -114,7 +108,7 @@ def whole(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_processes(layout: Parallel, cases: list[Case]) -> list[dict[str, Any]]:
-    moments.OFFLOAD_BATCH_BYTES = 20_000  # some parameters at a time
+    moments.BATCH_BYTES = 20_000  # some parameters at a time
     mesh = join(layout, torch.device("cpu"))
     return [trained(case, layout, mesh) for case in cases]
 
@@ -131,12 +125,8 @@ LAYOUTS = {
 def test_they_train_as_one_process(case_name: str) -> None:
     layout = LAYOUTS[case_name]
     alone = [trained(case, Parallel(), SINGLE_PROCESS) for case in CASES]
-    assert all(0 < run["clipped"][0] < 8 and run["clipped"][POISONED] == 0 for run in alone)
     for results in run_on(layout.world, on_processes, layout, CASES, timeout=100):
         for case, expected, result in zip(CASES, alone, results, strict=True):
-            assert result["clipped"] == expected["clipped"], case
-            if case[2] == "bf16" and layout.world > 1:  # a shard's stochastic rounding draws other numbers
-                continue
             assert result["counts"] == expected["counts"], case
             for kind in ("weights", "average"):
                 for name, values in result[kind].items():

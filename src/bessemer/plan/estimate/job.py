@@ -149,13 +149,12 @@ class ClusterSpec:
 
 @dataclass(frozen=True)
 class RunState:
-    """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments) and
-    .offload, train.ema (whether there is one), train.loss_chunk, parallel.offload, train.dropout and train.compile
+    """Recipe keys of a run of this program that change its memory: train.optimizer.kind (as optimizer), .state (as moments),
+    train.ema (whether there is one), train.loss_chunk, parallel.offload, train.dropout and train.compile
     (is_compiled)."""
 
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"
-    moments: Literal["fp32", "bf16", "8bit"] = "fp32"
-    offload: bool = False
+    moments: Literal["fp32", "8bit"] = "fp32"
     has_ema: bool = False
     loss_chunk: int = 4096
     offload_shards: bool = False

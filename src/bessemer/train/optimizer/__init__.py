@@ -2,8 +2,7 @@
 average of the weights.
 
 rules.py    the update rules, and which parameter is updated by which, with which decay and learning rate
-moments.py  moments in bf16 or 8 bits, and in CPU memory
-qk_clip.py  smaller query and key weights for heads whose attention logits are too large
+moments.py  moments in 8 bits
 """
 
 from __future__ import annotations
@@ -24,17 +23,7 @@ from bessemer.parallel.dtensors import as_shard_of, is_dtensor, local
 from bessemer.parallel.tied import owned_parameters, whole_name
 from bessemer.recipe import Optimizer as OptimizerConfig
 from bessemer.recipe.train import UPDATE_RULES
-from bessemer.train.optimizer.moments import (
-    BLOCK,
-    CpuOffload,
-    Format,
-    format_of,
-    noise,
-    offload_batches,
-    read,
-    write,
-    zero_moment,
-)  # fmt: skip
+from bessemer.train.optimizer.moments import BLOCK, Format, format_of, read, state_batches, write, zero_moment
 from bessemer.train.optimizer.rules import (
     ELEMENTWISE,
     State,
@@ -49,13 +38,8 @@ SLICE = BLOCK << 16  # elements of a low-precision moment that are fp32 at a tim
 
 
 def build(model: Transformer, config: OptimizerConfig) -> GroupOptimizer:
-    """The optimizer of a model whose parameters are on their training device.
-
-    On CUDA, `offload` keeps the moments in pinned CPU memory; on a CPU it has no effect.
-    """
-    on_cuda = next(model.parameters()).device.type == "cuda"
-    offload = CpuOffload(pinned=True) if config.offload and on_cuda else None
-    return GroupOptimizer(parameter_groups(model, config), config.state, offload)
+    """Return the optimizer of a model whose parameters are on their training device."""
+    return GroupOptimizer(parameter_groups(model, config), config.state)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -65,23 +49,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 class GroupOptimizer(torch.optim.Optimizer):
-    """Updates every group by its rule. offload: None where moments are on the device."""
+    """Updates every group by its rule."""
 
     # Without the wrappers around torch's own, which load its compiler for half a second: nothing here is compiled.
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
 
-    def __init__(self, groups: list[dict[str, Any]], format: Format, offload: CpuOffload | None) -> None:
+    def __init__(self, groups: list[dict[str, Any]], format: Format) -> None:
         """groups: of `parameter_groups`; format: of the moments."""
-        self.format, self.offload = format, offload
+        self.format = format
         self._name_of = {p: name for group in groups for name, p in zip(group["names"], group["params"], strict=True)}
-        self._number_of = {parameter: number for number, parameter in enumerate(self._name_of)}
         super().__init__(groups, {})
 
     @property
     def can_skip_on_device(self) -> bool:
-        """Whether `step` takes `skip`: moments in bf16 or 8 bits count their updates on the host, where offloaded ones are."""
-        return self.format == "fp32" and self.offload is None
+        """Whether `step` takes `skip`: moments in 8 bits count their updates on the host."""
+        return self.format == "fp32"
 
     @torch.no_grad()
     def step(self, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -95,32 +78,23 @@ class GroupOptimizer(torch.optim.Optimizer):
             states = [self.state[weight] for weight in weights]
             if skip is not None:
                 self._update_unless(skip, weights, states, group)
-                continue
-            if self.offload is None:
+            else:
                 self._update(weights, states, group)
-                continue
-            for part in offload_batches(weights, states):
-                device = weights[part][0].device
-                fetched = self.offload.fetch(states[part], device)
-                self._update(weights[part], fetched, group)
-                self.offload.put_back(states[part], fetched, device)
-        if self.offload is not None:
-            self.offload.finish(next(iter(self._name_of)).device)
 
     def initial_state(self, weight: Tensor, rule: str) -> State:
         """The state of a parameter before its first update.
 
-        "step" counts the updates, for AdamW's bias correction and the seed of stochastic rounding: on the device where the
-        fused kernel reads it, else on the CPU, where reading it needs no synchronisation.
+        "step" counts the updates, for AdamW's bias correction: on the device where the fused kernel reads it, else on the CPU,
+        where reading it needs no synchronisation.
         """
         state: State = {}
         format = format_of(weight, self.format)
         for name in UPDATE_RULES[rule].moments:
             state |= zero_moment(weight, name, format)
-        if rule == "adamw" or format == "bf16":
+        if rule == "adamw":
             device = weight.device if format == "fp32" else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-        return state if self.offload is None else self.offload.place(state)
+        return state
 
     def _update_unless(self, skip: Tensor, weights: list[Tensor], states: list[State], group: dict[str, Any]) -> None:
         """`_update` where `skip` is 0: torch's fused kernel leaves out the rest; of other rules what was before is put back, some
@@ -130,7 +104,7 @@ class GroupOptimizer(torch.optim.Optimizer):
             self._update(weights, states, group | {"found_inf": skip})
             return
         is_skipped = skip.bool()
-        for part in offload_batches(weights, states):
+        for part in state_batches(weights, states):
             values = [local(weight) for weight in weights[part]] + [x for state in states[part] for x in state.values()]
             before = [value.clone() for value in values]
             self._update(weights[part], states[part], group)
@@ -191,12 +165,8 @@ class GroupOptimizer(torch.optim.Optimizer):
             if rule == "adamw":
                 moments["step"] = torch.full((), steps, dtype=torch.float32, device=weight.device)
             yield part, moments
-            drawn = (local(weight).new_empty(0),) * 2
-            if self.format == "bf16":
-                seed = (steps, self._number_of[weight], start)
-                drawn = noise(part.stop - part.start, seed, weight.device)
-            for (name, signed), noise_N in zip(moment_signs.items(), drawn, strict=False):
-                write(state, name, signed, part, moments[name], noise_N)
+            for name, signed in moment_signs.items():
+                write(state, name, signed, part, moments[name])
         if "step" in state:
             state["step"] += 1
 
@@ -204,8 +174,6 @@ class GroupOptimizer(torch.optim.Optimizer):
 def state_tensors(model: Transformer, optimizer: GroupOptimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "NAME/exp_avg", "NAME/exp_avg_sq", "NAME/step". Moments are sharded like
     their parameters."""
-    if optimizer.offload is not None:
-        optimizer.offload.wait()
     return {
         f"{name}/{key}": as_shard_of(parameter, value)
         for name, parameter in owned_parameters(model)

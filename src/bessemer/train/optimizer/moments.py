@@ -1,7 +1,4 @@
-"""How moments are stored between steps: fp32, bf16 or 8 bits, on the device or in CPU memory. Updates compute in fp32.
-
-bf16 is rounded stochastically. With beta2 = 0.999 a second moment should fall by a thousandth a step where the gradient is gone,
-which is less than half the distance of two bf16 numbers: rounded to the nearest, it would never fall.
+"""How moments are stored between steps: fp32 or 8 bits. Updates compute in fp32.
 
 8 bits are the dynamic code of Dettmers et al. (2022, "8-bit Optimizers via Block-wise Quantization", sections 1.3 and 2) in
 blocks of 256, each with its largest magnitude as scale in fp32. One difference: a second moment that is not zero never becomes
@@ -12,7 +9,6 @@ Shapes: N elements, B blocks.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -26,9 +22,9 @@ from bessemer.parallel.dtensors import is_dtensor, largest_shard, local
 
 BLOCK = 256  # elements that share a scale
 SMALL = 4096  # tensors with fewer elements stay fp32 (Dettmers et al. 2022, section 4)
-OFFLOAD_BATCH_BYTES = 256 * 1024 * 1024  # of offloaded moments on the GPU at a time; a larger tensor goes alone
+BATCH_BYTES = 256 * 1024 * 1024  # of states that are copied at a time; a larger tensor goes alone
 
-Format = Literal["fp32", "bf16", "8bit"]
+Format = Literal["fp32", "8bit"]
 State = dict[str, Tensor]
 
 
@@ -44,48 +40,18 @@ def zero_moment(parameter: Tensor, name: str, format: Format) -> State:
     if format == "8bit":
         codes = torch.zeros(shape, dtype=torch.uint8, device=device)
         return {name: codes, f"{name}_scale": torch.zeros(-(-shape.numel() // BLOCK), device=device)}
-    dtype = torch.bfloat16 if format == "bf16" else torch.promote_types(parameter.dtype, torch.float32)
-    return {name: torch.zeros(shape, dtype=dtype, device=device)}
+    return {name: torch.zeros(shape, dtype=torch.promote_types(parameter.dtype, torch.float32), device=device)}
 
 
 def read(state: State, name: str, signed: bool, part: slice) -> Tensor:
-    """Elements `part` (whole blocks) of a low-precision moment, as a new fp32 tensor (N,)."""
-    stored_N = state[name].view(-1)[part]
-    if f"{name}_scale" not in state:
-        return stored_N.float()
-    return decoded(stored_N, state[f"{name}_scale"][_blocks(part)], signed)
+    """Return elements `part` (whole blocks) of an 8-bit moment, as a new fp32 tensor (N,)."""
+    return decoded(state[name].view(-1)[part], state[f"{name}_scale"][_blocks(part)], signed)
 
 
-def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor, noise_N: Tensor) -> None:
-    """Store elements `part` of a moment. noise_N: int32 in [0, 65536), for the rounding of bf16."""
-    stored_N = state[name].view(-1)[part]
-    if f"{name}_scale" in state:
-        codes_N, scale_B = encoded(moment_N, signed)
-        state[f"{name}_scale"][_blocks(part)] = scale_B
-        stored_N.copy_(codes_N)
-    else:
-        stored_N.copy_(rounded_to_bf16(moment_N, noise_N))
-
-
-def rounded_to_bf16(values_N: Tensor, noise_N: Tensor) -> Tensor:
-    """fp32 to bf16, stochastically rounded.
-
-    The 16 bits that bf16 lacks are a fraction of the distance to the next number; uniform noise in [0, 65536) added to them
-    carries over with that probability.
-    """
-    bits = values_N.view(torch.int32) + noise_N
-    return (bits & -65536).view(torch.float32).bfloat16()
-
-
-def noise(count: int, seed: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two int32 tensors (N,), uniform in [0, 65536), as a function of the seed, so that a resumed run draws the same.
-
-    One draw of 31 bits serves both; the one bit that they share affects no mean.
-    """
-    digest = hashlib.blake2b(repr(seed).encode(), digest_size=4).digest()  # a CPU generator takes 32 bits of a seed
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
-    drawn_N = torch.empty(count, dtype=torch.int32, device=device).random_(generator=generator)
-    return drawn_N & 0xFFFF, drawn_N >> 15
+def write(state: State, name: str, signed: bool, part: slice, moment_N: Tensor) -> None:
+    """Store elements `part` (whole blocks) of an 8-bit moment."""
+    codes_N, state[f"{name}_scale"][_blocks(part)] = encoded(moment_N, signed)
+    state[name].view(-1)[part].copy_(codes_N)
 
 
 def encoded(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
@@ -162,64 +128,8 @@ def _blocks(part: slice) -> slice:
     return slice(part.start // BLOCK, -(-part.stop // BLOCK))
 
 
-class CpuOffload:
-    """Moments in CPU memory, copied to the GPU for the update in batches of parameters, and back.
-
-    The update is the same kernel with the same bits as without offload; copies in both directions overlap. pinned:
-    page-locked memory, from which CUDA copies asynchronously.
-    """
-
-    def __init__(self, pinned: bool) -> None:
-        self.pinned = pinned
-        self._copy_back: torch.cuda.Stream | None = None
-
-    def place(self, state: State) -> State:
-        """A parameter's new state, moved to the CPU."""
-        on_cpu = {name: value.cpu() for name, value in state.items()}
-        return {name: value.pin_memory() for name, value in on_cpu.items()} if self.pinned else on_cpu
-
-    def fetch(self, states: list[State], device: torch.device) -> list[State]:
-        """Copies of states on the device; a step count that no kernel reads is not copied."""
-
-        def stays(state: State, name: str) -> bool:
-            return name == "step" and any(value.dtype != torch.float32 for value in state.values())
-
-        return [
-            {name: x if stays(state, name) else x.to(device, non_blocking=True, copy=True) for name, x in state.items()}
-            for state in states
-        ]
-
-    def put_back(self, states: list[State], fetched: list[State], device: torch.device) -> None:
-        """Copy updated states back to the CPU, overlapped with what follows."""
-        pairs = [
-            (state[name], x) for state, on_device in zip(states, fetched, strict=True) for name, x in on_device.items()
-        ]
-        copies = [(target, value) for target, value in pairs if value is not target]
-        if device.type != "cuda":
-            for target, value in copies:
-                target.copy_(value)
-            return
-        if self._copy_back is None:
-            self._copy_back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._copy_back.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._copy_back):
-            for target, value in copies:
-                value.record_stream(self._copy_back)
-                target.copy_(value, non_blocking=True)
-
-    def finish(self, device: torch.device) -> None:
-        """Make the device's next work wait for the copies: the next step must not fetch half-written moments."""
-        if self._copy_back is not None:
-            torch.cuda.current_stream(device).wait_stream(self._copy_back)
-
-    def wait(self) -> None:
-        """Wait on the host until every moment is in CPU memory."""
-        if self._copy_back is not None:
-            self._copy_back.synchronize()
-
-
-def offload_batches(weights: list[Tensor], states: list[State]) -> Iterator[slice]:
-    """Slices of parameters and their states with at most OFFLOAD_BATCH_BYTES of states each.
+def state_batches(weights: list[Tensor], states: list[State]) -> Iterator[slice]:
+    """Slices of parameters and their states with at most BATCH_BYTES of states each.
 
     Muon gathers matrices in them, so that they are the same on all ranks: a state counts as on the rank with the largest shard.
     """
@@ -229,7 +139,7 @@ def offload_batches(weights: list[Tensor], states: list[State]) -> Iterator[slic
             size = largest_shard(weight) * sum(value.element_size() for value in state.values() if value.dim())
         else:
             size = sum(value.nbytes for value in state.values())
-        if number > first and total + size > OFFLOAD_BATCH_BYTES:
+        if number > first and total + size > BATCH_BYTES:
             yield slice(first, number)
             first, total = number, 0
         total += size
